@@ -1,0 +1,43 @@
+"""What every target owes: three methods, and the errors they may raise.
+
+The rules of `deliver`, which the contract suite checks for each target:
+
+* One outcome for each event, in the order of the events. `Delivered` only after the remote's confirmation.
+* Events of one object (same `path`) reach the remote in the order given. After one that did not get through
+  (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `BEHIND`.
+  A `Rejected` event holds up nothing.
+* `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
+  events only where the remote confirms them as one.
+* A target never retries, sleeps, logs outcomes or knows the outbox, and is safe to call twice with the same event.
+* Whatever it raises out of `deliver` is taken as `Unavailable` (`TargetUnavailable`) or `Failed` (all else) for
+  every event of the call.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from app.events.model import Event
+from workers.outcomes import Outcome
+
+
+class TargetUnavailable(Exception):
+    """The remote cannot be reached, does not let us in, or cannot take anything now."""
+
+    def __init__(self, reason: str, retry_after: float | None = None, *, pause: bool = False) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.retry_after = retry_after
+        self.pause = pause
+
+
+class Target(Protocol):
+    """One remote, owned by one worker process."""
+
+    def open(self) -> None:
+        """Connect, log in, create what is missing. Raises `TargetUnavailable`; may be called again after `close`."""
+
+    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+        """Deliver `events`; the rules stand at the top of this module."""
+
+    def close(self) -> None:
+        """Let go of every connection. Any number of times, never raises."""
