@@ -1,0 +1,90 @@
+"""Fixtures that every test may use: real servers for the session, fresh databases and receivers for a test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests import services
+
+OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The shell's own settings must not reach a test; `tests.provision` has read BUCKETWIRE_CACHE by now."""
+    for name in [name for name in os.environ if name.startswith(("BUCKETWIRE_", "MINIO_"))]:
+        del os.environ[name]
+
+
+@pytest.fixture(scope="session")
+def certificates() -> services.Certificates:
+    """A certificate authority of this session, a server's and a client's certificate, and a stranger's."""
+    return services.certificates()
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[services.Redis]:
+    """A Redis shared by the session: use keys or a database number of your own."""
+    with services.redis() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[services.Postgres]:
+    """A PostgreSQL shared by the session: leave it running, take `postgres_database` to write."""
+    with services.postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[services.MySQL]:
+    """A genuine MySQL 8 shared by the session."""
+    with services.mysql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_server() -> Iterator[services.MariaDB]:
+    """A MariaDB shared by the session."""
+    with services.mariadb() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_server() -> Iterator[services.RabbitMQ]:
+    """A RabbitMQ shared by the session: use exchange and queue names of your own."""
+    with services.rabbitmq() as server:
+        yield server
+
+
+@pytest.fixture
+def receiver() -> Iterator[services.Receiver]:
+    """A webhook receiver of this test's own, plain HTTP, answering 200 until told otherwise."""
+    with services.receiver() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_database(postgres_server: services.Postgres) -> Iterator[str]:
+    """The SQLAlchemy URL of a fresh empty PostgreSQL database."""
+    yield from _database(postgres_server)
+
+
+@pytest.fixture(params=OUTBOXES)
+def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The SQLAlchemy URL of a fresh empty database, once for each kind that an outbox may live in."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path}/outbox.db"
+        return
+    fixture = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}[request.param]
+    yield from _database(request.getfixturevalue(fixture))
+
+
+def _database(server: services.Postgres | services.MySQL) -> Iterator[str]:
+    name = f"test_{uuid4().hex[:12]}"
+    yield server.create_database(name)
+    server.drop_database(name)

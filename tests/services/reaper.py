@@ -1,0 +1,71 @@
+"""Ends every test server when the tests themselves are gone, however they ended.
+
+Run as a script it is the tests' last child: it holds the other end of a pipe, and when that closes, which happens
+on SIGKILL too, it kills what is still registered and removes the folder. A parent-death signal would not do: the
+kernel sends it when the *thread* that started a server ends, and never to the server's own children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterable
+
+import psutil
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The process, its descendants and whatever shares its session: an orphan keeps the session it was born in."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.NoSuchProcess):
+        root = psutil.Process(pid)
+        found = {process.pid: process for process in [root, *root.children(recursive=True)]}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            if process.pid not in found and os.getsid(process.pid) == pid:
+                found[process.pid] = process
+    return list(found.values())
+
+
+def alive(process: psutil.Process) -> bool:
+    """Whether it still runs; a zombie that only waits for its parent does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end(processes: Iterable[psutil.Process], timeout: float = 10) -> None:
+    """SIGKILL them all and return when they are gone; TimeoutError names those that are not."""
+    left = list(processes)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    deadline = time.monotonic() + timeout
+    while left := [process for process in left if alive(process)]:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"still running after SIGKILL: {left}")
+        time.sleep(0.005)
+
+
+def main() -> None:
+    """Follow `+pid` and `-pid` lines on stdin until it closes, then end what is left and remove the folder."""
+    registered: dict[int, psutil.Process] = {}
+    for line in sys.stdin:
+        sign, pid = line[0], int(line[1:])
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if sign == "+":
+                registered[pid] = psutil.Process(pid)
+            else:
+                registered.pop(pid, None)
+    for pid in registered:
+        with contextlib.suppress(TimeoutError):
+            end(family(pid))
+    shutil.rmtree(sys.argv[1], ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

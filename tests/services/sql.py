@@ -1,0 +1,242 @@
+"""PostgreSQL, MySQL and MariaDB, the genuine ones, with TLS by the session's certificate authority."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import psycopg2
+import pymysql
+
+from tests import provision
+from tests.services.certificates import certificates
+from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, run_to_end
+
+
+@dataclass(eq=False)
+class Postgres(Server):
+    """PostgreSQL with one superuser, by password over TCP with or without TLS.
+
+    The role `client` is let in by the session's client certificate alone. A SIGKILL loses nothing that was committed;
+    only `durable` also waits for the disk, which is what a benchmark has to measure.
+    """
+
+    name: ClassVar[str] = "postgres"
+    stop_signal: ClassVar[signal.Signals] = signal.SIGINT
+    durable: bool = False
+
+    def prepare(self) -> None:
+        self.binaries = max(Path("/usr/lib/postgresql").glob("*/bin/initdb")).parent
+        user, certs = self.user(), certificates()
+        copies = {"server.crt": certs.cert, "server.key": certs.key, "ca.crt": certs.ca}
+        for name, source in copies.items():
+            shutil.copy(source, self.folder / name)
+        (self.folder / "server.key").chmod(0o600)
+        (self.folder / "password").write_text(PASSWORD)
+        if user:
+            for path in (self.folder, *self.folder.iterdir()):
+                shutil.chown(path, user, user)
+        options: list[str | Path] = [
+            "-U",
+            USER,
+            f"--pwfile={self.folder}/password",
+            "-A",
+            "scram-sha-256",
+            "-E",
+            "UTF8",
+            "-N",
+        ]
+        argv: list[str | Path] = [self.binaries / "initdb", "-D", self.folder / "data", *options, "--locale=C.UTF-8"]
+        run_to_end(argv, self.log, user=user)
+        access = self.folder / "data/pg_hba.conf"
+        access.write_text(f"hostssl all client {LOOPBACK}/32 cert\n{access.read_text()}")
+
+    def user(self) -> str | None:
+        return "postgres" if os.geteuid() == 0 else None
+
+    def argv(self) -> Sequence[str | Path]:
+        disk = "on" if self.durable else "off"
+        settings = {
+            "fsync": disk,
+            "synchronous_commit": "on",
+            "shared_buffers": "32MB",
+            "max_connections": "200",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "ssl": "on",
+            "ssl_cert_file": f"{self.folder}/server.crt",
+            "ssl_key_file": f"{self.folder}/server.key",
+            "ssl_ca_file": f"{self.folder}/ca.crt",
+        }
+        argv: list[str | Path] = [self.binaries / "postgres", "-D", self.folder / "data", "-h", LOOPBACK]
+        argv += ["-p", str(self.port), "-k", self.folder]
+        return argv + [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+
+    def ping(self) -> None:
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT COUNT(*) FROM pg_roles WHERE rolname = 'client'")
+            if cursor.fetchone() == (0,):
+                cursor.execute("CREATE ROLE client LOGIN SUPERUSER")
+
+    @contextmanager
+    def connection(self, dbname: str = "postgres") -> Iterator[psycopg2.extensions.connection]:
+        """A psycopg2 connection in autocommit mode, closed at the end."""
+        connection = psycopg2.connect(self.dsn(dbname), connect_timeout=5)
+        connection.autocommit = True
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def url(self, dbname: str = "postgres") -> str:
+        """The SQLAlchemy URL of a database."""
+        return f"postgresql+psycopg2://{USER}:{PASSWORD}@{LOOPBACK}:{self.port}/{dbname}"
+
+    def dsn(self, dbname: str = "postgres") -> str:
+        """The libpq connection string of a database, without TLS parameters."""
+        return f"host={LOOPBACK} port={self.port} user={USER} password={PASSWORD} dbname={dbname}"
+
+    def create_database(self, name: str) -> str:
+        """Create an empty database and return its SQLAlchemy URL."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute(f'CREATE DATABASE "{name}"')
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database, ending its connections."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+
+
+@dataclass(eq=False)
+class MySQL(Server):
+    """Oracle's MySQL 8.0.12: caching_sha2_password, utf8mb4, TLS 1.2.
+
+    The user `client` needs the session's client certificate, and no password. A SIGKILL loses nothing that was
+    committed; nothing waits for the disk.
+    """
+
+    name: ClassVar[str] = "mysql"
+
+    def prepare(self) -> None:
+        shutil.copytree(provision.MYSQL_DATA, self.folder / "data")
+
+    def argv(self) -> Sequence[str | Path]:
+        basedir = provision.MYSQL
+        return [
+            basedir / "bin/mysqld",
+            "--no-defaults",
+            f"--basedir={basedir}",
+            f"--lc-messages-dir={basedir}/share",
+            "--skip-mysqlx",
+            "--skip-log-bin",
+            "--innodb-flush-method=nosync",
+            *self.common(),
+        ]
+
+    def common(self) -> list[str]:
+        """The options that MySQL and MariaDB share."""
+        certs = certificates()
+        return [
+            f"--datadir={self.folder}/data",
+            f"--socket={self.folder}/s.sock",
+            f"--pid-file={self.folder}/pid",
+            f"--port={self.port}",
+            f"--bind-address={LOOPBACK}",
+            "--skip-name-resolve",
+            "--performance-schema=OFF",
+            "--innodb-buffer-pool-size=32M",
+            "--character-set-server=utf8mb4",
+            f"--ssl-ca={certs.ca}",
+            f"--ssl-cert={certs.cert}",
+            f"--ssl-key={certs.key}",
+            *provision.as_root(),
+        ]
+
+    def ping(self) -> None:
+        accepting(self.folder / "s.sock")
+        accepting(self.port)
+        with self._socket() as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT COUNT(*) FROM mysql.user WHERE user = %s", (USER,))
+            if cursor.fetchone() == (0,):
+                cursor.execute("CREATE USER %s@'%%' IDENTIFIED BY %s", (USER, PASSWORD))
+                cursor.execute("GRANT ALL ON *.* TO %s@'%%' WITH GRANT OPTION", (USER,))
+                cursor.execute("CREATE USER 'client'@'%' REQUIRE X509")
+                cursor.execute("GRANT ALL ON *.* TO 'client'@'%'")
+        with self.connection() as connection:
+            connection.ping(reconnect=False)
+
+    @contextmanager
+    def _socket(self) -> Iterator[pymysql.connections.Connection[pymysql.cursors.Cursor]]:
+        """As root, who has no password on the server's socket."""
+        connection = pymysql.connect(
+            unix_socket=f"{self.folder}/s.sock", user="root", connect_timeout=5, autocommit=True
+        )
+        with connection:
+            yield connection
+
+    @contextmanager
+    def connection(self, dbname: str | None = None) -> Iterator[pymysql.connections.Connection[pymysql.cursors.Cursor]]:
+        """A PyMySQL connection in autocommit mode, closed at the end."""
+        connection = pymysql.connect(
+            host=LOOPBACK,
+            port=self.port,
+            user=USER,
+            password=PASSWORD,
+            database=dbname,
+            charset="utf8mb4",
+            connect_timeout=5,
+            autocommit=True,
+        )
+        with connection:
+            yield connection
+
+    def url(self, dbname: str = "") -> str:
+        """The SQLAlchemy URL of a database."""
+        return f"mysql+pymysql://{USER}:{PASSWORD}@{LOOPBACK}:{self.port}/{dbname}?charset=utf8mb4"
+
+    def create_database(self, name: str) -> str:
+        """Create an empty database and return its SQLAlchemy URL."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database."""
+        with self.connection() as connection, connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
+
+
+@dataclass(eq=False)
+class MariaDB(MySQL):
+    """MariaDB, a second server of the same protocol with a mind of its own."""
+
+    name: ClassVar[str] = "mariadb"
+
+    def prepare(self) -> None:
+        options = ["--no-defaults", f"--datadir={self.folder}/data", "--auth-root-authentication-method=normal"]
+        run_to_end(["mariadb-install-db", *options, "--skip-test-db", *provision.as_root()], self.log)
+
+    def argv(self) -> Sequence[str | Path]:
+        return ["/usr/sbin/mariadbd", "--no-defaults", *self.common()]
+
+
+def postgres(*, durable: bool = False) -> Postgres:
+    """A running PostgreSQL of its own."""
+    return Postgres(durable).start()
+
+
+def mysql() -> MySQL:
+    """A running MySQL 8 of its own."""
+    return MySQL().start()
+
+
+def mariadb() -> MariaDB:
+    """A running MariaDB of its own."""
+    return MariaDB().start()
