@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import signal
 import ssl
@@ -19,9 +21,13 @@ import psycopg2
 import pymysql
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from tests import services
 from tests.services import reaper
+
+ONCE = Retry(NoBackoff(), 0)
 
 
 class Probe:
@@ -66,8 +72,18 @@ def rabbitmq_write(server: services.RabbitMQ) -> None:
 def rabbitmq_read(server: services.RabbitMQ) -> object:
     with server.connection() as connection:
         message = connection.channel().basic_get("kept")
-        connection.channel().basic_recover(requeue=True)
-        return message and bytes(message.body)
+        return message and bytes(message.body)  # not acknowledged, so it goes back when the connection closes
+
+
+def minio_write(server: services.MinIO) -> None:
+    server.client().make_bucket("kept")
+    body = "é🪣".encode()
+    server.client().put_object("kept", "a/é", io.BytesIO(body), len(body))
+
+
+def minio_read(server: services.MinIO) -> object:
+    with contextlib.closing(server.boto3()) as client, client.get_object(Bucket="kept", Key="a/é")["Body"] as body:
+        return body.read()
 
 
 def receiver_write(server: services.Receiver) -> None:
@@ -84,6 +100,7 @@ PROBES = {
     "mysql": Probe(services.mysql, sql_write, sql_read),
     "mariadb": Probe(services.mariadb, sql_write, sql_read),
     "rabbitmq": Probe(services.rabbitmq, rabbitmq_write, rabbitmq_read),
+    "minio": Probe(services.minio, minio_write, minio_read),
     "receiver": Probe(services.receiver, receiver_write, receiver_read),
 }
 
@@ -125,7 +142,7 @@ def test_a_frozen_server_accepts_but_does_not_answer_until_thawed() -> None:
     with services.redis() as server, server.client() as client:
         client.set("k", "v")
         server.freeze()
-        with redis.Redis(port=server.port, socket_timeout=0.2) as other, pytest.raises(redis.TimeoutError):
+        with redis.Redis(port=server.port, socket_timeout=0.2, retry=ONCE) as other, pytest.raises(redis.TimeoutError):
             other.ping()
         server.thaw()
         assert client.get("k") == b"v"
@@ -152,7 +169,7 @@ def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certi
         with redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.ca)) as client:
             assert client.ping()
         with (
-            redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.other_ca)) as client,
+            redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.other_ca), retry=ONCE) as client,
             pytest.raises(redis.ConnectionError, match="CERTIFICATE_VERIFY_FAILED"),
         ):
             client.ping()
@@ -200,6 +217,30 @@ def test_rabbitmq_speaks_tls_and_refuses_a_wrong_password(
     with pytest.raises(amqp.AccessRefused):
         wrong.connect()
     wrong.collect()
+
+
+def test_minio_tells_its_webhooks_what_happened_to_an_object(receiver: services.Receiver) -> None:
+    hooks = {"one": (receiver.url + "one", "t0ken")}
+    with services.receiver(client_cert=True) as secure:
+        hooks["two"] = (secure.url + "two", "")
+        with services.minio(webhooks=hooks, region="eu-west-1") as server:
+            server.client().make_bucket("photos")
+            for name in hooks:
+                server.mc("event", "add", "m/photos", server.arn(name), "--event", "put")
+            listed = server.mc("event", "ls", "m/photos")
+            assert {entry["arn"] for entry in listed} == {f"arn:minio:sqs:eu-west-1:{name}:webhook" for name in hooks}
+            server.client().put_object("photos", "a b", io.BytesIO(b"x"), 1)
+            [plain], [shown] = receiver.wait(1), secure.wait(1)
+    assert (plain.path, plain.headers["authorization"]) == ("/one", "Bearer t0ken")
+    assert plain.json()["EventName"] == "s3:ObjectCreated:Put"
+    assert plain.json()["Records"][0]["s3"]["object"]["key"] == "a+b"
+    assert (shown.path, shown.subject, shown.json()["Key"]) == ("/two", "client", "photos/a b")
+
+
+def test_minio_speaks_tls() -> None:
+    with services.minio(tls=True) as server, contextlib.closing(server.boto3()) as client:
+        client.create_bucket(Bucket="over-tls")
+        assert [bucket["key"] for bucket in server.mc("ls", "m")] == ["over-tls/"]
 
 
 def test_outbox_url_is_an_empty_database(outbox_url: str) -> None:

@@ -15,6 +15,7 @@ from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
 from tests.services.child import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
+from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "Answer",
     "Certificates",
     "MariaDB",
+    "MinIO",
     "MySQL",
     "Postgres",
     "RabbitMQ",
@@ -34,6 +36,7 @@ __all__ = [
     "certificates",
     "free_port",
     "mariadb",
+    "minio",
     "mysql",
     "need",
     "new_folder",

@@ -42,18 +42,9 @@ class Postgres(Server):
         if user:
             for path in (self.folder, *self.folder.iterdir()):
                 shutil.chown(path, user, user)
-        options: list[str | Path] = [
-            "-U",
-            USER,
-            f"--pwfile={self.folder}/password",
-            "-A",
-            "scram-sha-256",
-            "-E",
-            "UTF8",
-            "-N",
-        ]
-        argv: list[str | Path] = [self.binaries / "initdb", "-D", self.folder / "data", *options, "--locale=C.UTF-8"]
-        run_to_end(argv, self.log, user=user)
+        login = [f"--username={USER}", f"--pwfile={self.folder}/password", "--auth=scram-sha-256"]
+        options = [f"--pgdata={self.folder}/data", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
+        run_to_end([self.binaries / "initdb", *login, *options], self.log, user=user)
         access = self.folder / "data/pg_hba.conf"
         access.write_text(f"hostssl all client {LOOPBACK}/32 cert\n{access.read_text()}")
 
