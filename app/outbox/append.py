@@ -1,0 +1,210 @@
+"""Append events to the log: many requests in one transaction, each event recorded once, counted for each target.
+
+The head row is locked first. From then on this is the only writer, so what is read next (rules, limits, which
+events are already there) is exact until the commit.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.events import sequencer
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.database import Database, now_ms
+from app.outbox.routing import Routing, load_routing
+
+_Value = TypeVar("_Value")
+_CHUNK = 1000  # values of one IN (…): far below every database's limit
+
+
+@dataclass(slots=True)
+class Receipt:
+    """What became of one request's events; sent back to the frontend."""
+
+    recorded: int = 0
+    repeated: int = 0
+    matched: Counter[TargetId] = field(default_factory=Counter)
+    discarded: Counter[TargetId] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull:
+    """The request was refused as a whole: these targets have `queue_full=reject` and no room."""
+
+    targets: tuple[TargetId, ...]
+
+
+def key_hash(bucket: str, key: str) -> int:
+    """64 bits (signed) that stand for an object: they choose its lane and find its history."""
+    digest = hashlib.blake2b(f"{bucket}/{key}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big", signed=True)
+
+
+def targets_text(ids: Iterable[int]) -> str:
+    """Target ids as the log keeps them: `,3,17,`, so that `,3,` finds 3 and never 13."""
+    listed = ",".join(map(str, ids))
+    return f",{listed}," if listed else ""
+
+
+class Log:
+    """The appending end of the log. One object for each process; safe to use from one thread at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._routing = Routing.empty()
+        self._settled: dict[int, int] = {}  # lower bounds: settled events only grow in number
+
+    def append(self, requests: Sequence[Sequence[Event]]) -> list[Receipt | QueueFull]:
+        """Record the events of several requests in one commit; an answer for each request, in order.
+
+        An event whose id is in the log already is counted as repeated and changes nothing. Raises
+        `DatabaseUnavailable`, and then nothing was recorded; or another SQLAlchemy error when the database
+        refuses a value.
+        """
+        wanted = sum(map(len, requests))
+        if not wanted:
+            return [Receipt() for _ in requests]
+        with self._database.writing() as connection:
+            first, lanes = self._take(connection, wanted)
+            known = _known(connection, {event.id for events in requests for event in events})
+            room = self._room(connection, wanted)
+            intake = _Intake(self._routing, known, room, first, lanes, now_ms())
+            answers = [intake.take(events) for events in requests]
+            if intake.rows:
+                connection.execute(m.events.insert(), intake.rows)
+            _count(connection, intake)
+        return answers
+
+    def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
+        head = m.log_head.c
+        connection.execute(m.log_head.update().values(last_seq=head.last_seq + wanted))
+        row = connection.execute(sa.select(head.last_seq, head.lanes, head.version)).one()
+        if row.version != self._routing.version:
+            self._routing = load_routing(connection, row.version)
+            self._settled.clear()
+        return row.last_seq - wanted + 1, row.lanes
+
+    def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
+        """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
+        t = m.targets.c
+        room: dict[int, int] = {}
+        for row in connection.execute(sa.select(t.id, t.recorded)):
+            limit = self._routing.limits.get(row.id)
+            if limit is None:
+                continue
+            room[row.id] = limit - (row.recorded - self._settled.get(row.id, 0))
+            if room[row.id] < wanted:
+                self._settled[row.id] = settled(connection, row.id)
+                room[row.id] = limit - (row.recorded - self._settled[row.id])
+        return room
+
+
+def settled(connection: sa.Connection, target_id: int) -> int:
+    """How many of a target's recorded events are done with: delivered, superseded, dead or purged."""
+    c, d = m.cursors.c, m.dead_letters.c
+    done = sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(c.target_id == target_id)
+    dead = sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == target_id)
+    purged = sa.select(m.targets.c.purged).where(m.targets.c.id == target_id)
+    total = sa.select(done.scalar_subquery() + dead.scalar_subquery() + purged.scalar_subquery())
+    return int(connection.execute(total).scalar_one())
+
+
+class _Intake:
+    """One transaction's worth of requests on their way into rows; decides, touches no database."""
+
+    def __init__(
+        self, routing: Routing, known: Collection[str], room: dict[int, int], first: int, lanes: int, now: int
+    ) -> None:
+        self._routing = routing
+        self._known = set(known)
+        self._room = room
+        self._seq = first
+        self._lanes = lanes
+        self._now = now
+        self.rows: list[dict[str, Any]] = []
+        self.recorded: Counter[int] = Counter()
+        self.discarded: Counter[int] = Counter()
+
+    def take(self, events: Sequence[Event]) -> Receipt | QueueFull:
+        fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
+        for event in events:
+            if event.id not in self._known and event.id not in fresh:
+                fresh[event.id] = (event, self._routing.targets(event))
+        full = self._refusing(fresh.values())
+        if full:
+            return QueueFull(full)
+        receipt = Receipt(recorded=len(fresh), repeated=len(events) - len(fresh))
+        self._known.update(fresh)
+        for event, matched in fresh.values():
+            taken = []
+            for target in matched:
+                receipt.matched[self._routing.ids[target]] += 1
+                if self._room.get(target, 1) > 0:
+                    self._room[target] = self._room.get(target, 1 << 62) - 1
+                    self.recorded[target] += 1
+                    taken.append(target)
+                else:
+                    self.discarded[target] += 1
+                    receipt.discarded[self._routing.ids[target]] += 1
+            self.rows.append(self._row(event, targets_text(taken)))
+        return receipt
+
+    def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
+        if not self._routing.rejecting:
+            return ()
+        wanted = Counter(target for _, matched in fresh for target in matched)
+        return tuple(
+            self._routing.ids[target]
+            for target, count in wanted.items()
+            if target in self._routing.rejecting and count > self._room.get(target, count)
+        )
+
+    def _row(self, event: Event, targets: str) -> dict[str, Any]:
+        hashed = key_hash(event.bucket, event.key)
+        states = sequencer.states_content(event.name, event.version)
+        row = {
+            "lane": hashed % self._lanes,
+            "seq": self._seq,
+            "id": event.id,
+            "key_hash": hashed,
+            "received_at": self._now,
+            "name": event.name,
+            "bucket": event.bucket,
+            "key": event.key,
+            "version": event.version,
+            "sequencer": sequencer.comparable(event.sequencer) if states else "",
+            "time": event.time,
+            "targets": targets,
+            "record": event.record,
+        }
+        self._seq += 1
+        return row
+
+
+def _known(connection: sa.Connection, ids: set[str]) -> set[str]:
+    found: set[str] = set()
+    for some in chunks(list(ids)):
+        found.update(connection.execute(sa.select(m.events.c.id).where(m.events.c.id.in_(some))).scalars())
+    return found
+
+
+def _count(connection: sa.Connection, intake: _Intake) -> None:
+    t = m.targets.c
+    for target in sorted(intake.recorded.keys() | intake.discarded.keys()):
+        connection.execute(
+            m.targets.update()
+            .where(t.id == target)
+            .values(recorded=t.recorded + intake.recorded[target], discarded=t.discarded + intake.discarded[target])
+        )
+
+
+def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """Slices short enough for one IN (…)."""
+    for start in range(0, len(values), _CHUNK):
+        yield values[start : start + _CHUNK]

@@ -1,0 +1,156 @@
+"""The books: for each target, what was matched and where it stands; they must balance at any moment.
+
+matched  = recorded + discarded
+recorded = delivered + superseded + pending + parked + dead + purged
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.database import Database
+from app.outbox.leases import goes_to, replay_lanes
+from app.outbox.store import selected
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """One target's figures. `oldest` is when its oldest undelivered event was recorded (ms), 0 if there is none."""
+
+    target: TargetId
+    recorded: int
+    delivered: int
+    superseded: int
+    parked: int
+    dead: int
+    purged: int
+    discarded: int
+    oldest: int
+
+    @property
+    def pending(self) -> int:
+        """Recorded and not yet tried, or waiting behind a target that is away."""
+        return self.recorded - self.delivered - self.superseded - self.parked - self.dead - self.purged
+
+    @property
+    def matched(self) -> int:
+        """Every event that a rule named for it."""
+        return self.recorded + self.discarded
+
+
+def read_books(connection: sa.Connection, *, oldest: bool = True) -> list[Books]:
+    """The books of every target, as of one moment for a connection in a transaction that sees a snapshot."""
+    t, c = m.targets.c, m.cursors.c
+    settled = (
+        sa.select(
+            c.target_id, sa.func.sum(c.delivered).label("delivered"), sa.func.sum(c.superseded).label("superseded")
+        )
+        .group_by(c.target_id)
+        .subquery()
+    )
+    counts = {
+        table: sa.select(sa.func.count()).select_from(table).where(table.c.target_id == t.id).scalar_subquery()
+        for table in (m.parked, m.dead_letters)
+    }
+    query = (
+        sa.select(
+            t.id, t.type, t.name, t.recorded, t.discarded, t.purged,
+            sa.func.coalesce(settled.c.delivered, 0).label("delivered"),
+            sa.func.coalesce(settled.c.superseded, 0).label("superseded"),
+            counts[m.parked].label("parked"),
+            counts[m.dead_letters].label("dead"),
+        )
+        .join_from(m.targets, settled, settled.c.target_id == t.id, isouter=True)
+        .order_by(t.type, t.name)
+    )  # fmt: skip
+    rows = connection.execute(query).all()
+    return [
+        Books(
+            target=TargetId(row.type, row.name),
+            recorded=row.recorded,
+            delivered=int(row.delivered),
+            superseded=int(row.superseded),
+            parked=row.parked,
+            dead=row.dead,
+            purged=row.purged,
+            discarded=row.discarded,
+            oldest=_oldest(connection, row.id) if oldest else 0,
+        )
+        for row in rows
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """One target's books against its events counted in the log."""
+
+    books: Books
+    counted: int  # events found behind its cursors and replays
+
+    @property
+    def difference(self) -> int:
+        """0, or the books do not balance."""
+        return self.books.pending - self.counted
+
+
+def audit(database: Database) -> list[Audit]:
+    """Count what is pending in the log itself and hold it against the books.
+
+    Reads a snapshot, so that deliveries going on meanwhile do not look like a difference. Cost grows with the backlog.
+    """
+    with snapshot(database) as connection:
+        ids: Mapping[TargetId, int] = {
+            TargetId(row.type, row.name): row.id
+            for row in connection.execute(sa.select(m.targets.c.id, m.targets.c.type, m.targets.c.name))
+        }
+        return [Audit(books, _pending(connection, ids[books.target])) for books in read_books(connection, oldest=False)]
+
+
+def snapshot(database: Database) -> "sa.engine.base.Connection":
+    """A connection whose SELECTs all see the same moment."""
+    if database.dialect == "sqlite":
+        return database.engine.connect()
+    return database.engine.connect().execution_options(isolation_level="REPEATABLE READ")
+
+
+def _pending(connection: sa.Connection, target_id: int) -> int:
+    c, e = m.cursors.c, m.events.c
+    behind = (
+        sa.select(sa.func.count())
+        .select_from(m.events)
+        .join(m.cursors, sa.and_(c.lane == e.lane, e.seq > c.position))
+        .where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG, goes_to(target_id))
+    )
+    count = int(connection.execute(behind).scalar_one())
+    for replay in replay_lanes(connection, target_id):
+        query = (
+            sa.select(sa.func.count())
+            .select_from(m.events)
+            .where(e.lane == replay.lane, e.seq > replay.position, *selected(target_id, replay))
+        )
+        count += int(connection.execute(query).scalar_one())
+    return count
+
+
+def _oldest(connection: sa.Connection, target_id: int) -> int:
+    """The receipt of its oldest waiting event: a look at the first in each lane, and at the parked."""
+    c, e, p = m.cursors.c, m.events.c, m.parked.c
+    first = (
+        sa.select(e.received_at)
+        .where(e.lane == c.lane, e.seq > c.position, goes_to(target_id))
+        .order_by(e.seq)
+        .limit(1)
+        .correlate(m.cursors)
+        .scalar_subquery()
+    )
+    waiting = sa.select(first.label("at")).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
+    oldest_parked = (
+        sa.select(e.received_at.label("at"))
+        .join_from(m.parked, m.events, sa.and_(p.lane == e.lane, p.seq == e.seq))
+        .where(p.target_id == target_id)
+    )
+    both = sa.union_all(waiting, oldest_parked).subquery()
+    return int(connection.execute(sa.select(sa.func.coalesce(sa.func.min(both.c.at), 0))).scalar_one())

@@ -1,0 +1,115 @@
+"""Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each set so that a commit means kept."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event as sa_event
+from sqlalchemy.pool import ConnectionPoolEntry
+
+# Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
+DatabaseUnavailable = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
+
+
+def now_ms() -> int:
+    """The time, as every table of the outbox holds it."""
+    return time.time_ns() // 1_000_000
+
+
+class Database:
+    """One pool of connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
+
+    Made in the process that uses it: call `forked()` first thing in a forked child.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+        self.url = sa.make_url(url)
+        self.engine = _open(self.url, pool_size)
+        options: dict[str, Any] = {"reading": True}
+        if self.dialect != "sqlite":
+            options["isolation_level"] = "AUTOCOMMIT"  # no BEGIN and COMMIT around a single SELECT
+        self._reader = self.engine.execution_options(**options)
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite`, `postgresql` or `mysql` (MariaDB included)."""
+        name = self.engine.dialect.name
+        return "mysql" if name == "mariadb" else name
+
+    def writing(self) -> Any:
+        """A context manager giving a connection in a transaction that commits at the end or rolls back."""
+        return self.engine.begin()
+
+    def reading(self) -> Any:
+        """A context manager giving a connection for SELECTs only."""
+        return self._reader.connect()
+
+    def forked(self) -> None:
+        """Forget connections inherited from a parent, without closing the parent's sockets."""
+        self.engine.dispose(close=False)
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        self.engine.dispose()
+
+
+def _open(url: sa.URL, pool_size: int) -> sa.Engine:
+    name = url.get_backend_name()
+    opener: dict[str, Callable[[sa.URL, int], sa.Engine]] = {
+        "sqlite": _open_sqlite,
+        "postgresql": _open_postgresql,
+        "mysql": _open_mysql,
+        "mariadb": _open_mysql,
+    }
+    if name not in opener:
+        raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
+    return opener[name](url, pool_size)
+
+
+def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
+    engine = sa.create_engine(url, pool_size=pool_size, max_overflow=20, connect_args={"timeout": 20})
+
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
+        connection.isolation_level = None  # BEGIN is ours: the driver's own comes too late for a write lock
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa_event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        if not connection.get_execution_options().get("reading"):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _open_postgresql(url: sa.URL, pool_size: int) -> sa.Engine:
+    # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
+    options = "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+    return sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=20,
+        pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
+        connect_args={"options": options, "connect_timeout": 5, "application_name": "bucketwire"},
+    )
+
+
+def _open_mysql(url: sa.URL, pool_size: int) -> sa.Engine:
+    url = url.update_query_dict({"charset": "utf8mb4"})
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=20,
+        pool_recycle=3600,  # below the server's wait_timeout
+        isolation_level="READ COMMITTED",  # a SELECT after taking the log's head must see every commit before it
+        connect_args={"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
+    )
+
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout=15, time_zone='+00:00'")
+
+    return engine

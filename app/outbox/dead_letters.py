@@ -1,0 +1,167 @@
+"""Events that a target will not get by itself any more: look at them, replay them, or throw them away."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.append import chunks
+from app.outbox.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters; empty = any. Times are milliseconds since 1970, of the last try."""
+
+    ids: Sequence[int] = ()
+    target: TargetId | None = None
+    bucket: str = ""
+    prefix: str = ""
+    reason: str = ""  # contained in the reason
+    since: int = 0
+    before: int = m.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One of them, with what was tried: `history` is the last attempts, (time in ms, reason)."""
+
+    letter_id: int
+    target: TargetId
+    event_id: str
+    name: str
+    bucket: str
+    key: str
+    reason: str
+    attempts: int
+    first_tried: int
+    last_tried: int
+    history: Sequence[tuple[int, str]]
+    record: str
+
+
+class DeadLetters:
+    """The dead letters of every target."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
+        """The first `limit` with a number above `after`, in order of number."""
+        query = _joined(which).where(m.dead_letters.c.id > after).order_by(m.dead_letters.c.id).limit(limit)
+        with self._database.reading() as connection:
+            return [_letter(row) for row in connection.execute(query)]
+
+    def replay(self, which: Filter) -> int:
+        """Send them on their way again, due at once, in the order of their objects; says how many.
+
+        They keep their ids. Attempts count from nothing again; the history is kept.
+        """
+        d, p = m.dead_letters.c, m.parked.c
+        total = 0
+        for some in self._some(which):
+            with self._database.writing() as connection:
+                rows = connection.execute(
+                    sa.select(m.dead_letters, m.events.c.key_hash)
+                    .join_from(m.dead_letters, m.events, _is_event())
+                    .where(d.id.in_(some))
+                    .with_for_update(of=m.dead_letters)
+                ).all()
+                if not rows:
+                    continue
+                connection.execute(m.parked.insert(), [_parked(row) for row in rows])
+                connection.execute(m.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
+                for target, lane, hashed in {(row.target_id, row.lane, row.key_hash) for row in rows}:
+                    mine = sa.and_(p.target_id == target, p.lane == lane, p.key_hash == hashed)
+                    first = connection.execute(sa.select(sa.func.min(p.seq)).where(mine)).scalar_one()
+                    # The object's oldest goes first, so whatever stood at its head waits behind.
+                    connection.execute(m.parked.update().where(mine, p.seq != first).values(not_before=m.NEVER))
+                    connection.execute(
+                        m.parked.update().where(mine, p.seq == first, p.not_before == m.NEVER).values(not_before=0)
+                    )
+                total += len(rows)
+        return total
+
+    def purge(self, which: Filter) -> int:
+        """Throw them away, counted as purged in the target's books; says how many."""
+        d, t = m.dead_letters.c, m.targets.c
+        total = 0
+        for some in self._some(which):
+            with self._database.writing() as connection:
+                counts = connection.execute(
+                    sa.select(d.target_id, sa.func.count().label("letters")).where(d.id.in_(some)).group_by(d.target_id)
+                ).all()
+                for row in counts:
+                    gone = connection.execute(
+                        m.dead_letters.delete().where(d.id.in_(some), d.target_id == row.target_id)
+                    ).rowcount
+                    connection.execute(m.targets.update().where(t.id == row.target_id).values(purged=t.purged + gone))
+                    total += gone
+        return total
+
+    def _some(self, which: Filter) -> Iterator[Sequence[int]]:
+        with self._database.reading() as connection:
+            ids = connection.execute(_joined(which, m.dead_letters.c.id).order_by(m.dead_letters.c.id)).scalars().all()
+        return chunks(ids)
+
+
+def _is_event() -> sa.ColumnElement[bool]:
+    d, e = m.dead_letters.c, m.events.c
+    return sa.and_(e.lane == d.lane, e.seq == d.seq)
+
+
+def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
+    d, e, t = m.dead_letters.c, m.events.c, m.targets.c
+    wanted = columns or (m.dead_letters, e.name, e.bucket, e.key, e.record, t.type, t.name.label("target_name"))
+    query = (
+        sa.select(*wanted)
+        .join_from(m.dead_letters, m.targets, d.target_id == t.id)
+        .join(m.events, _is_event())
+        .where(d.last_tried >= which.since, d.last_tried < which.before)
+    )
+    if which.ids:
+        query = query.where(d.id.in_(which.ids))
+    if which.target is not None:
+        query = query.where(t.type == which.target.type, t.name == which.target.name)
+    if which.bucket:
+        query = query.where(e.bucket == which.bucket)
+    if which.prefix:
+        query = query.where(sa.func.substr(e.key, 1, len(which.prefix)) == which.prefix)
+    if which.reason:
+        query = query.where(d.reason.contains(which.reason, autoescape=True))
+    return query
+
+
+def _letter(row: Any) -> DeadLetter:
+    return DeadLetter(
+        letter_id=row.id,
+        target=TargetId(row.type, row.target_name),
+        event_id=row.event_id,
+        name=row.name,
+        bucket=row.bucket,
+        key=row.key,
+        reason=row.reason,
+        attempts=row.attempts,
+        first_tried=row.first_tried,
+        last_tried=row.last_tried,
+        history=[(at, reason) for at, reason in orjson.loads(row.history)],
+        record=row.record,
+    )
+
+
+def _parked(row: Any) -> dict[str, Any]:
+    return {
+        "target_id": row.target_id,
+        "lane": row.lane,
+        "seq": row.seq,
+        "key_hash": row.key_hash,
+        "not_before": 0,
+        "attempts": 0,
+        "first_tried": row.first_tried,
+        "last_tried": row.last_tried,
+        "history": row.history,
+    }

@@ -1,0 +1,84 @@
+"""An object's history: every event of it in the log, and where each stands at each of its targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.append import key_hash
+from app.outbox.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one event stands at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded)."""
+
+    target: TargetId
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One event of the object's history. Times are milliseconds since 1970."""
+
+    event_id: str
+    seq: int
+    name: str
+    version: str
+    time: int
+    received_at: int
+    standings: Sequence[Standing]
+    record: str
+
+
+def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[Recorded]:
+    """The object's last `limit` events, oldest first; empty when the log has none (any more)."""
+    e, t, c, p, d = m.events.c, m.targets.c, m.cursors.c, m.parked.c, m.dead_letters.c
+    with database.reading() as connection:
+        query = (
+            sa.select(m.events)
+            .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)
+            .order_by(e.seq.desc())
+            .limit(limit)
+        )
+        rows = list(reversed(connection.execute(query).all()))
+        if not rows:
+            return []
+        lane, seqs = rows[0].lane, [row.seq for row in rows]
+        ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
+        positions = dict(
+            connection.execute(sa.select(c.target_id, c.position).where(c.lane == lane, c.replay_id == m.WHOLE_LOG))
+            .tuples()
+            .all()
+        )
+        special: dict[tuple[int, int], tuple[str, str]] = {}
+        for row in connection.execute(sa.select(p.target_id, p.seq, p.history).where(p.lane == lane, p.seq.in_(seqs))):
+            special[row.target_id, row.seq] = ("parked", row.history)
+        for row in connection.execute(sa.select(d.target_id, d.seq, d.reason).where(d.lane == lane, d.seq.in_(seqs))):
+            special[row.target_id, row.seq] = ("dead", row.reason)
+    return [
+        Recorded(
+            event_id=row.id,
+            seq=row.seq,
+            name=row.name,
+            version=row.version,
+            time=row.time,
+            received_at=row.received_at,
+            standings=[
+                _standing(ids[target], row.seq, positions.get(target, 0), special.get((target, row.seq)))
+                for target in map(int, filter(None, row.targets.split(",")))
+                if target in ids
+            ],
+            record=row.record,
+        )
+        for row in rows
+    ]
+
+
+def _standing(target: TargetId, seq: int, position: int, special: tuple[str, str] | None) -> Standing:
+    if special is not None:
+        return Standing(target, *special)
+    return Standing(target, "settled" if seq <= position else "pending")

@@ -1,0 +1,255 @@
+"""Offer lanes with due work, let one worker at a time claim them, and keep or lose the claim.
+
+A lane of a target is free, offered (the drain has published a hint for it) or claimed (a worker holds a token).
+The hint carries no right: whoever claims first works. So a hint that is lost, late or doubled does no harm.
+
+    free ──offer──> offered ──claim──> claimed ──release──> free
+      ^                │                  │
+      └── lease ran out ┴──────────────────┘
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.database import Database
+
+OFFERED = "offered"
+BUSY = 20  # waiting events from which on a lane is offered by itself rather than together with others
+_BEHIND = 1000  # seqs that an idle cursor may lag before the drain moves it over other targets' events
+
+
+class LeaseLost(Exception):
+    """Somebody else may be at work on these lanes now; nothing of this settlement was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Lanes of one target that have due work; a hint for that target's queue."""
+
+    target: TargetId
+    lanes: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ReplayLane:
+    """How far a replay has come in a lane, and what it selects."""
+
+    replay_id: int
+    lane: int
+    position: int
+    until: int
+    since: int
+    before: int
+    bucket: str
+    prefix: str
+    names: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Lease:
+    """A worker's time-limited right to some lanes of one target; `positions` move as it settles."""
+
+    target_id: int
+    token: str
+    positions: dict[int, int]
+    replays: list[ReplayLane] = field(default_factory=list)
+    probing: bool = False  # the target's breaker is open and this lease is the look whether it is back
+
+
+class Leases:
+    """Offers, claims, renewals and releases. Times are milliseconds; `lease_ms` is how long a claim holds unrenewed."""
+
+    def __init__(self, database: Database, lease_ms: int) -> None:
+        self._database = database
+        self._lease_ms = lease_ms
+
+    def offer(self, now: int) -> list[Offer]:
+        """Mark every free lane with due work as offered and say which. Safe to run twice at once."""
+        with self._database.reading() as connection:
+            waiting = list(_due(connection, now))
+        offers = []
+        for (target, probing), rows in groupby(waiting, key=lambda row: (row.target, row.probing)):
+            for lanes in grouped([(row.lane, row.busy) for row in rows], probing=probing):
+                offers.append((target, lanes))
+        return [Offer(target, lanes) for (target_id, target), lanes in offers if self._mark(target_id, lanes, now)]
+
+    def _mark(self, target_id: int, lanes: tuple[int, ...], now: int) -> bool:
+        c = m.cursors.c
+        with self._database.writing() as connection:
+            marked = connection.execute(
+                m.cursors.update()
+                .where(_log_cursors(target_id), c.lane.in_(lanes), c.leased_until < now)
+                .values(lease_token=OFFERED, leased_until=now + self._lease_ms)
+            )
+        return bool(marked.rowcount)
+
+    def claim(self, target: TargetId, lanes: Sequence[int], token: str, now: int) -> Lease | None:
+        """Take those of `lanes` that nobody works on; None if there is none or the target takes nothing now."""
+        c, t = m.cursors.c, m.targets.c
+        with self._database.writing() as connection:
+            row = connection.execute(
+                sa.select(t.id, t.breaker, t.resume_at).where(
+                    t.type == target.type, t.name == target.name, t.enabled, sa.not_(t.paused), t.problem == ""
+                )
+            ).one_or_none()
+            if row is None:
+                return None
+            probing = row.breaker != "closed"
+            if probing:
+                held = sa.select(c.lane).where(
+                    _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+                )
+                if row.resume_at > now or connection.execute(held).first():
+                    return None
+                lanes = lanes[:1]
+            connection.execute(
+                m.cursors.update()
+                .where(
+                    _log_cursors(row.id),
+                    c.lane.in_(lanes),
+                    sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now),
+                )
+                .values(lease_token=token, leased_until=now + self._lease_ms)
+            )
+            mine = connection.execute(
+                sa.select(c.lane, c.position).where(_log_cursors(row.id), c.lease_token == token)
+            ).all()
+            if not mine:
+                return None
+            positions = {cursor.lane: cursor.position for cursor in mine}
+            replays = [replay for replay in replay_lanes(connection, row.id) if replay.lane in positions]
+            return Lease(row.id, token, positions, replays, probing)
+
+    def renew(self, lease: Lease, now: int) -> bool:
+        """Hold the lease for another term; False if it is lost."""
+        with self._database.writing() as connection:
+            renewed = connection.execute(
+                m.cursors.update()
+                .where(_log_cursors(lease.target_id), m.cursors.c.lease_token == lease.token)
+                .values(leased_until=now + self._lease_ms)
+            )
+        return bool(renewed.rowcount)
+
+    def release(self, lease: Lease) -> None:
+        """Give every lane of the lease back."""
+        with self._database.writing() as connection:
+            connection.execute(
+                m.cursors.update()
+                .where(_log_cursors(lease.target_id), m.cursors.c.lease_token == lease.token)
+                .values(lease_token="", leased_until=0)
+            )
+
+    def advance_idle(self, now: int) -> None:
+        """Move cursors that lag far behind the log, but have nothing waiting, over other targets' events.
+
+        Without it each look for work would pass over the same events of other targets again.
+        """
+        c = m.cursors.c
+        with self._database.reading() as connection:
+            head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
+            lagging = connection.execute(
+                sa.select(c.target_id, c.lane, c.position).where(
+                    c.replay_id == m.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting()
+                )
+            ).all()
+        if not lagging:
+            return
+        with self._database.writing() as connection:
+            for row in lagging:
+                connection.execute(
+                    m.cursors.update()
+                    .where(_log_cursors(row.target_id), c.lane == row.lane)
+                    .where(c.position == row.position, c.leased_until < now)
+                    .values(position=head)
+                )
+
+
+def grouped(lanes: Sequence[tuple[int, bool]], *, probing: bool) -> list[tuple[int, ...]]:
+    """Share lanes (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones together.
+
+    A probe of a target that was down is one lane, whatever waits.
+    """
+    if probing:
+        return [(lanes[0][0],)]
+    quiet = tuple(lane for lane, busy in lanes if not busy)
+    return [(lane,) for lane, busy in lanes if busy] + ([quiet] if quiet else [])
+
+
+def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
+    return sa.and_(m.cursors.c.target_id == target_id, m.cursors.c.replay_id == m.WHOLE_LOG)
+
+
+def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+    """Whether an event of the log goes to a target."""
+    if isinstance(target_id, int):
+        return m.events.c.targets.like(f"%,{target_id},%")
+    return m.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
+
+
+def _ahead() -> sa.Select[tuple[int]]:
+    e, c = m.events.c, m.cursors.c
+    return (
+        sa.select(e.seq)
+        .where(e.lane == c.lane, e.seq > c.position, goes_to(c.target_id))
+        .order_by(e.seq)
+        .correlate(m.cursors)
+    )
+
+
+def _waiting() -> sa.ColumnElement[bool]:
+    return _ahead().limit(1).scalar_subquery().is_not(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    target: tuple[int, TargetId]
+    lane: int
+    busy: bool
+    probing: bool
+
+
+def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
+    c, t, p = m.cursors.c, m.targets.c, m.parked.c
+    other = m.cursors.alias()
+    busy = _ahead().limit(1).offset(BUSY - 1).scalar_subquery().is_not(None)
+    parked = sa.exists().where(p.target_id == c.target_id, p.lane == c.lane, p.not_before <= now).correlate(m.cursors)
+    replay = (
+        sa.exists()
+        .where(other.c.target_id == c.target_id, other.c.lane == c.lane, other.c.replay_id != m.WHOLE_LOG)
+        .where(other.c.position < other.c.until)
+        .correlate(m.cursors)
+    )
+    held = (
+        sa.exists()
+        .where(other.c.target_id == c.target_id, other.c.replay_id == m.WHOLE_LOG, other.c.leased_until >= now)
+        .correlate(m.cursors)
+    )
+    query = (
+        sa.select(t.id, t.type, t.name, t.breaker, c.lane, sa.or_(busy, replay).label("busy"))
+        .join_from(m.cursors, m.targets, c.target_id == t.id)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
+        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
+        .where(sa.or_(_waiting(), parked, replay))
+        .order_by(t.id, c.lane)
+    )
+    for row in connection.execute(query):
+        yield _Due((row.id, TargetId(row.type, row.name)), row.lane, bool(row.busy), row.breaker != "closed")
+
+
+def replay_lanes(connection: sa.Connection, target_id: int) -> Iterator[ReplayLane]:
+    """The unfinished lanes of a target's replays, older replays first."""
+    c, r = m.cursors.c, m.replays.c
+    query = (
+        sa.select(c.replay_id, c.lane, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
+        .join_from(m.cursors, m.replays, c.replay_id == r.id)
+        .where(c.target_id == target_id, c.position < c.until)
+        .order_by(c.replay_id)
+    )
+    for row in connection.execute(query):
+        yield ReplayLane(*row[:8], tuple(orjson.loads(row.events)))

@@ -1,0 +1,181 @@
+"""The tables of the outbox: one log of events, a cursor for each target and lane, and what stands beside them.
+
+Times are whole milliseconds since 1970 (UTC). `seq` numbers are taken under the lock of `log_head`, so the order of
+commits is the order of `seq` and a reader can never skip a late commit.
+"""
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+MYSQL = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+NEVER = 1 << 62  # not_before of an event that waits behind an earlier one of its object
+WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
+
+log_head = sa.Table(
+    "log_head",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("lanes", sa.Integer, nullable=False),  # fixed for a log: a key must stay in its lane
+    sa.Column("version", sa.BigInteger, nullable=False),  # grows with every change of targets or rules
+    **MYSQL,
+)
+
+targets = sa.Table(
+    "targets",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("type", sa.String(32), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("settings", LongText, nullable=False),  # JSON object of texts, secrets sealed
+    sa.Column("origin", sa.String(16), nullable=False),  # environment | stored | sample
+    sa.Column("problem", sa.Text, nullable=False, default=""),  # why the settings cannot be used, else ""
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # undelivered events it may have, from its settings
+    sa.Column("rejects", sa.Boolean, nullable=False, default=False),  # queue_full=reject
+    sa.Column("paused", sa.Boolean, nullable=False, default=False),
+    sa.Column("breaker", sa.String(16), nullable=False, default="closed"),  # closed | open
+    sa.Column("failures", sa.Integer, nullable=False, default=0),  # times in a row that it was unavailable
+    sa.Column("resume_at", sa.BigInteger, nullable=False, default=0),  # an open breaker's next probe
+    sa.Column("reason", sa.Text, nullable=False, default=""),  # why it is paused or its breaker open
+    sa.Column("recorded", sa.BigInteger, nullable=False, default=0),  # events taken for it
+    sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but left out by a full queue
+    sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters an operator threw away
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("type", "name"),
+    sqlite_autoincrement=True,  # an id is never used again: the log remembers it
+    **MYSQL,
+)
+
+rules = sa.Table(
+    "rules",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("bucket", sa.String(255), nullable=False, index=True),  # * = every bucket
+    sa.Column("rule_id", sa.String(255), nullable=False, default=""),
+    sa.Column("events", sa.Text, nullable=False),  # JSON array, aggregates as given
+    sa.Column("prefix", sa.Text, nullable=False, default=""),
+    sa.Column("suffix", sa.Text, nullable=False, default=""),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
+    **MYSQL,
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.CHAR(32), nullable=False, unique=True),
+    sa.Column("key_hash", sa.BigInteger, nullable=False),
+    sa.Column("received_at", sa.BigInteger, nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("bucket", sa.String(255), nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("version", sa.String(1024), nullable=False),
+    sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" where it says nothing of the content
+    sa.Column("time", sa.BigInteger, nullable=False),
+    sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
+    sa.Column("record", LongText, nullable=False),
+    sa.Index(None, "key_hash", "sequencer"),
+    **MYSQL,
+)
+
+cursors = sa.Table(
+    "cursors",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("replay_id", sa.Integer, primary_key=True, autoincrement=False, default=WHOLE_LOG),
+    sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
+    sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
+    sa.Column("lease_token", sa.String(64), nullable=False, default=""),
+    sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
+    sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
+    sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
+    sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
+    postgresql_with={"fillfactor": 50},  # updated in place again and again
+    **MYSQL,
+)
+
+parked = sa.Table(
+    "parked",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("key_hash", sa.BigInteger, nullable=False),
+    sa.Column("not_before", sa.BigInteger, nullable=False),  # NEVER: behind an earlier event of its object
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
+    sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
+    sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
+    sa.Index(None, "target_id", "lane", "not_before"),
+    sa.Index(None, "target_id", "lane", "key_hash", "seq"),
+    **MYSQL,
+)
+
+dead_letters = sa.Table(
+    "dead_letters",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False),
+    sa.Column("lane", sa.SmallInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("event_id", sa.CHAR(32), nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("first_tried", sa.BigInteger, nullable=False),
+    sa.Column("last_tried", sa.BigInteger, nullable=False),
+    sa.Column("history", sa.Text, nullable=False),
+    sa.UniqueConstraint("target_id", "lane", "seq"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+replays = sa.Table(
+    "replays",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("since", sa.BigInteger, nullable=False),  # received at or after
+    sa.Column("before", sa.BigInteger, nullable=False),  # received before
+    sa.Column("bucket", sa.String(255), nullable=False, default=""),
+    sa.Column("prefix", sa.Text, nullable=False, default=""),
+    sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
+    sa.Column("matched", sa.BigInteger, nullable=False),  # events that it will deliver again
+    sqlite_autoincrement=True,  # 0 is the log itself
+    **MYSQL,
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column(
+        "digest", sa.CHAR(64), nullable=False, unique=True
+    ),  # SHA-256 of the token; tokens are random, not chosen
+    sa.Column("scopes", sa.String(255), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)
+
+pulse = sa.Table(
+    "pulse",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),  # who: "drain", later others
+    sa.Column("at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)

@@ -1,0 +1,334 @@
+"""Targets and rules: what is stored, how it changes, and how every process learns of a change.
+
+Each change locks the log's head and raises its version in the same transaction. So an append after the commit
+follows the new rules, one before it the old ones, and there is nothing between.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.declaration import BadSettings, load
+from app.config.secrets import Sealer
+from app.config.targets import TargetSettings
+from app.outbox import models as m
+from app.outbox.database import Database, now_ms
+from app.rules.model import Rule
+
+
+class UnknownTarget(LookupError):
+    """No target of that type and name is configured."""
+
+    def __init__(self, target: TargetId) -> None:
+        super().__init__(f"there is no target {target}; `bucketwire target ls` shows those there are")
+        self.target = target
+
+
+class TargetInUse(Exception):
+    """The target cannot be removed without losing something; the message says what."""
+
+
+class ReadOnlyTarget(Exception):
+    """The target comes from the environment and can only be changed there."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTarget:
+    """A target as it stands in the table; `values` are its settings as texts, secrets still sealed."""
+
+    row_id: int
+    target: TargetId
+    values: Mapping[str, str]
+    origin: str
+    problem: str
+    enabled: bool
+    paused: bool
+    breaker: str
+    failures: int
+    resume_at: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule with the number by which it can be removed."""
+
+    row_id: int
+    rule: Rule
+
+
+class Registry:
+    """Read and change targets and rules."""
+
+    def __init__(self, database: Database, sealer: Sealer) -> None:
+        self._database = database
+        self._sealer = sealer
+
+    # Targets
+
+    def targets(self) -> list[StoredTarget]:
+        """Every target, in order of type and name."""
+        t = m.targets.c
+        with self._database.reading() as connection:
+            return [_stored(row) for row in connection.execute(sa.select(m.targets).order_by(t.type, t.name))]
+
+    def target(self, target: TargetId) -> StoredTarget:
+        """One target. Raises `UnknownTarget`."""
+        with self._database.reading() as connection:
+            return _stored(_find(connection, target))
+
+    def settings(self, stored: StoredTarget) -> TargetSettings:
+        """A target's settings, secrets open. Raises `BadSettings`."""
+        return load(stored.target.type, self._sealer.unseal_all(stored.target.type, stored.values))
+
+    def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
+        """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing changed.
+
+        With a `problem` the settings are kept although they cannot be used: the target's events wait.
+        """
+        texts = {key: _text(value) for key, value in values.items()}
+        columns: dict[str, Any] = {"origin": origin, "problem": problem}
+        if not problem:
+            settings = load(target.type, values)
+            columns |= {
+                "enabled": settings.enable,
+                "queue_limit": settings.effective_queue_limit,
+                "rejects": settings.queue_full == "reject",
+            }
+        columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, texts)).decode()
+        with self._database.writing() as connection:
+            last_seq, lanes = _change(connection)
+            t = m.targets.c
+            known = connection.execute(
+                sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
+            ).one_or_none()
+            if known is None:
+                new = {"enabled": True, "queue_limit": 100_000, "created_at": now_ms()} | columns
+                made = connection.execute(m.targets.insert().values(type=target.type, name=target.name, **new))
+                _begin(connection, made.inserted_primary_key[0], last_seq, lanes)
+                return
+            if known.origin == "environment" != origin:
+                raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
+            # New settings deserve a new try at once, whatever the breaker learned of the old ones.
+            connection.execute(
+                m.targets.update().where(t.id == known.id).values(breaker="closed", failures=0, resume_at=0, **columns)
+            )
+
+    def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
+        """Make the targets that the environment names those of the table, each for itself.
+
+        One that the environment no longer names is disabled, not deleted: its events and books stay.
+        """
+        stored = {entry.target: entry for entry in self.targets()}
+        for target, values in found.items():
+            problem = problems.get(target, "")
+            entry = stored.get(target)
+            if entry and entry.origin == "environment" and entry.enabled and entry.problem == problem:
+                try:
+                    if dict(self._sealer.unseal_all(target.type, entry.values)) == dict(values):
+                        continue
+                except BadSettings:
+                    pass  # sealed with a key that is gone: the environment has the secret anew
+            self.put(target, values, origin="environment", problem=problem)
+        for target, entry in stored.items():
+            if entry.origin == "environment" and target not in found and entry.enabled:
+                self._update(target, enabled=False, reason="the environment no longer names it")
+
+    def remove(self, target: TargetId, *, force: bool = False) -> None:
+        """Delete a target with its cursors, parked events and dead letters.
+
+        Raises `TargetInUse` unless `force` when rules name it or events wait for it; `ReadOnlyTarget`.
+        """
+        with self._database.writing() as connection:
+            _change(connection)
+            row = _find(connection, target)
+            if row.origin == "environment" and row.enabled:
+                raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
+            if not force:
+                _refuse_if_used(connection, row)
+            for table in (m.rules, m.parked, m.dead_letters, m.cursors, m.replays):
+                connection.execute(table.delete().where(table.c.target_id == row.id))
+            connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
+
+    def pause(self, target: TargetId, reason: str) -> None:
+        """Deliver nothing to it until it is resumed; its events wait."""
+        self._update(target, paused=True, reason=reason)
+
+    def resume(self, target: TargetId) -> None:
+        """End a pause, and an open breaker's wait with it."""
+        self._update(target, paused=False, reason="", breaker="closed", failures=0, resume_at=0)
+
+    def _update(self, target: TargetId, **values: Any) -> None:
+        with self._database.writing() as connection:
+            _change(connection)
+            row = _find(connection, target)
+            connection.execute(m.targets.update().where(m.targets.c.id == row.id).values(**values))
+
+    # What workers learn of a target
+
+    def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> None:
+        """Open the breaker until `resume_at`, or pause the target.
+
+        Lanes that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
+        """
+        t = m.targets.c
+        with self._database.writing() as connection:
+            connection.execute(
+                m.targets.update()
+                .where(t.id == row_id, sa.or_(t.breaker == "closed", sa.literal(probing)))
+                .values(
+                    breaker="open",
+                    failures=t.failures + 1,
+                    resume_at=resume_at,
+                    reason=reason[:2000],
+                    paused=sa.or_(t.paused, pause),
+                )
+            )
+
+    def available(self, row_id: int) -> None:
+        """Close the breaker: the target took something."""
+        t = m.targets.c
+        with self._database.writing() as connection:
+            connection.execute(
+                m.targets.update()
+                .where(t.id == row_id, t.breaker != "closed")
+                .values(breaker="closed", failures=0, resume_at=0, reason="")
+            )
+
+    # Rules
+
+    def rules(self, bucket: str | None = None) -> list[StoredRule]:
+        """Every rule, or those of one bucket, oldest first."""
+        r, t = m.rules.c, m.targets.c
+        query = sa.select(m.rules, t.type, t.name).join_from(m.rules, m.targets).order_by(r.id)
+        if bucket is not None:
+            query = query.where(r.bucket == bucket)
+        with self._database.reading() as connection:
+            return [
+                StoredRule(
+                    row.id,
+                    Rule(
+                        bucket=row.bucket,
+                        events=tuple(orjson.loads(row.events)),
+                        prefix=row.prefix,
+                        suffix=row.suffix,
+                        target=TargetId(row.type, row.name),
+                        rule_id=row.rule_id,
+                    ),
+                )
+                for row in connection.execute(query)
+            ]
+
+    def add_rule(self, rule: Rule) -> int:
+        """Store a rule and say its number; the same rule again is the same number. Raises `UnknownTarget`."""
+        for stored in self.rules(rule.bucket):
+            if stored.rule == rule:
+                return stored.row_id
+        with self._database.writing() as connection:
+            _change(connection)
+            made = connection.execute(m.rules.insert().values(**_rule_row(connection, rule)))
+            return int(made.inserted_primary_key[0])
+
+    def remove_rules(self, row_ids: Sequence[int]) -> int:
+        """Remove rules by number; says how many there were."""
+        with self._database.writing() as connection:
+            _change(connection)
+            return int(connection.execute(m.rules.delete().where(m.rules.c.id.in_(row_ids))).rowcount)
+
+    def replace_rules(self, bucket: str, rules: Iterable[Rule]) -> None:
+        """Make these the rules of a bucket, all at once. Raises `UnknownTarget`, and then nothing changed."""
+        with self._database.writing() as connection:
+            _change(connection)
+            rows = [_rule_row(connection, rule) for rule in rules]
+            connection.execute(m.rules.delete().where(m.rules.c.bucket == bucket))
+            if rows:
+                connection.execute(m.rules.insert(), rows)
+
+
+def enabled_targets(database: Database) -> list[TargetId]:
+    """The targets that a worker may have to serve, paused ones included."""
+    t = m.targets.c
+    with database.reading() as connection:
+        return [TargetId(row.type, row.name) for row in connection.execute(sa.select(t.type, t.name).where(t.enabled))]
+
+
+def _change(connection: sa.Connection) -> tuple[int, int]:
+    head = m.log_head.c
+    connection.execute(m.log_head.update().values(version=head.version + 1))
+    row = connection.execute(sa.select(head.last_seq, head.lanes)).one()
+    return row.last_seq, row.lanes
+
+
+def _begin(connection: sa.Connection, row_id: int, last_seq: int, lanes: int) -> None:
+    cursors = [{"target_id": row_id, "lane": lane, "position": last_seq} for lane in range(lanes)]
+    connection.execute(m.cursors.insert(), cursors)
+
+
+def _find(connection: sa.Connection, target: TargetId) -> Any:
+    t = m.targets.c
+    row = connection.execute(sa.select(m.targets).where(t.type == target.type, t.name == target.name)).one_or_none()
+    if row is None:
+        raise UnknownTarget(target)
+    return row
+
+
+def _refuse_if_used(connection: sa.Connection, row: Any) -> None:
+    r, c, d = m.rules.c, m.cursors.c, m.dead_letters.c
+    rules = connection.execute(
+        sa.select(sa.func.count()).select_from(m.rules).where(r.target_id == row.id)
+    ).scalar_one()
+    dead = connection.execute(
+        sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == row.id)
+    ).scalar_one()
+    done = connection.execute(
+        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(c.target_id == row.id)
+    ).scalar_one()
+    undelivered = row.recorded - done - dead - row.purged
+    lost = [
+        text
+        for count, text in (
+            (rules, f"{rules} rule(s) name it"),
+            (undelivered, f"{undelivered} event(s) are not delivered yet"),
+            (dead, f"{dead} dead letter(s) would go"),
+        )
+        if count
+    ]
+    if lost:
+        raise TargetInUse(f"{row.type}:{row.name} is in use: {', '.join(lost)}; remove it with force to lose them")
+
+
+def _rule_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
+    return {
+        "bucket": rule.bucket,
+        "rule_id": rule.rule_id,
+        "events": orjson.dumps(rule.events).decode(),
+        "prefix": rule.prefix,
+        "suffix": rule.suffix,
+        "target_id": _find(connection, rule.target).id,
+    }
+
+
+def _stored(row: Any) -> StoredTarget:
+    return StoredTarget(
+        row_id=row.id,
+        target=TargetId(row.type, row.name),
+        values=orjson.loads(row.settings),
+        origin=row.origin,
+        problem=row.problem,
+        enabled=bool(row.enabled),
+        paused=bool(row.paused),
+        breaker=row.breaker,
+        failures=row.failures,
+        resume_at=row.resume_at,
+        reason=row.reason,
+    )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return str(value)

@@ -1,0 +1,1 @@
+"""The outbox database's schema, step by step (alembic)."""

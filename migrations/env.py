@@ -1,0 +1,24 @@
+"""Run migrations on the connection that `app.outbox.schema` hands over; for alembic's own CLI on the configured one."""
+
+import os
+
+from alembic import context
+from app.config.settings import Settings
+
+from app.outbox.database import Database
+from app.outbox.models import metadata
+
+config = context.config
+given = config.attributes.get("connection")
+
+if given is not None:
+    context.configure(connection=given, target_metadata=metadata, transaction_per_migration=True)
+    with context.begin_transaction():
+        context.run_migrations()
+else:
+    database = Database(Settings.from_environ(os.environ).database_url)
+    with database.engine.connect() as connection:
+        context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)
+        with context.begin_transaction():
+            context.run_migrations()
+    database.close()

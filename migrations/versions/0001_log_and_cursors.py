@@ -1,0 +1,189 @@
+"""The log, its cursors, and what stands beside them."""
+
+import sqlalchemy as sa
+from alembic import op
+from sqlalchemy.dialects import mysql
+
+revision = "0001"
+down_revision = None
+branch_labels = None
+depends_on = None
+
+MYSQL = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
+LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+
+
+def upgrade() -> None:
+    op.create_table(
+        "events",
+        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.CHAR(length=32), nullable=False),
+        sa.Column("key_hash", sa.BigInteger(), nullable=False),
+        sa.Column("received_at", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("key", sa.Text(), nullable=False),
+        sa.Column("version", sa.String(length=1024), nullable=False),
+        sa.Column("sequencer", sa.String(length=64), nullable=False),
+        sa.Column("time", sa.BigInteger(), nullable=False),
+        sa.Column("targets", sa.Text(), nullable=False),
+        sa.Column("record", LONG_TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("lane", "seq", name="pk_events"),
+        sa.UniqueConstraint("id", name="uq_events_id"),
+        **MYSQL,
+    )
+    op.create_index("ix_events_key_hash_sequencer", "events", ["key_hash", "sequencer"], unique=False)
+    op.create_table(
+        "log_head",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("lanes", sa.Integer(), nullable=False),
+        sa.Column("version", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_log_head"),
+        **MYSQL,
+    )
+    op.create_table(
+        "pulse",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_pulse"),
+        **MYSQL,
+    )
+    op.create_table(
+        "targets",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("type", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("settings", LONG_TEXT, nullable=False),
+        sa.Column("origin", sa.String(length=16), nullable=False),
+        sa.Column("problem", sa.Text(), nullable=False),
+        sa.Column("enabled", sa.Boolean(), nullable=False),
+        sa.Column("queue_limit", sa.BigInteger(), nullable=False),
+        sa.Column("rejects", sa.Boolean(), nullable=False),
+        sa.Column("paused", sa.Boolean(), nullable=False),
+        sa.Column("breaker", sa.String(length=16), nullable=False),
+        sa.Column("failures", sa.Integer(), nullable=False),
+        sa.Column("resume_at", sa.BigInteger(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("recorded", sa.BigInteger(), nullable=False),
+        sa.Column("discarded", sa.BigInteger(), nullable=False),
+        sa.Column("purged", sa.BigInteger(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_targets"),
+        sa.UniqueConstraint("type", "name", name="uq_targets_type_name"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_table(
+        "tokens",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("digest", sa.CHAR(length=64), nullable=False),
+        sa.Column("scopes", sa.String(length=255), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_tokens"),
+        sa.UniqueConstraint("digest", name="uq_tokens_digest"),
+        **MYSQL,
+    )
+    op.create_table(
+        "cursors",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("replay_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("position", sa.BigInteger(), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=False),
+        sa.Column("lease_token", sa.String(length=64), nullable=False),
+        sa.Column("leased_until", sa.BigInteger(), nullable=False),
+        sa.Column("delivered", sa.BigInteger(), nullable=False),
+        sa.Column("superseded", sa.BigInteger(), nullable=False),
+        sa.Column("dead", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_cursors_target_id_targets"),
+        sa.PrimaryKeyConstraint("target_id", "lane", "replay_id", name="pk_cursors"),
+        **MYSQL,
+        postgresql_with={"fillfactor": 50},
+    )
+    op.create_table(
+        "dead_letters",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("lane", sa.SmallInteger(), nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("event_id", sa.CHAR(length=32), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("first_tried", sa.BigInteger(), nullable=False),
+        sa.Column("last_tried", sa.BigInteger(), nullable=False),
+        sa.Column("history", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_dead_letters_target_id_targets"),
+        sa.PrimaryKeyConstraint("id", name="pk_dead_letters"),
+        sa.UniqueConstraint("target_id", "lane", "seq", name="uq_dead_letters_target_id_lane_seq"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_index("ix_dead_letters_event_id", "dead_letters", ["event_id"], unique=False)
+    op.create_table(
+        "parked",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("key_hash", sa.BigInteger(), nullable=False),
+        sa.Column("not_before", sa.BigInteger(), nullable=False),
+        sa.Column("attempts", sa.Integer(), nullable=False),
+        sa.Column("first_tried", sa.BigInteger(), nullable=False),
+        sa.Column("last_tried", sa.BigInteger(), nullable=False),
+        sa.Column("history", sa.Text(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_parked_target_id_targets"),
+        sa.PrimaryKeyConstraint("target_id", "lane", "seq", name="pk_parked"),
+        **MYSQL,
+    )
+    op.create_index(
+        "ix_parked_target_id_lane_key_hash_seq", "parked", ["target_id", "lane", "key_hash", "seq"], unique=False
+    )
+    op.create_index("ix_parked_target_id_lane_not_before", "parked", ["target_id", "lane", "not_before"], unique=False)
+    op.create_table(
+        "replays",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("since", sa.BigInteger(), nullable=False),
+        sa.Column("before", sa.BigInteger(), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("prefix", sa.Text(), nullable=False),
+        sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("matched", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_replays_target_id_targets"),
+        sa.PrimaryKeyConstraint("id", name="pk_replays"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_index("ix_replays_target_id", "replays", ["target_id"], unique=False)
+    op.create_table(
+        "rules",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("rule_id", sa.String(length=255), nullable=False),
+        sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("prefix", sa.Text(), nullable=False),
+        sa.Column("suffix", sa.Text(), nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_rules_target_id_targets"),
+        sa.PrimaryKeyConstraint("id", name="pk_rules"),
+        **MYSQL,
+    )
+    op.create_index("ix_rules_bucket", "rules", ["bucket"], unique=False)
+    op.create_index("ix_rules_target_id", "rules", ["target_id"], unique=False)
+
+
+def downgrade() -> None:
+    # The other way round, so that no table goes before those that refer to it; indexes go with their tables.
+    op.drop_table("rules")
+    op.drop_table("replays")
+    op.drop_table("parked")
+    op.drop_table("dead_letters")
+    op.drop_table("cursors")
+    op.drop_table("tokens")
+    op.drop_table("targets")
+    op.drop_table("pulse")
+    op.drop_table("log_head")
+    op.drop_table("events")

@@ -1,0 +1,128 @@
+"""The Celery application: broker, queues, limits and the beat's times. With tasks.py the only file that knows Celery.
+
+Celery carries hints, never events: its retries, results and schedules of single tasks stay off, and a message lost,
+late or doubled costs nothing but time.
+"""
+
+import os
+from datetime import timedelta
+from typing import Any
+
+from celery import Celery, bootsteps
+from celery.signals import worker_process_init, worker_process_shutdown, worker_shutdown
+from kombu import Queue
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.outbox.database import Database, DatabaseUnavailable
+from app.outbox.registry import enabled_targets
+from workers import context
+
+SERVICE_QUEUE = "bucketwire"
+HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
+
+settings = Settings.from_environ(os.environ)
+_rabbitmq = settings.broker_url.startswith("amqp")
+_arguments = {"x-queue-type": "quorum"} if _rabbitmq else None
+
+
+def queue_name(target: TargetId) -> str:
+    """The queue that carries a target's hints."""
+    return f"target.{target.type}.{target.name}"
+
+
+def queue(name: str) -> Queue:
+    """A queue as this service declares it: durable; a quorum queue on RabbitMQ."""
+    return Queue(name, routing_key=name, queue_arguments=_arguments)
+
+
+app = Celery("bucketwire", broker=settings.broker_url, include=["workers.tasks"])
+app.conf.update(
+    accept_content=["json"],
+    beat_max_loop_interval=1,
+    beat_schedule={
+        "drain": {
+            "task": "drain",
+            "schedule": timedelta(seconds=settings.drain_interval),
+            "options": {"expires": max(5.0, 5 * settings.drain_interval)},
+        },
+        "purge": {"task": "purge", "schedule": timedelta(minutes=10), "options": {"expires": 600}},
+    },
+    beat_scheduler="celery.beat:Scheduler",  # nothing to remember between starts
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    broker_transport_options={"confirm_publish": True, "confirm_timeout": 5}
+    if _rabbitmq
+    else {"visibility_timeout": 600},
+    enable_utc=True,
+    task_acks_late=True,
+    task_create_missing_queues=False,
+    task_default_queue=SERVICE_QUEUE,
+    task_default_queue_type="quorum" if _rabbitmq else "classic",
+    task_ignore_result=True,
+    task_queues=[queue(SERVICE_QUEUE)],
+    task_reject_on_worker_lost=True,
+    task_serializer="json",
+    task_soft_time_limit=None,
+    task_time_limit=HARD_LIMIT,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_hijack_root_logger=True,
+    worker_prefetch_multiplier=1,
+    worker_send_task_events=True,
+    worker_soft_shutdown_timeout=30,
+)
+
+
+class TargetQueues(bootsteps.StartStopStep):
+    """Consume the queues of the targets that there are: one created or removed meanwhile is noticed in a second."""
+
+    requires = ("celery.worker.consumer:Tasks",)
+
+    def __init__(self, parent: Any, **_: Any) -> None:
+        wanted = os.environ.get("BUCKETWIRE_WORKER_TARGETS", "*")
+        self.enabled = wanted != ""
+        self._wanted = frozenset(filter(None, wanted.split(",")))
+        self._database = Database(settings.database_url, pool_size=1)
+        self._timer: Any = None
+
+    def start(self, parent: Any) -> None:
+        """Called when the worker has its connection, again after each reconnect."""
+        self._follow(parent)
+        self._timer = parent.timer.call_repeatedly(1.0, self._follow, (parent,))
+
+    def stop(self, parent: Any) -> None:
+        """Called when the connection is lost or the worker ends."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._database.close()
+
+    def _follow(self, consumer: Any) -> None:
+        try:
+            wanted = {queue_name(target) for target in enabled_targets(self._database) if self._serves(target)}
+        except DatabaseUnavailable:
+            return  # the queues stay as they are until it is back
+        consuming = {one.name for one in consumer.task_consumer.queues if one.name != SERVICE_QUEUE}
+        for name in wanted - consuming:
+            if name not in consumer.app.amqp.queues:
+                consumer.app.amqp.queues.add(queue(name))
+            consumer.add_task_queue(name)
+        for name in consuming - wanted:
+            consumer.cancel_task_queue(name)
+
+    def _serves(self, target: TargetId) -> bool:
+        return not self._wanted.isdisjoint({"*", target.type, str(target)})
+
+
+app.steps["consumer"].add(TargetQueues)
+
+
+@worker_process_init.connect
+def _forked(**_: Any) -> None:
+    context.forget()
+
+
+@worker_process_shutdown.connect
+@worker_shutdown.connect
+def _ended(**_: Any) -> None:
+    context.forget()

@@ -1,0 +1,180 @@
+"""What a worker process works with: its database, its open targets, and the two jobs that tasks call."""
+
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from random import Random
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.declaration import BadSettings
+from app.config.secrets import Sealer
+from app.config.settings import Settings
+from app.outbox import models as m
+from app.outbox.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.leases import Lease, LeaseLost, Leases, Offer
+from app.outbox.purge import purge
+from app.outbox.registry import Registry, UnknownTarget
+from app.outbox.store import Store
+from workers.breaker import back_off
+from workers.lanes import Lanes, Tally, Work
+from workers.pool import Pool
+
+log = logging.getLogger("bucketwire.worker")
+
+
+class Context:
+    """One for each process; `current()` makes it anew after a fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database(settings.database_url)
+        self.lease_ms = int(settings.lease * 1000)
+        self.leases = Leases(self.database, self.lease_ms)
+        self.store = Store(self.database, self.lease_ms)
+        self.registry = Registry(self.database, Sealer(settings.secret_keys))
+        self.pool = Pool(self.registry, settings)
+        self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self._tidied = 0.0
+
+    def drain(self, publish: Callable[[Offer], None]) -> int:
+        """Offer every free lane with due work and publish the hints; says how many."""
+        now = now_ms()
+        offers = self.leases.offer(now)
+        for offer in offers:
+            publish(offer)
+        if time.monotonic() - self._tidied > 1:
+            self._tidied = time.monotonic()
+            self.leases.advance_idle(now)
+            self._pulse(now)
+        return len(offers)
+
+    def deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
+        """Claim what is free of `lanes`, work it off, and say in a line what that came to."""
+        try:
+            stored = self.registry.target(target)
+        except UnknownTarget:
+            return "the target is gone"
+        lease = self.leases.claim(target, lanes, uuid.uuid4().hex, now_ms())
+        if lease is None:
+            return "nothing to claim"
+        try:
+            with self._held(lease):
+                tally = self._work_off(lease, partial(self.pool.work, stored))
+        except LeaseLost:
+            return "lease lost"
+        except BadSettings as error:
+            self.registry.unavailable(lease.target_id, str(error), now_ms() + 60_000, probing=True, pause=False)
+            return f"bad settings: {error}"
+        finally:
+            self.leases.release(lease)
+        return str(tally)
+
+    def purge(self) -> int:
+        """Remove events that are older than the retention and done with."""
+        return purge(self.database, now_ms() - int(self.settings.retention * 1000))
+
+    def close(self) -> None:
+        """Close targets and database."""
+        self.pool.close()
+        self.database.close()
+
+    def _work_off(self, lease: Lease, open_work: Callable[[], Work]) -> Tally:
+        work = open_work()
+        started = time.monotonic()
+        ends = started + self.settings.time_slice
+        tally = Lanes(self.store, work, lease).work_off(lambda: time.monotonic() > ends)
+        if tally.unavailable is not None:
+            wait = back_off(1 + self._failures(lease), self._rng, tally.unavailable.retry_after)
+            self.registry.unavailable(
+                lease.target_id,
+                tally.unavailable.reason,
+                now_ms() + wait,
+                probing=lease.probing,
+                pause=tally.unavailable.pause,
+            )
+            log.warning("%s unavailable, next look in %.1f s: %s", work.name, wait / 1000, tally.unavailable.reason)
+        elif lease.probing and tally.counts:
+            self.registry.available(lease.target_id)
+            log.info("%s is back", work.name)
+        if tally.counts:
+            log.info(
+                "%s lanes=%s %s in %.3f s", work.name, lanes_text(lease.positions), tally, time.monotonic() - started
+            )
+        return tally
+
+    def _failures(self, lease: Lease) -> int:
+        with self.database.reading() as connection:
+            query = sa.select(m.targets.c.failures).where(m.targets.c.id == lease.target_id)
+            return int(connection.execute(query).scalar_one_or_none() or 0)
+
+    @contextmanager
+    def _held(self, lease: Lease) -> Iterator[None]:
+        """Renew the lease while a long call to a target goes on; the task's time limit is what ends a hung one."""
+        over = threading.Event()
+
+        def renew() -> None:
+            while not over.wait(self.lease_ms / 3000):
+                try:
+                    if not self.leases.renew(lease, now_ms()):
+                        return
+                except DatabaseUnavailable:
+                    log.warning("the outbox database is away; the lease may run out")
+
+        thread = threading.Thread(target=renew, name="lease", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _pulse(self, now: int) -> None:
+        with self.database.writing() as connection:
+            if not connection.execute(m.pulse.update().where(m.pulse.c.name == "drain").values(at=now)).rowcount:
+                connection.execute(m.pulse.insert().values(name="drain", at=now))
+
+
+def lanes_text(lanes: Sequence[int] | dict[int, int]) -> str:
+    """Lane numbers for people and for messages: `0-3,7`."""
+    runs: list[list[int]] = []
+    for lane in sorted(lanes):
+        if runs and runs[-1][-1] == lane - 1:
+            runs[-1][1:] = [lane]
+        else:
+            runs.append([lane])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def parse_lanes(text: str) -> list[int]:
+    """The numbers of a `lanes_text`."""
+    lanes: list[int] = []
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        lanes.extend(range(int(first), int(last or first) + 1))
+    return lanes
+
+
+_current: tuple[int, Context] | None = None
+
+
+def forget() -> None:
+    """Close what this process has open; the next use makes it anew. In a forked child, only forget the parent's."""
+    global _current  # noqa: PLW0603 - see current()
+    if _current is not None and _current[0] == os.getpid():
+        _current[1].close()
+    _current = None
+
+
+def current() -> Context:
+    """This process's context, made at its first use."""
+    global _current  # noqa: PLW0603 - one for each process is the point
+    if _current is None or _current[0] != os.getpid():
+        _current = (os.getpid(), Context(Settings.from_environ(os.environ)))
+    return _current[1]

@@ -1,0 +1,191 @@
+"""Work off one lease: load, deliver, settle, until its lanes are empty or its time is over."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from app.events.model import Event
+from app.outbox.database import now_ms
+from app.outbox.leases import Lease, ReplayLane
+from app.outbox.store import Batch, Logged, Settlement, Store
+from workers.mirror import Policy, Unsent, verdicts
+from workers.outcomes import Failed, Outcome, Unavailable
+from workers.retry import RetrySchedule
+from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
+from workers.targets.base import Target, TargetUnavailable
+
+log = logging.getLogger("bucketwire.lanes")
+
+
+@dataclass(slots=True)
+class Pace:
+    """How many events to hand to a target in one call: as many as it has shown to take in about a second.
+
+    A target that hangs thus holds a lane with few events, and a fast one gets full batches after a few calls.
+    """
+
+    limit: int
+    size: int = 16
+
+    def took(self, events: int, seconds: float) -> None:
+        """Learn from one call."""
+        if seconds > 3:
+            self.size = max(1, self.size // 4)
+        elif seconds < 1 and events >= self.size:
+            self.size = min(self.limit, self.size * 4)
+
+
+@dataclass(slots=True)
+class Work:
+    """One target as a worker has it open, with its settings in the form that lanes need."""
+
+    name: str  # its ARN, for the log
+    target: Target
+    policy: Policy
+    schedule: RetrySchedule
+    window: int
+    pace: Pace
+    opened: bool = False
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one lease came to; `unavailable` is why it ended early."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    unavailable: Unavailable | None = None
+
+    def __str__(self) -> str:
+        return " ".join(f"{name}={count}" for name, count in sorted(self.counts.items())) or "nothing due"
+
+
+class Lanes:
+    """One lease at work. `clock` gives milliseconds since 1970."""
+
+    def __init__(self, store: Store, work: Work, lease: Lease, clock: Callable[[], int] = now_ms) -> None:
+        self._store = store
+        self._work = work
+        self._lease = lease
+        self._clock = clock
+        self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self.tally = Tally()
+
+    def work_off(self, stop: Callable[[], bool]) -> Tally:
+        """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`."""
+        while self._turn() and self.tally.unavailable is None and not stop():
+            pass
+        return self.tally
+
+    def _turn(self) -> bool:
+        """One batch of each kind of due work; whether there was any."""
+        worked = self._parked()
+        for replay in list(self._lease.replays):
+            if self.tally.unavailable is None:
+                worked |= self._replay(replay)
+        if self.tally.unavailable is None:
+            worked |= self._log()
+        return worked
+
+    def _parked(self) -> bool:
+        parked = self._store.load_parked(self._lease, self._work.pace.size, self._clock(), newest=self._mirrors)
+        if not parked:
+            return False
+        results = self._deliver([entry.logged for entry in parked])
+        self._settle(settle_parked(parked, results, self._rules()), results)
+        return True
+
+    def _log(self) -> bool:
+        batch = self._store.load(self._lease, self._work.pace.size, newest=self._mirrors)
+        replaying = {replay.lane for replay in self._lease.replays}
+        lanes = [lane for lane in self._lease.positions if lane not in replaying]
+        if not batch.events:
+            return False
+        results = self._results(batch, set())
+        self._settle(settle_batch(batch, results, lanes, self._rules()), results)
+        return True
+
+    def _replay(self, replay: ReplayLane) -> bool:
+        batch = self._store.load_replay(self._lease, replay, self._work.pace.size, newest=self._mirrors)
+        standing = self._store.standing(self._lease, [(event.lane, event.seq) for event in batch.events])
+        results = self._results(batch, standing)
+        settlement = settle_batch(batch, results, [replay.lane], self._rules())
+        progress = settlement.lane(replay.lane)
+        settlement.replay = (replay, replay.position if progress.position is None else progress.position)
+        progress.position = None  # the log's own cursor stays where it is
+        self._settle(settlement, results)
+        return True
+
+    @property
+    def _mirrors(self) -> bool:
+        return self._work.policy is Policy.MIRROR
+
+    def _rules(self) -> Rules:
+        return Rules(self._work.schedule, self._clock(), self._rng)
+
+    def _results(self, batch: Batch, standing: set[tuple[int, int]]) -> list[Result]:
+        """Deliver what may go; what stands behind a parked event, or in line already, does not."""
+        waiting = self._store.parked_objects(self._lease)
+        results: list[Result] = [BEHIND_PARKED] * len(batch.events)
+        free = []
+        for index, logged in enumerate(batch.events):
+            if (logged.lane, logged.seq) in standing:
+                results[index] = Unsent.SUPERSEDED
+            elif logged.object not in waiting:
+                free.append(index)
+        for index, result in zip(free, self._deliver([batch.events[index] for index in free]), strict=True):
+            results[index] = result
+        return results
+
+    def _deliver(self, events: Sequence[Logged]) -> list[Result]:
+        decided = verdicts(
+            events,
+            self._work.policy,
+            lambda hashes: self._store.histories(self._lease, hashes),
+            self._store.records,
+        )
+        sent = [verdict for verdict in decided if not isinstance(verdict, Unsent)]
+        outcomes = iter(self._send(sent))
+        return [verdict if isinstance(verdict, Unsent) else next(outcomes) for verdict in decided]
+
+    def _send(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        if not events:
+            return ()
+        work = self._work
+        started = time.monotonic()
+        try:
+            if not work.opened:
+                work.target.open()
+                work.opened = True
+            outcomes = work.target.deliver(events, work.window)
+        except TargetUnavailable as error:
+            outcomes = [Unavailable(error.reason, error.retry_after, error.pause)] * len(events)
+        except Exception as error:
+            # An adapter's own defect must not stop the lane: it is counted against the events, and so seen and bounded.
+            log.exception("%s: unforeseen", work.name)
+            outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
+        work.pace.took(len(events), time.monotonic() - started)
+        return outcomes
+
+    def _settle(self, settlement: Settlement, results: Sequence[Result]) -> None:
+        self._store.settle(self._lease, settlement, self._clock())
+        self.tally.unavailable = unavailable(results)
+        if self.tally.unavailable is not None:
+            self._work.target.close()
+            self._work.opened = False
+        self._count(settlement)
+
+    def _count(self, settlement: Settlement) -> None:
+        counts = self.tally.counts
+        for progress in settlement.progress.values():
+            counts["delivered"] += progress.delivered
+            counts["superseded"] += progress.superseded
+            counts["dead"] += progress.dead
+        counts["parked"] += len(settlement.park)
+        counts["retried"] += len(settlement.repark)
+        for name in [name for name, count in counts.items() if not count]:
+            del counts[name]
+        for death in settlement.deaths:
+            log.warning("%s event=%s dead after %d: %s", self._work.name, death.event_id, death.attempts, death.reason)

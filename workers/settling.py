@@ -1,0 +1,166 @@
+"""From outcomes to a settlement: what moves on, what is parked, what dies. Pure: reads no clock, no database.
+
+Per object the order of the log is kept: once an event of an object is parked, every later one goes behind it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from random import Random
+
+import orjson
+
+from app.outbox.models import NEVER
+from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
+from workers.mirror import Unsent
+from workers.outcomes import BEHIND, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.retry import RetrySchedule
+
+_REMEMBERED = 10  # attempts that a parked event's history keeps
+_LONGEST_REASON = 2_000
+
+
+class Behind:
+    """Not sent: an earlier event of its object is parked."""
+
+
+BEHIND_PARKED = Behind()
+Result = Outcome | Unsent | Behind
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What deciding needs to know besides the results."""
+
+    schedule: RetrySchedule
+    now: int
+    rng: Random = field(compare=False)
+
+
+def settle_batch(batch: Batch, results: Sequence[Result], lanes: Iterable[int], rules: Rules) -> Settlement:
+    """Settle events read behind the cursors of `lanes`.
+
+    An event that the target was unavailable for stays where it is, unless a later one of its lane got an answer:
+    then it is parked, due at once and with no attempt counted, so that the cursor can pass without sending the
+    later one twice.
+    """
+    settlement = Settlement()
+    for lane in lanes:
+        settlement.lane(lane).position = batch.scanned
+    paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].lane, pair[0].seq))
+    for lane, group in groupby(paired, key=lambda pair: pair[0].lane):
+        pairs = list(group)
+        end = _stays_from(pairs)
+        if end < len(pairs):
+            settlement.lane(lane).position = pairs[end - 1][0].seq if end else None
+        blocked: set[Object] = set()
+        for logged, result in pairs[:end]:
+            _settle_one(settlement, logged, result, blocked, rules)
+    return settlement
+
+
+def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Rules) -> Settlement:
+    """Settle parked events that were tried again, and those tried behind them."""
+    settlement = Settlement()
+    for entry, result in zip(parked, results, strict=True):
+        logged = entry.logged
+        progress = settlement.lane(logged.lane)
+        match result:
+            case Delivered():
+                progress.delivered += 1
+            case Unsent():
+                _count_unsent(settlement, logged, result)
+            case Failed() | Rejected():
+                attempt = _attempt(entry, result.reason, rules.now)
+                due = _next_try(attempt, result, logged, rules)
+                if due is not None:
+                    settlement.repark.append(replace(attempt, not_before=due))
+                    continue
+                settlement.deaths.append(_death(attempt, logged, result.reason))
+                progress.dead += 1
+            case Unavailable() | Behind():
+                continue
+        settlement.unpark.append((logged.lane, logged.seq))
+        settlement.moved_on.add(logged.object)
+    return settlement
+
+
+def unavailable(results: Iterable[Result]) -> Unavailable | None:
+    """The first word that the target takes nothing now, if there is one."""
+    return next((result for result in results if isinstance(result, Unavailable) and result != BEHIND), None)
+
+
+def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
+    answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected)]
+    answered = answers[-1] if answers else -1
+    for index in range(answered + 1, len(pairs)):
+        if isinstance(pairs[index][1], Unavailable):
+            return index
+    return len(pairs)
+
+
+def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked: set[Object], rules: Rules) -> None:
+    progress = settlement.lane(logged.lane)
+    match result:
+        case Delivered():
+            progress.delivered += 1
+        case Unsent():
+            _count_unsent(settlement, logged, result)
+        case Behind():
+            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
+        case _ if logged.object in blocked:
+            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
+        case Unavailable():
+            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, 0))
+            blocked.add(logged.object)
+        case Failed() | Rejected():
+            attempt = _attempt(Parked(logged, 0, 0, "[]"), result.reason, rules.now)
+            due = _next_try(attempt, result, logged, rules)
+            if due is None:
+                settlement.deaths.append(_death(attempt, logged, result.reason))
+                progress.dead += 1
+            else:
+                settlement.park.append(replace(attempt, not_before=due))
+                blocked.add(logged.object)
+
+
+def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
+    progress = settlement.lane(logged.lane)
+    if why is Unsent.SUPERSEDED:
+        progress.superseded += 1
+    else:
+        progress.delivered += 1  # the target already holds what this event asks for
+
+
+def _attempt(entry: Parked, reason: str, now: int) -> Park:
+    tried = [*orjson.loads(entry.history), [now, reason[:_LONGEST_REASON]]][-_REMEMBERED:]
+    logged = entry.logged
+    return Park(
+        lane=logged.lane,
+        seq=logged.seq,
+        key_hash=logged.key_hash,
+        not_before=NEVER,
+        attempts=entry.attempts + 1,
+        first_tried=entry.first_tried or now,
+        last_tried=now,
+        history=orjson.dumps(tried).decode(),
+    )
+
+
+def _next_try(attempt: Park, result: Failed | Rejected, logged: Logged, rules: Rules) -> int | None:
+    if isinstance(result, Rejected):
+        return None
+    return rules.schedule.next_try(attempt.attempts, logged.received_at, rules.now, rules.rng, result.retry_after)
+
+
+def _death(attempt: Park, logged: Logged, reason: str) -> Death:
+    return Death(
+        lane=logged.lane,
+        seq=logged.seq,
+        event_id=logged.event.id,
+        reason=reason[:_LONGEST_REASON],
+        attempts=attempt.attempts,
+        first_tried=attempt.first_tried,
+        last_tried=attempt.last_tried,
+        history=attempt.history,
+    )
