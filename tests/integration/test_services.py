@@ -10,9 +10,9 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import amqp
 import httpx
@@ -27,6 +27,7 @@ from redis.retry import Retry
 from tests import services
 from tests.services import reaper
 
+TOP = Path(__file__).parents[2]
 ONCE = Retry(NoBackoff(), 0)
 
 
@@ -108,34 +109,44 @@ PROBES = {
 @pytest.mark.parametrize("name", PROBES)
 def test_a_server_keeps_what_was_written_through_kill_and_stop_and_leaves_nothing_running(name: str) -> None:
     probe = PROBES[name]
-    seen: list[psutil.Process] = []
-    with probe.start() as server:
+    with leaves_nothing(probe.start()) as server:
         port = server.port
         probe.write(server)
         written = probe.read(server)
         assert "é🪣".encode() in str(written).encode() or "é🪣".encode() == written or written == ["é🪣".encode()]
-        addresses = server.listeners()
-        assert port in {port for _, port in addresses}
-        assert {address for address, _ in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
         for end in (server.kill, server.stop):
-            seen += reaper.family(server.pid)
             end()
             assert not server.running
+            assert using(server) == []
             server.start()
             assert server.port == port
             assert probe.read(server) == written
-        seen += reaper.family(server.pid)
-        folder = server.folder
-    assert [process for process in seen if reaper.alive(process)] == []
-    mine = [str(folder)]
-    assert [p.pid for p in psutil.process_iter() if any(part in " ".join(_command(p)) for part in mine)] == []
 
 
-def _command(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.NoSuchProcess:
-        return []
+S = TypeVar("S", bound=services.Server)
+
+
+@contextlib.contextmanager
+def leaves_nothing(server: S) -> Iterator[S]:
+    """The server for the block, which must find it on loopback only; afterwards no process of it may be left."""
+    with server:
+        addresses = server.listeners()
+        assert server.port in {port for _, port in addresses}
+        assert {address for address, _ in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+        assert using(server) != []
+        yield server
+    assert using(server) == []
+
+
+def using(server: services.Server) -> list[str]:
+    """The processes that work in the server's folder or were started with its name: family ties do not hide any."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):  # pid 1 may be closed to us
+            words = [*process.cmdline(), process.cwd()]
+            if any(str(server.folder) in word for word in words):
+                found.append(" ".join(words))
+    return found
 
 
 def test_a_frozen_server_accepts_but_does_not_answer_until_thawed() -> None:
@@ -164,7 +175,7 @@ def test_a_server_that_does_not_come_up_says_why_and_leaves_nothing() -> None:
 
 def test_redis_asks_for_its_password_and_speaks_tls(certificates: services.Certificates) -> None:
     with services.redis(tls=True, password="s3cret") as server:
-        with redis.Redis(port=server.port) as client, pytest.raises(redis.AuthenticationError):
+        with redis.Redis(port=server.port, retry=ONCE) as client, pytest.raises(redis.AuthenticationError):
             client.ping()
         with redis.Redis.from_url(server.tls_url, ssl_ca_certs=str(certificates.ca)) as client:
             assert client.ping()
@@ -305,10 +316,14 @@ def test_the_receiver_demands_a_client_certificate(certificates: services.Certif
 
 
 ORPHAN = """
-import sys
+import os, sys, time
 from tests import services
 started = [services.redis(), services.postgres()]
-print(*(server.pid for server in started), started[0].folder.parent, flush=True)
+fork = os.fork()
+if not fork:
+    time.sleep(60)  # a worker that does not notice its parent's end
+    sys.exit()
+print(*(server.pid for server in started), fork, started[0].folder.parent, flush=True)
 sys.stdin.read()
 """
 
@@ -316,11 +331,11 @@ sys.stdin.read()
 @pytest.mark.parametrize("how", [signal.SIGKILL, None])
 def test_servers_end_with_the_process_that_started_them(how: signal.Signals | None) -> None:
     argv = [sys.executable, "-W", "error", "-c", ORPHAN]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=_top()) as parent:
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=TOP) as parent:
         try:
             assert parent.stdin is not None
             assert parent.stdout is not None
-            *pids, folder = parent.stdout.readline().split()
+            *pids, fork, folder = parent.stdout.readline().split()
             started = [process for pid in pids for process in reaper.family(int(pid))]
             assert len(started) > 2
             assert all(reaper.alive(process) for process in started)
@@ -328,9 +343,26 @@ def test_servers_end_with_the_process_that_started_them(how: signal.Signals | No
             assert parent.wait(20) == (0 if how is None else -how)
         finally:
             parent.kill()
-    services.until(lambda: not any(reaper.alive(process) for process in started), what="the servers to end")
-    services.until(lambda: not Path(folder).exists(), what="their folder to go")
+    try:
+        services.until(lambda: not any(reaper.alive(process) for process in started), what="the servers to end")
+        services.until(lambda: not Path(folder).exists(), what="their folder to go")
+    finally:
+        os.kill(int(fork), signal.SIGKILL)
 
 
-def _top() -> Path:
-    return Path(__file__).parents[2]
+CHECK = """
+def check():
+    for server in started:
+        server.ping()
+    assert "signal 9" not in started[1].log.read_text(), "PostgreSQL lost a process of its own"
+"""
+
+
+def test_a_forked_child_that_ends_leaves_its_parents_servers_alone() -> None:
+    script = ORPHAN.replace("time.sleep(60)", "pass").replace("sys.stdin.read()", "os.waitpid(fork, 0); check()")
+    script = f"{CHECK}{script}"
+    argv = [sys.executable, "-W", "error", "-c", script]
+    done = subprocess.run(
+        argv, cwd=TOP, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")

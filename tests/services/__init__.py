@@ -14,6 +14,17 @@ test process ends, by SIGKILL too, is ended by the reaper, and all folders go wi
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
 from tests.services.child import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
+from tests.services.jvm import Elasticsearch, Kafka, elasticsearch, kafka
+from tests.services.messaging import (
+    Mosquitto,
+    Nats,
+    NatsStreaming,
+    Nsqd,
+    mosquitto,
+    nats,
+    nats_streaming,
+    nsqd,
+)
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
@@ -24,9 +35,15 @@ __all__ = [
     "USER",
     "Answer",
     "Certificates",
+    "Elasticsearch",
+    "Kafka",
     "MariaDB",
     "MinIO",
+    "Mosquitto",
     "MySQL",
+    "Nats",
+    "NatsStreaming",
+    "Nsqd",
     "Postgres",
     "RabbitMQ",
     "Receiver",
@@ -34,12 +51,18 @@ __all__ = [
     "Request",
     "Server",
     "certificates",
+    "elasticsearch",
     "free_port",
+    "kafka",
     "mariadb",
     "minio",
+    "mosquitto",
     "mysql",
+    "nats",
+    "nats_streaming",
     "need",
     "new_folder",
+    "nsqd",
     "postgres",
     "rabbitmq",
     "receiver",

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 import trustme
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
 from tests.services.child import LOOPBACK, new_folder
 
@@ -35,7 +36,10 @@ def certificates() -> Certificates:
     others.cert_pem.write_to_path(str(folder / "other-ca.crt"))
     for name, authority in (("server", ours), ("client", ours), ("other", others)):
         leaf = authority.issue_cert("localhost", LOOPBACK, common_name=name, key_type=trustme.KeyType.RSA)
-        leaf.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        # Java reads PKCS#8 only, and trustme writes the older form.
+        key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        (folder / f"{name}.key").write_bytes(pem)
         for index, blob in enumerate(leaf.cert_chain_pems):
             blob.write_to_path(str(folder / f"{name}.crt"), append=index > 0)
         (folder / f"{name}.key").chmod(0o600)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import ClassVar, NoReturn, Self
+from typing import ClassVar, Self
 
 import psutil
 
@@ -33,18 +33,19 @@ _numbers = itertools.count(1)
 
 
 def need(name: str) -> None:
-    """Return when the server called `name` can be started here; else skip the test, or under CI=true fail it."""
+    """Return when the server called `name` can be started here; else skip the test.
+
+    Under CI=true it fails instead, if the server is one of those that `make test` provides. Outside of pytest it is a
+    LookupError.
+    """
     reason = provision.missing(name)
-    if reason:
-        _refuse(reason)
-
-
-def _refuse(reason: str) -> NoReturn:
+    if reason is None:
+        return
     if "pytest" not in sys.modules:
         raise LookupError(reason)
     import pytest
 
-    if os.environ.get("CI") == "true":
+    if os.environ.get("CI") == "true" and provision.RECIPES[name].usual:
         pytest.fail(reason)
     pytest.skip(reason)
 
@@ -120,10 +121,17 @@ def _session() -> _Session:
     watch = subprocess.Popen(argv, stdin=subprocess.PIPE, text=True, start_new_session=True, cwd="/")
     session = _Session(os.getpid(), root, watch)
     assert watch.stdin is not None
-    # A forked child holding the pipe open would keep the reaper waiting after we are gone.
-    os.register_at_fork(after_in_child=lambda: os.close(watch.stdin.fileno()) if watch.stdin else None)
+    pipe = watch.stdin.fileno()
+    os.register_at_fork(after_in_child=lambda: _let_go(pipe))
     atexit.register(session.close)
     return session
+
+
+def _let_go(pipe: int) -> None:
+    """In a forked child: holding the pipe open would keep the reaper waiting after the tests themselves are gone."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, pipe, inheritable=False)  # not closed: the number could come to mean another file
+    os.close(null)
 
 
 def new_folder(name: str) -> Path:
@@ -271,7 +279,7 @@ class Server:
                         found.add((connection.laddr.ip, connection.laddr.port))
         return found
 
-    def tail(self, lines: int = 20) -> str:
+    def tail(self, lines: int = 40) -> str:
         """The last lines of its log."""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:]) if self.log.exists() else ""
 

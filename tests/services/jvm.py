@@ -1,0 +1,199 @@
+"""Kafka and Elasticsearch: the two that need Java."""
+
+from __future__ import annotations
+
+import base64
+import json
+import shutil
+import socket
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests import provision
+from tests.services.certificates import certificates
+from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, need, run_to_end
+
+JAVA = ("java", "-Djava.net.preferIPv4Stack=true", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
+
+
+@dataclass(eq=False)
+class Kafka(Server):
+    """One Kafka broker in KRaft mode; topics are made by the first write and kept through kill and start.
+
+    `port` is plaintext, `sasl_port` SASL over plaintext, `tls_port` TLS, `mtls_port` TLS with a client certificate,
+    `sasl_tls_port` SASL over TLS. The one user may log in by PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512. `old` is the last
+    3.x, which still speaks the message formats of 0.8 to 0.10.
+    """
+
+    name: ClassVar[str] = "kafka"
+    old: bool = False
+
+    def check(self) -> None:
+        need("old_kafka" if self.old else "kafka")
+
+    def prepare(self) -> None:
+        self.sasl_port, self.tls_port, self.mtls_port, self.sasl_tls_port, controller = (free_port() for _ in range(5))
+        certs = certificates()
+        store = self.folder / "server.pem"
+        store.write_text("".join(path.read_text() for path in (certs.key, certs.cert, certs.ca)))
+        (self.folder / "server.properties").write_text("".join(self._properties(store, certs.ca, controller)))
+        scram = [f"--add-scram=SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
+        options = ["format", "-t", CLUSTER, "-c", f"{self.folder}/server.properties"]
+        run_to_end([*JAVA, "-Xmx128m", *self._classes(), "kafka.tools.StorageTool", *options, *scram], self.log)
+
+    def _properties(self, store: Path, ca: Path, controller: int) -> list[str]:
+        ports = {
+            "PLAIN": self.port,
+            "SASL": self.sasl_port,
+            "TLS": self.tls_port,
+            "MTLS": self.mtls_port,
+            "SASLTLS": self.sasl_tls_port,
+        }
+        advertised = ",".join(f"{name}://{LOOPBACK}:{port}" for name, port in ports.items())
+        protocols = "PLAIN:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL,MTLS:SSL,SASLTLS:SASL_SSL"
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@{LOOPBACK}:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"{advertised},CONTROLLER://{LOOPBACK}:{controller}",
+            "advertised.listeners": advertised,
+            "listener.security.protocol.map": protocols,
+            "inter.broker.listener.name": "PLAIN",
+            "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256,SCRAM-SHA-512",
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": store,
+            "ssl.truststore.type": "PEM",
+            "ssl.truststore.location": ca,
+            "listener.name.mtls.ssl.client.auth": "required",
+            "log.dirs": self.folder / "data",
+            "offsets.topic.replication.factor": 1,
+            "offsets.topic.num.partitions": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "transaction.state.log.num.partitions": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            "log.cleaner.dedupe.buffer.size": 4194304,
+            # With the usual 9 s a broker that was killed takes 12 s to accept itself back.
+            "broker.session.timeout.ms": 1500,
+            "broker.heartbeat.interval.ms": 300,
+            "num.network.threads": 1,
+            "num.io.threads": 2,
+            "background.threads": 2,
+        }
+        modules = "org.apache.kafka.common.security"
+        for listener in ("sasl", "sasltls"):
+            login = f'{modules}.plain.PlainLoginModule required user_{USER}="{PASSWORD}";'
+            settings[f"listener.name.{listener}.plain.sasl.jaas.config"] = login
+            for bits in (256, 512):
+                login = f"{modules}.scram.ScramLoginModule required;"
+                settings[f"listener.name.{listener}.scram-sha-{bits}.sasl.jaas.config"] = login
+        return [f"{name}={value}\n" for name, value in settings.items()]
+
+    def _classes(self) -> list[str]:
+        return ["-cp", f"{provision.OLD_KAFKA if self.old else provision.KAFKA}/*"]
+
+    def argv(self) -> Sequence[str | Path]:
+        heap = ["-Xms256m", "-Xmx256m"]
+        return [*JAVA, *heap, *self._classes(), "kafka.Kafka", self.folder / "server.properties"]
+
+    def ping(self) -> None:
+        # ApiVersions, the first request of every client: key 18, version 0, correlation 7, no client id.
+        with socket.create_connection((LOOPBACK, self.port), timeout=5) as client:
+            client.sendall(bytes.fromhex("0000000a 0012 0000 00000007 ffff".replace(" ", "")))
+            answer = client.recv(10)
+            assert answer[4:] == bytes.fromhex("000000070000"), f"ApiVersions was answered {answer.hex()}"
+        accepting(self.sasl_tls_port)
+
+    @property
+    def brokers(self) -> str:
+        """Host and port of the plaintext listener."""
+        return f"{LOOPBACK}:{self.port}"
+
+
+@dataclass(eq=False)
+class Elasticsearch(Server):
+    """One Elasticsearch 8 node with its security on: user `elastic`, API keys, roles; with `tls` over HTTPS.
+
+    Indexed documents are kept through kill and start. Not there: `_delete_by_query`, scripts, language analyzers.
+    """
+
+    name: ClassVar[str] = "elasticsearch"
+    patience: ClassVar[float] = 90
+    user_name: ClassVar[str] = "elastic"
+    password: ClassVar[str] = PASSWORD
+    tls: bool = False
+
+    def prepare(self) -> None:
+        self.transport_port = free_port()
+        config = self.folder / "config"
+        config.mkdir()
+        (self.folder / "tmp").mkdir()
+        for source in (certificates().ca, certificates().cert, certificates().key):
+            shutil.copy(source, config)  # it reads no file outside its own configuration
+        settings: dict[str, Any] = {
+            "cluster.name": "peers",
+            "node.name": "node-1",
+            "path.data": str(self.folder / "data"),
+            "path.logs": str(self.folder / "logs"),
+            "network.host": LOOPBACK,
+            "http.port": self.port,
+            "transport.port": self.transport_port,
+            "discovery.type": "single-node",
+            "cluster.routing.allocation.disk.threshold_enabled": False,
+            "xpack.security.enabled": True,
+            "xpack.security.transport.ssl.enabled": False,
+            "xpack.license.self_generated.type": "basic",
+            "xpack.security.http.ssl.enabled": self.tls,
+        }
+        if self.tls:
+            files = {"certificate": "server.crt", "key": "server.key", "certificate_authorities": "ca.crt"}
+            settings |= {f"xpack.security.http.ssl.{name}": f"{config}/{file}" for name, file in files.items()}
+        # JSON is YAML.
+        (config / "elasticsearch.yml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in settings.items()))
+        (config / "log4j2.properties").write_text(
+            "status = error\nappender.c.type = Console\nappender.c.name = c\nappender.c.layout.type = PatternLayout\n"
+            "appender.c.layout.pattern = [%d{ISO8601}][%-5p][%c{1.}] %m%n\n"
+            "rootLogger.level = info\nrootLogger.appenderRef.c.ref = c\n"
+        )
+
+    def argv(self) -> Sequence[str | Path]:
+        home, folder = provision.ELASTICSEARCH, self.folder
+        heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
+        paths = [f"-Des.path.home={home}", f"-Des.path.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
+        return [*JAVA, *heap, *paths, "-cp", f"{home}/launcher:{home}/lib/*", "EsNode"]
+
+    def env(self) -> Mapping[str, str]:
+        return {"ES_BOOTSTRAP_PASSWORD": PASSWORD}
+
+    @property
+    def url(self) -> str:
+        """The node's URL, without its login."""
+        return f"{'https' if self.tls else 'http'}://{LOOPBACK}:{self.port}"
+
+    def ping(self) -> None:
+        login = base64.b64encode(f"{self.user_name}:{PASSWORD}".encode()).decode()
+        request = urllib.request.Request(f"{self.url}/", headers={"Authorization": f"Basic {login}"})
+        trust = ssl.create_default_context(cafile=str(certificates().ca)) if self.tls else None
+        try:
+            with urllib.request.urlopen(request, timeout=5, context=trust) as answer:
+                assert json.load(answer)["version"]["number"] == provision.ELASTICSEARCH_VERSION
+        except urllib.error.HTTPError as early:  # 401 and 503 while its security index is made
+            early.close()
+            raise
+
+
+def kafka(*, old: bool = False) -> Kafka:
+    """A running Kafka broker of its own."""
+    return Kafka(old).start()
+
+
+def elasticsearch(*, tls: bool = False) -> Elasticsearch:
+    """A running Elasticsearch node of its own."""
+    return Elasticsearch(tls).start()

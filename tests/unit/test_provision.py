@@ -1,0 +1,69 @@
+"""What provisioning promises: nothing half-made, a reason for what cannot be had, and an error for it under CI."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests import provision, services
+
+TOP = Path(__file__).parents[2]
+
+
+def provide(cache: Path, *names: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """A real run with a cache of its own on a machine that has no build tools."""
+    argv = [sys.executable, "-m", "tests.provision", *names]
+    env = {"BUCKETWIRE_CACHE": str(cache), "PATH": "/nonexistent", **env}
+    return subprocess.run(argv, cwd=TOP, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_server_that_cannot_be_had_is_named_with_its_reason(tmp_path: Path) -> None:
+    done = provide(tmp_path / "cache", "minio")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "CANNOT BE HAD: needs go, which is not installed" in done.stdout
+
+
+def test_under_ci_a_server_that_cannot_be_had_is_an_error(tmp_path: Path) -> None:
+    assert provide(tmp_path / "cache", "minio", CI="true").returncode == 1
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones(tmp_path: Path) -> None:
+    done = provide(tmp_path / "cache", "minoi")
+    assert done.returncode == 2
+    assert "no such server: minoi; there are redis, postgres" in done.stderr
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provision, "CACHE", tmp_path)
+    with pytest.raises(provision.CannotProvideError, match="sh ended with 3: why"):  # noqa: PT012, SIM117 (the block is the subject)
+        with provision.building(tmp_path / "made-1") as made:
+            (made / "half").touch()
+            provision.run(["sh", "-c", "echo why; exit 3"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_that_succeeds_replaces_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provision, "CACHE", tmp_path)
+    (tmp_path / "made-1").mkdir()
+    with provision.building(tmp_path / "made-1") as made:
+        (made / "whole").touch()
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*")] == [Path("made-1"), Path("made-1/whole")]
+
+
+@pytest.mark.parametrize(
+    ("ci", "usual", "outcome"),
+    [("", True, "Skipped"), ("true", True, "Failed"), ("true", False, "Skipped")],
+)
+def test_a_missing_server_skips_its_test_but_fails_it_under_ci(
+    monkeypatch: pytest.MonkeyPatch, ci: str, usual: bool, outcome: str
+) -> None:
+    monkeypatch.setitem(provision.RECIPES, "redis", provision.Recipe("redis", ("/nowhere/redis",), usual=usual))
+    monkeypatch.setenv("CI", ci)
+    with pytest.raises(
+        BaseException, match="redis: /nowhere/redis not found; run `python -m tests.provision redis`"
+    ) as ended:
+        services.need("redis")
+    assert type(ended.value).__name__ == outcome
