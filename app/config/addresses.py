@@ -1,0 +1,159 @@
+"""Hosts and URLs, read and shown without the passwords in them (reference §3.3)."""
+
+import ipaddress
+import re
+from typing import NamedTuple
+from urllib.parse import SplitResult, urlsplit, urlunsplit
+
+from app.config.kinds import Kind
+from app.config.problems import REDACTED, BadValue
+
+_LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+
+
+class HostPort(NamedTuple):
+    """A place to connect to. An IPv6 host has no brackets; a host that begins with `/` is a unix socket, port 0."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        if self.host.startswith("/"):
+            return self.host
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Host(Kind[HostPort]):
+    """`name[:port]`, IPv4, `[v6]:port`; where it can be one, also the absolute path of a unix socket."""
+
+    empty = HostPort("", 0)
+
+    def __init__(self, default_port: int | None = None, *, socket: bool = False, any_port: bool = False) -> None:
+        self._default_port = default_port
+        self._socket = socket
+        self._least_port = 0 if any_port else 1
+        self.label = "host[:port]" if default_port is not None else "host:port"
+
+    def parse(self, text: str) -> HostPort:
+        """Host and port, the port implied where the kind has a default."""
+        if self._socket and text.startswith("/"):
+            return HostPort(text, 0)
+        if "://" in text or "/" in text:
+            raise BadValue("is a URL, not a host", "write host:port")
+        host, port = _split(text)
+        check_host(host)
+        return HostPort(host, self._port(port))
+
+    def _port(self, text: str) -> int:
+        if not text and self._default_port is not None:
+            return self._default_port
+        if not text:
+            raise BadValue("has no port", "write host:port")
+        if not re.fullmatch(r"[0-9]{1,5}", text) or not self._least_port <= int(text) <= 65535:
+            raise BadValue("has no valid port", f"a port is a number from {self._least_port} to 65535")
+        return int(text)
+
+
+class HttpUrl(Kind[str]):
+    """An `http` or `https` URL; doubled slashes and dots go from its path, a trailing `/` stays."""
+
+    label = "http(s) URL"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """The URL, its scheme in lower case and a default port left out."""
+        parts = split_url(text)
+        if parts.scheme not in ("http", "https"):
+            raise BadValue("is no http or https URL", "write http://host[:port]/path or https://…")
+        if parts.fragment:
+            raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
+        host = parts.hostname or ""
+        check_host(host)
+        shown = f"[{host}]" if ":" in host else host
+        if parts.port not in (None, 80 if parts.scheme == "http" else 443):
+            shown += f":{parts.port}"
+        credentials, at, _ = parts.netloc.rpartition("@")
+        return urlunsplit((parts.scheme, credentials + at + shown, _clean(parts.path), parts.query, ""))
+
+    def shown(self, text: str) -> str:
+        """The URL without its password."""
+        return redacted_url(text)
+
+
+def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
+    """The parts of a URL, whose port is a number and whose host is there if it must be. Raises `BadValue`."""
+    if re.search(r"[\s\x00-\x1f\x7f]", text):
+        raise BadValue("holds a blank or control character", "write it as %20 or the like")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise BadValue("is not a URL", "check brackets and port") from None
+    if not parts.scheme or (needs_host and not parts.hostname):
+        raise BadValue("is not a URL with a scheme and a host", "write it as scheme://host[:port]/path")
+    if port == 0:
+        raise BadValue("has no valid port", "a port is a number from 1 to 65535")
+    return parts
+
+
+def redacted_url(text: str) -> str:
+    """A URL as it may be printed: the password in it is `*redacted*`, and so is all of what cannot be read."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return REDACTED
+    credentials, at, place = parts.netloc.rpartition("@")
+    if not at and "@" in text:
+        # Without `//` or with a stray `/` in a password the credentials stand outside of the authority.
+        return REDACTED
+    user, colon, _ = credentials.partition(":")
+    netloc = f"{user}{colon and ':' + REDACTED}{at}{place}"
+    query = re.sub(r"(?i)(^|&)([^=&]*(?:pass|token|secret|key|sig|auth)[^=&]*)=[^&]*", rf"\1\2={REDACTED}", parts.query)
+    unchanged = (netloc, query) == (parts.netloc, parts.query)
+    return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def check_host(host: str) -> None:
+    """Raise `BadValue` unless this is a name, an IPv4 or an IPv6 address."""
+    if not host:
+        raise BadValue("has no host", "write the name or address of a server")
+    if ":" in host:
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            raise BadValue("has no valid host: too many colons", "write an IPv6 address as [::1]:port") from None
+        return
+    labels = host.removesuffix(".").split(".")
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
+        raise BadValue("has no valid host", "a host is labels of letters, digits and -, divided by dots")
+    if labels[-1].isdigit():
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            raise BadValue("has no valid host: it is almost an IPv4 address", "write four numbers up to 255") from None
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")) or ":" not in host:
+            raise BadValue("has no valid host", "write an IPv6 address as [::1]:port")
+        return host, rest[1:]
+    if text.count(":") > 1:
+        raise BadValue("has too many colons", "write an IPv6 address as [::1]:port")
+    host, _, port = text.partition(":")
+    return host, port
+
+
+def _clean(path: str) -> str:
+    """What Go's path cleaning does to an absolute path, except that a trailing slash stays."""
+    if not path:
+        return ""
+    kept: list[str] = []
+    for segment in path.split("/"):
+        if segment == "..":
+            del kept[-1:]
+        elif segment not in ("", "."):
+            kept.append(segment)
+    cleaned = "/" + "/".join(kept)
+    return cleaned + "/" if path.endswith("/") and cleaned != "/" else cleaned

@@ -1,0 +1,59 @@
+"""A target's identity and its ARN (reference §1.10)."""
+
+import re
+from dataclasses import dataclass
+
+from app.config.problems import BadValue
+
+UNNAMED = "_"
+_PREFIX = "arn:minio:sqs:"
+_TYPE = re.compile(r"[a-z][a-z0-9]{0,31}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+_REGION = re.compile(r"[A-Za-z0-9_-]{0,64}")
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class TargetId:
+    """Type and name of a target. The name keeps its case; `_` is the unnamed one. Raises `BadValue`.
+
+    MinIO forbids only `:` in a name. Here a name also stands in queue names and in paths of the API, so it is
+    1 to 64 letters, digits, `_`, `-` or `.`, and begins with a letter, a digit or `_`.
+    """
+
+    type: str
+    name: str
+
+    def __post_init__(self) -> None:
+        if not _TYPE.fullmatch(self.type):
+            raise BadValue("is no target type", "a type is a lower-case word such as redis, postgresql or webhook")
+        if not _NAME.fullmatch(self.name):
+            raise BadValue(
+                "is no target name",
+                "use 1 to 64 letters, digits, _ - or ., beginning with a letter, digit or _ (_ alone: unnamed)",
+            )
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+    def arn(self, region: str = "") -> str:
+        """`arn:minio:sqs:<region>:<name>:<type>`; the region is empty unless the site has one."""
+        return f"{_PREFIX}{region}:{self.name}:{self.type}"
+
+
+def parse_arn(text: str) -> tuple[str, TargetId]:
+    """Region and target of an ARN. Raises `BadValue`. As MinIO: six parts, name and type not empty (§1.10)."""
+    parts = text.split(":")
+    if not text.startswith(_PREFIX) or len(parts) != 6 or not _REGION.fullmatch(parts[3]):
+        raise BadValue("is not a target's ARN", "write arn:minio:sqs:<region>:<name>:<type>, the region may be empty")
+    _, _, _, region, name, type_ = parts
+    return region, TargetId(type_, name)
+
+
+def parse_target(text: str) -> TargetId:
+    """The target that an ARN or `type:name` names. Raises `BadValue`."""
+    if text.startswith("arn:"):
+        return parse_arn(text)[1]
+    type_, colon, name = text.partition(":")
+    if not colon:
+        raise BadValue("names no target", "write type:name, such as redis:cache, or the target's ARN")
+    return TargetId(type_, name)

@@ -1,0 +1,111 @@
+"""Targets from `MINIO_NOTIFY_<TYPE>_<KEY>[_<NAME>]` variables (reference §3.2)."""
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from app.config.arn import UNNAMED, TargetId
+from app.config.keys import Key, keys_of
+from app.config.problems import BadValue, Problem, did_you_mean, nearest
+from app.config.targets import TYPES, TargetSettings
+
+_PREFIX = "MINIO_NOTIFY_"
+
+
+class Found(NamedTuple):
+    """Targets with their texts, not yet loaded, and what belongs to none of them."""
+
+    targets: dict[TargetId, Mapping[str, str]]
+    problems: list[Problem]
+
+
+def variable(cls: type[TargetSettings], key: str, name: str = UNNAMED) -> str:
+    """The variable that sets a key of a target."""
+    variable = f"{_PREFIX}{cls.env}_{_suffix(keys_of(cls)[key])}"
+    return variable if name == UNNAMED else f"{variable}_{name}"
+
+
+def from_environ(environ: Mapping[str, str]) -> Found:
+    """The targets that the environment names. Never raises: what is wrong with one target touches no other.
+
+    As MinIO: an `…_ENABLE` variable makes a target and gives its name, which keeps its case and may contain `_`;
+    an empty variable is no variable. A variable of a target with a key that the type does not know is among its
+    texts, so that loading the target refuses it; one that belongs to no target is a problem of its own.
+    """
+    given = {name.removeprefix(_PREFIX): text.strip() for name, text in environ.items() if name.startswith(_PREFIX)}
+    given = {name: text for name, text in given.items() if text}
+    targets: dict[TargetId, Mapping[str, str]] = {}
+    problems: list[Problem] = []
+    for cls in TYPES.values():
+        of_type = {
+            name.removeprefix(f"{cls.env}_"): given.pop(name) for name in list(given) if name.startswith(f"{cls.env}_")
+        }
+        found = _of_type(cls, of_type)
+        targets |= found.targets
+        problems += found.problems
+    known = [cls.env for cls in TYPES.values()]
+    for name in given:
+        hint = did_you_mean(name.partition("_")[0], known)
+        problems.append(Problem(_PREFIX + name, "", "is of no target type here", hint))
+    return Found(targets, problems)
+
+
+def _of_type(cls: type[TargetSettings], given: dict[str, str]) -> Found:
+    problems = []
+    values: dict[str, dict[str, str]] = {}
+    unusable = []
+    enable = _suffix(keys_of(cls)["enable"])
+    for rest in [rest for rest in given if rest == enable or rest.startswith(f"{enable}_")]:
+        name = rest[len(enable) + 1 :] or UNNAMED
+        text = given.pop(rest)
+        try:
+            TargetId(cls.type_name, name)
+        except BadValue as error:
+            problems.append(Problem(f"{_PREFIX}{cls.env}_{rest}", name, error.problem, error.hint))
+            unusable.append(name)
+            continue
+        values[name] = {"enable": text}
+    for rest, text in given.items():
+        owner = _owner(cls, rest, values)
+        if owner:
+            name, key = owner
+            values[name][key] = text
+        elif not any(rest.endswith(f"_{name}") for name in unusable):
+            problems.append(_stray(cls, rest))
+    return Found({TargetId(cls.type_name, name): texts for name, texts in values.items()}, problems)
+
+
+def _owner(cls: type[TargetSettings], rest: str, names: Mapping[str, object]) -> tuple[str, str] | None:
+    """Target and key of a variable: of several readings the one with the longest key, a known key before any other."""
+    readings = list(_readings(cls, rest))
+    for name, key in readings:
+        if name in names:
+            return name, key
+    if readings:
+        return None  # a known key, but of a target that no ENABLE names
+    for name in sorted(names, key=len, reverse=True):
+        if rest.endswith(f"_{name}"):
+            return name, rest.removesuffix(f"_{name}").lower()
+    return (UNNAMED, rest.lower()) if UNNAMED in names else None
+
+
+def _readings(cls: type[TargetSettings], rest: str) -> Iterator[tuple[str, str]]:
+    suffixes = {_suffix(key): key.name for key in keys_of(cls).values()}
+    for suffix in sorted(suffixes, key=len, reverse=True):
+        if rest == suffix:
+            yield UNNAMED, suffixes[suffix]
+        elif rest.startswith(f"{suffix}_"):
+            yield rest[len(suffix) + 1 :], suffixes[suffix]
+
+
+def _stray(cls: type[TargetSettings], rest: str) -> Problem:
+    key = f"{_PREFIX}{cls.env}_{rest}"
+    for name, _ in _readings(cls, rest):
+        missing = variable(cls, "enable", name)
+        close = nearest(rest, [_suffix(each) for each in keys_of(cls).values()])
+        hint = f"set {missing}=on" + (f", or did you mean {close}?" if close not in ("", rest) else "")
+        return Problem(key, "", "belongs to no target", hint)
+    return Problem(key, "", "belongs to no target and is no key", f"{variable(cls, 'enable')}_<NAME>=on makes a target")
+
+
+def _suffix(key: Key) -> str:
+    return key.env or key.name.upper()

@@ -1,0 +1,199 @@
+"""The kinds of values that settings have: how a text is read, and what is said when it cannot be (reference §3.3).
+
+A kind's sentences never quote the text, because any key may be a secret. An empty text is no value: it never reaches
+`parse`, the key's default counts instead.
+"""
+
+import posixpath
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from typing import ClassVar, Generic, Literal, TypeVar
+
+from app.config.problems import BadValue
+
+T = TypeVar("T")
+L = TypeVar("L", bound=str)
+
+_TRUE = frozenset(["1", "t", "T", "true", "TRUE", "True", "on", "ON", "On"])
+_FALSE = frozenset(["0", "f", "F", "false", "FALSE", "False", "off", "OFF", "Off"])
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+
+
+class Kind(Generic[T]):
+    """How one kind of value is read from text."""
+
+    label: str  # what the reference page calls it
+    empty: T  # stands where a required value is missing because the target is off
+    holds_secrets = False  # whether a value may have a secret within; it may then stand elsewhere
+    separator = ""  # between the values of a list, for kinds that are lists
+
+    def parse(self, text: str) -> T:
+        """The value of a text without surrounding blanks. Raises `BadValue`."""
+        raise NotImplementedError
+
+    def shown(self, text: str) -> str:
+        """The text as it may be printed; kinds that can hold a password take it out."""
+        return text
+
+
+class Text(Kind[str]):
+    """Any text without control characters."""
+
+    label = "text"
+    empty = ""
+
+    def __init__(self, *, ascii_only: bool = False, longest: int = 8192) -> None:
+        self._ascii_only = ascii_only
+        self._longest = longest
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        if _CONTROL.search(text):
+            raise BadValue("holds a control character", "a value is one line of printable text")
+        if self._ascii_only and not text.isascii():
+            raise BadValue("holds a character outside ASCII", "it is sent in a header, which takes ASCII only")
+        if len(text) > self._longest:
+            raise BadValue(f"is longer than {self._longest} characters", "shorten it")
+        return text
+
+
+class Toggle(Kind[bool]):
+    """On or off in the spellings that `enable` has in MinIO; any other is refused, not taken as off (§10)."""
+
+    label = "on/off"
+    empty = False
+
+    def parse(self, text: str) -> bool:
+        """True for on."""
+        if text in _TRUE or text.lower() == "enabled":
+            return True
+        if text in _FALSE or text.lower() == "disabled":
+            return False
+        raise BadValue("is neither on nor off", "write on or off")
+
+
+class Number(Kind[int]):
+    """A decimal whole number between two bounds."""
+
+    label = "number"
+    empty = 0
+
+    def __init__(self, least: int = 0, most: int = 2**53) -> None:
+        self._least = least
+        self._most = most
+
+    def parse(self, text: str) -> int:
+        """The number."""
+        if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
+            raise BadValue("is not a whole number", "write decimal digits")
+        number = int(text)
+        _check_bounds(number, self._least, self._most, lambda bound: f"{bound:.0f}")
+        return number
+
+
+class Duration(Kind[float]):
+    """A length of time as Go writes it, `300ms`, `10s`, `1h30m`; with `days` also `7d`. The value is in seconds."""
+
+    label = "duration"
+    empty = 0.0
+    _UNITS: ClassVar[dict[str, Decimal]] = {
+        unit: Decimal(seconds)
+        for unit, seconds in {
+            "ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1", "m": "60", "h": "3600",
+        }.items()
+    }  # fmt: skip
+
+    def __init__(self, least: float = 0, most: float = 10 * 365 * 86400, *, days: bool = False) -> None:
+        self._least = least
+        self._most = most
+        self._units = self._UNITS | ({"d": Decimal(86400)} if days else {})
+        self._hint = "write a number with its unit, such as 300ms, 10s, 2m or 1h30m" + (" or 7d" if days else "")
+
+    def parse(self, text: str) -> float:
+        """Seconds."""
+        units = "|".join(sorted(self._units, key=len, reverse=True))
+        parts = re.findall(rf"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)({units})", text)
+        if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
+            raise BadValue("is not a duration", self._hint)
+        seconds = sum((Decimal(number) * self._units[unit] for number, unit in parts), Decimal(0))
+        _check_bounds(float(seconds), self._least, self._most, written_duration)
+        return float(seconds)
+
+
+class Size(Kind[int]):
+    """A number of bytes, plain or with `KiB`, `MiB`, `GiB`."""
+
+    label = "size"
+    empty = 0
+    _UNITS: ClassVar[dict[str, int]] = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+    def __init__(self, least: int, most: int) -> None:
+        self._least = least
+        self._most = most
+
+    def parse(self, text: str) -> int:
+        """Bytes."""
+        match = re.fullmatch(r"([0-9]{1,12}) ?(KiB|MiB|GiB|)", text)
+        if not match:
+            raise BadValue("is not a size", "write bytes, or a number with KiB, MiB or GiB, such as 64MiB")
+        size = int(match[1]) * self._UNITS[match[2]]
+        _check_bounds(size, self._least, self._most, lambda bound: f"{bound:.0f} bytes")
+        return size
+
+
+class Choice(Kind[L]):
+    """One of a few words, in any case (MinIO takes any case and then loses what is not lower, §4.1)."""
+
+    def __init__(self, *words: L) -> None:
+        self._words = words
+        self.label = " or ".join(f"`{word}`" for word in words)
+        self.empty = words[0]
+
+    def parse(self, text: str) -> L:
+        """The word as declared."""
+        for word in self._words:
+            if text.casefold() == word.casefold():
+                return word
+        raise BadValue("is none of the choices", f"write {' or '.join(self._words)}")
+
+
+class Switch(Kind[Literal["on", "off", ""]]):
+    """On, off, or not said: then what holds for the whole service holds here."""
+
+    label = "on/off, or empty"
+    empty: Literal["on", "off", ""] = ""
+
+    def parse(self, text: str) -> Literal["on", "off", ""]:
+        """`on` or `off`, whatever the spelling."""
+        return "on" if Toggle().parse(text) else "off"
+
+
+class Path(Kind[str]):
+    """An absolute path. Whether something is there is not looked at: it may be on another machine."""
+
+    label = "absolute path"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """The path without doubled slashes and dots."""
+        if _CONTROL.search(text):
+            raise BadValue("holds a control character", "write the path as it is on disk")
+        if not text.startswith("/"):
+            raise BadValue("is not an absolute path", "begin it with /")
+        return posixpath.normpath("/" + text.lstrip("/"))
+
+
+def written_duration(seconds: float) -> str:
+    """A duration in the form that `Duration` reads, for messages and pages."""
+    if 0 < seconds < 1:
+        return f"{seconds * 1000:g}ms"
+    for size, unit in ((3600, "h"), (60, "m")):
+        if seconds and seconds % size == 0:
+            return f"{seconds / size:g}{unit}"
+    return f"{seconds:g}s"
+
+
+def _check_bounds(value: float, least: float, most: float, written: Callable[[float], str]) -> None:
+    if not least <= value <= most:
+        raise BadValue("is out of bounds", f"{written(least)} to {written(most)} can be had")

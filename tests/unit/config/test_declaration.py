@@ -1,0 +1,230 @@
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.config.addresses import HostPort
+from app.config.arn import TargetId
+from app.config.declaration import BadSettings, broken, load, merged, redacted, texts
+from app.config.problems import REDACTED
+from app.config.reference import reference_page
+from app.config.targets import TYPES, PostgresSettings, RedisSettings, WebhookSettings
+
+REDIS = {"address": "redis:6379", "key": "events"}
+POSTGRES = {"connection_string": "host=db user=me", "table": "events"}
+WEBHOOK = {"endpoint": "http://h/x"}
+MINIMAL: dict[str, dict[str, str]] = {"redis": REDIS, "postgresql": POSTGRES, "webhook": WEBHOOK}
+SIGNING = "whsec_" + "c2VjcmV0" * 4
+
+
+def problems(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
+    with pytest.raises(BadSettings) as caught:
+        load(type_name, values, {})
+    return {problem.key: str(problem) for problem in caught.value.problems}
+
+
+def test_the_defaults_are_those_of_the_reference_and_ours() -> None:
+    settings = load(RedisSettings, REDIS)
+    assert settings == RedisSettings(address=HostPort("redis", 6379), key="events")
+    assert settings.enable is True
+    assert (settings.queue_limit, settings.effective_queue_limit, settings.queue_full) == (0, 100_000, "discard")
+    assert (settings.sync, settings.max_in_flight, settings.batch_size) == ("", 1000, 500)
+    assert (settings.max_attempts, settings.retry_base, settings.retry_max_delay) == (20, 1.0, 300.0)
+    assert (settings.max_age, settings.timeout) == (259200.0, 5.0)
+    assert (settings.format, settings.policy, settings.access_shape) == ("namespace", "mirror", "minio")
+    assert (settings.db, settings.tls, settings.tls_skip_verify, settings.password) == (0, False, False, "")
+    assert load(PostgresSettings, POSTGRES).max_open_connections == 2
+    assert (load(WebhookSettings, WEBHOOK).read_timeout, load(WebhookSettings, WEBHOOK).allow_private) == (10.0, False)
+
+
+def test_json_values_mean_what_their_texts_mean() -> None:
+    given = {"enable": False, "db": 3, "queue_limit": 5.0, "comment": None, "tls": True, "sync": True, "key": 7}
+    settings = load(RedisSettings, REDIS | given)
+    assert (settings.enable, settings.db, settings.queue_limit) == (False, 3, 5)
+    assert (settings.comment, settings.tls, settings.sync, settings.key) == ("", True, "on", "7")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("key", True), ("db", 1.5), ("key", []), ("key", {}), ("timeout", 5), ("enable", 2)]
+)
+def test_json_values_that_cannot_be_are_refused(key: str, value: object) -> None:
+    assert key in problems("redis", REDIS | {key: value})
+
+
+def test_blanks_around_a_value_are_no_part_of_it_and_an_empty_one_is_none() -> None:
+    settings = load(RedisSettings, {"address": "  redis ", "key": "\tevents\n", "db": " ", "format": ""})
+    assert settings == RedisSettings(address=HostPort("redis", 6379), key="events")
+
+
+def test_every_problem_is_named_at_once() -> None:
+    found = problems("redis", {"adress": "x", "db": "minus", "format": "both", "tls": "perhaps"})
+    assert set(found) == {"adress", "db", "format", "tls", "address", "key"}
+    assert found["adress"] == "adress: is no setting here; did you mean address?"
+    assert found["db"] == "db: “minus” is not a whole number; write decimal digits"
+    assert found["address"].startswith("address: is required; ")
+
+
+def test_a_key_like_none_is_answered_with_all_of_them() -> None:
+    assert "known are enable" in problems("redis", REDIS | {"zzzzzz": "x"})["zzzzzz"]
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
+    cls = TYPES[type_name]
+    from app.config.keys import keys_of
+
+    secrets = [name for name, key in keys_of(cls).items() if key.secret]
+    assert secrets
+    wrong = dict.fromkeys(secrets, "hunter2\x01'")
+    for found in problems(type_name, wrong).values():
+        assert "hunter2" not in found
+    values = MINIMAL[type_name] | dict.fromkeys(secrets, "host=hunter2") | {"passwrd": "hunter2"}
+    if type_name == "webhook":
+        values["signing_secret"] = SIGNING
+    assert "hunter2" not in str(redacted(type_name, values))
+    assert SIGNING not in str(redacted(type_name, values))
+    del values["passwrd"]
+    settings = load(type_name, values)
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in str(settings)
+
+
+def test_a_password_in_an_endpoint_is_not_shown_either() -> None:
+    values = {"endpoint": "http://me:hunter2@h/x"}
+    assert redacted("webhook", values) == {"endpoint": f"http://me:{REDACTED}@h/x"}
+    assert "hunter2" not in repr(load("webhook", values))
+    assert "hunter2" not in str(problems("webhook", {"endpoint": "http://me:hunter2@h:x/"}))
+
+
+def test_what_is_shown_in_place_of_a_secret_is_not_taken_for_one() -> None:
+    assert "in place of a secret" in problems("redis", REDIS | {"password": REDACTED})["password"]
+    assert "endpoint" in problems("webhook", {"endpoint": f"http://me:{REDACTED}@h/x"})
+
+
+def test_a_target_that_is_off_needs_nothing_but_right_values() -> None:
+    assert load("redis", {"enable": "off"}).enable is False
+    assert set(problems("redis", {"enable": "off", "db": "x"})) == {"db"}
+    assert load("redis", {"enable": "off", "user": "x"}).enable is False
+
+
+BETWEEN: list[tuple[str, dict[str, str], str]] = [
+    ("redis", {"client_cert": "/c", "tls": "on"}, "client_key"),
+    ("redis", {"client_key": "/k", "tls": "on"}, "client_cert"),
+    ("redis", {"tls_ca": "/ca"}, "tls_ca"),
+    ("redis", {"tls_skip_verify": "on"}, "tls_skip_verify"),
+    ("redis", {"user": "me"}, "user"),
+    ("redis", {"tls": "on", "address": "/run/redis.sock"}, "tls"),
+    ("redis", {"retry_base": "10m"}, "retry_base"),
+    ("webhook", {"client_cert": "/c"}, "client_key"),
+    ("webhook", {"client_key": "/k"}, "client_cert"),
+    ("postgresql", {"connection_string": ""}, "connection_string"),
+    ("postgresql", {"connection_string": "postgresql://h/db", "host": "h2"}, "host"),
+    ("postgresql", {"connection_string": "postgresql://h/db", "user": "u"}, "username"),
+]
+
+
+@pytest.mark.parametrize(("type_name", "values", "key"), BETWEEN)
+def test_values_that_do_not_go_together_are_refused(type_name: str, values: dict[str, str], key: str) -> None:
+    assert set(problems(type_name, MINIMAL[type_name] | values)) == {key}
+
+
+def test_a_value_that_is_wrong_by_itself_is_not_also_blamed_for_what_it_would_have_meant() -> None:
+    assert set(problems("redis", REDIS | {"user": "me", "password": "file:/nowhere/secret"})) == {"password"}
+
+
+DSNS = [
+    ({"connection_string": "host=db user=me"}, "host=db user=me"),
+    ({"connection_string": "postgresql://u@h/db"}, "postgresql://u@h/db"),
+    ({"host": "db"}, "host='db'"),
+    (
+        {"connection_string": "sslmode=disable", "host": "127.0.0.1", "port": "5432", "user": "postgres",
+         "password": "it's \\", "database": "minio_events"},
+        "sslmode='disable' host='127.0.0.1' port='5432' user='postgres' password='it\\'s \\\\' dbname='minio_events'",
+    ),
+    ({"connection_string": "host=a dbname=b", "host": "c"}, "host='c' dbname='b'"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("values", "dsn"), DSNS)
+def test_the_old_postgresql_keys_add_to_the_connection_string(values: dict[str, str], dsn: str) -> None:
+    assert load(PostgresSettings, {"table": "t"} | values).dsn == dsn
+
+
+def test_a_table_is_known_by_its_name_in_the_catalogue() -> None:
+    assert load(PostgresSettings, POSTGRES | {"table": "BucketEvents"}).table_name == "bucketevents"
+
+
+def test_an_older_name_of_a_key_is_taken_but_not_beside_the_new_one() -> None:
+    assert texts("postgresql", {"user": "me"}) == {"username": "me"}
+    assert "user" in problems("postgresql", POSTGRES | {"username": "a", "user": "b"})
+
+
+def test_changes_are_made_to_what_is_stored() -> None:
+    stored = {"address": "a", "key": "k", "password": "hunter2", "db": "3"}
+    changes = {"address": "b", "password": REDACTED, "db": "", "enable": False}
+    assert merged("redis", stored, changes) == {"address": "b", "key": "k", "password": "hunter2", "enable": "off"}
+    assert merged("redis", stored, {"password": None}) == {"address": "a", "key": "k", "db": "3"}
+    assert merged("redis", {}, {"password": REDACTED}) == {"password": REDACTED}  # and loading refuses it
+    shown = f"http://me:{REDACTED}@h/x"
+    assert merged("webhook", {"endpoint": "http://me:pw@h/x"}, {"endpoint": shown}) == {"endpoint": "http://me:pw@h/x"}
+
+
+def test_changes_with_an_unknown_key_are_refused() -> None:
+    with pytest.raises(BadSettings, match="did you mean address"):
+        merged("redis", {}, {"adress": "a"})
+
+
+def test_an_unknown_type_is_refused_with_the_nearest() -> None:
+    with pytest.raises(BadSettings, match="did you mean redis"):
+        load("radis", {})
+
+
+def test_broken_targets_are_told_one_by_one() -> None:
+    good, bad = TargetId("redis", "good"), TargetId("redis", "bad")
+    found = broken({good: REDIS, bad: {"key": "x"}})
+    assert list(found) == [bad]
+    assert str(found[bad]).startswith("redis:bad: address: is required")
+
+
+def test_secrets_are_found_where_they_are_referred_to(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("hunter2\n")
+    by_file = load(RedisSettings, REDIS | {"password": f"file:{file}"})
+    by_variable = load(RedisSettings, REDIS | {"password": "env:REDIS_PW"}, {"REDIS_PW": "hunter2"})
+    assert by_file.password == by_variable.password == "hunter2"
+    assert redacted("redis", {"password": f"file:{file}"}) == {"password": f"file:{file}"}
+    assert load(RedisSettings, REDIS | {"key": "env:REDIS_PW"}, {"REDIS_PW": "x"}).key == "env:REDIS_PW"
+
+
+def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_text("\n")
+    (tmp_path / "large").write_text("x" * 70_000)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    cases: dict[str, str] = {
+        "env:REDIS_PW": "variable REDIS_PW is empty or missing",
+        "env:BUCKETWIRE_SECRET_KEYS": "a variable of the service itself",
+        "file:password": "relative path",
+        f"file:{tmp_path}/none": "No such file",
+        f"file:{tmp_path}": "Is a directory",
+        f"file:{tmp_path}/empty": "empty or missing",
+        f"file:{tmp_path}/large": "larger than",
+        f"file:{tmp_path}/binary": "not UTF-8",
+    }
+    for reference, why in cases.items():
+        found: dict[str, Any] = problems("redis", REDIS | {"password": reference})
+        assert why in found["password"]
+
+
+def test_the_reference_page_names_every_key_and_variable() -> None:
+    page = reference_page()
+    for words in (
+        "`MINIO_NOTIFY_POSTGRES_CONNECTION_STRING[_<NAME>]`",
+        "`notify_postgres[:<name>] key=value …`",
+        "| `address` | `MINIO_NOTIFY_REDIS_ADDRESS[_<NAME>]` | host[:port] | required |",
+        "| `signing_secret` |",
+        "`BUCKETWIRE_DATABASE_URL`",
+        "`MINIO_API_SYNC_EVENTS`",
+        "| `max_age` | `…_MAX_AGE[_<NAME>]` | duration | `72h` |",
+    ):
+        assert words in page
