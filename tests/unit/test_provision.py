@@ -63,7 +63,7 @@ def test_a_missing_server_skips_its_test_but_fails_it_under_ci(
     monkeypatch.setitem(provision.RECIPES, "redis", provision.Recipe("redis", ("/nowhere/redis",), usual=usual))
     monkeypatch.setenv("CI", ci)
     with pytest.raises(
-        BaseException, match="redis: /nowhere/redis not found; run `python -m tests.provision redis`"
+        BaseException, match=r"redis: /nowhere/redis not found; run `python -m tests.provision redis`"
     ) as ended:
         services.need("redis")
     assert type(ended.value).__name__ == outcome
