@@ -1,0 +1,42 @@
+"""The registry: a target's type gives its adapter, and the driver is imported only when one is made.
+
+A new target is one file here and one entry in `_ADAPTERS`.
+"""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import Any
+
+from workers.targets.base import Target
+
+_ADAPTERS = {
+    "postgresql": "workers.targets.postgresql:PostgresTarget",
+    "redis": "workers.targets.redis:RedisTarget",
+    "webhook": "workers.targets.webhook:WebhookTarget",
+}
+
+
+def _lazily(place: str) -> Callable[[Any], Target]:
+    module, _, name = place.partition(":")
+
+    def make(settings: Any) -> Target:
+        made: Target = getattr(import_module(module), name)(settings)
+        return made
+
+    return make
+
+
+TARGETS: Mapping[str, Callable[[Any], Target]] = MappingProxyType(
+    {type_: _lazily(place) for type_, place in _ADAPTERS.items()}
+)
+
+
+def create(type: str, settings: Any) -> Target:  # noqa: A002 (a target's type, as in its ARN)
+    """A target of this type, not yet opened; `settings` is the type's dataclass of `app.config.targets`.
+
+    Raises `LookupError` naming the types there are.
+    """
+    if type not in TARGETS:
+        raise LookupError(f"no target type {type!r}; there are {', '.join(sorted(TARGETS))}")
+    return TARGETS[type](settings)

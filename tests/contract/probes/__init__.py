@@ -1,0 +1,26 @@
+"""What the contract suite has to know of each target: how to reach a real one, how to upset it, and what it holds.
+
+A new target joins by one file here and one entry in `PROBES` for each way of using it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.contract.probes.base import Probe
+
+PROBES = {
+    "redis-namespace": "tests.contract.probes.redis:Namespace",
+    "redis-access": "tests.contract.probes.redis:Access",
+    "redis-access-guide": "tests.contract.probes.redis:GuideAccess",
+    "postgresql-namespace": "tests.contract.probes.postgresql:Namespace",
+    "postgresql-access": "tests.contract.probes.postgresql:Access",
+    "webhook": "tests.contract.probes.webhook:Log",
+}
+
+
+def start(name: str) -> Probe:
+    """The probe of this name with its server running."""
+    module, _, kind = PROBES[name].partition(":")
+    probe: Probe = getattr(import_module(module), kind)()
+    return probe

@@ -1,0 +1,98 @@
+"""The interface of a probe, and what can be said of all of them."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote_plus
+
+from app.config import declaration
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from workers.outcomes import Outcome, Unavailable
+from workers.targets import create
+from workers.targets.base import Target, TargetUnavailable
+
+TIMEOUT = 2.0  # what targets are given; no call may take longer than LIMIT
+LIMIT = 8.0
+
+
+class Probe(ABC):
+    """One way of using one target type, with a real server of its own."""
+
+    type: ClassVar[str]
+    is_namespace: ClassVar[bool] = False  # one row for each object, else one entry for each event
+    can_reject: ClassVar[bool] = False  # the remote has a word for "never"
+    secret: ClassVar[str] = services.PASSWORD
+
+    server: services.Server
+
+    @abstractmethod
+    def values(self) -> dict[str, str]:
+        """The settings that reach the server and let the target in."""
+
+    @abstractmethod
+    def at_port(self, port: int) -> dict[str, str]:
+        """The same settings with another port."""
+
+    @abstractmethod
+    def as_stranger(self) -> dict[str, str]:
+        """Settings with a password that the server does not take, which is `wrong-s3cret`."""
+
+    @abstractmethod
+    def by_tls(self, ca: Path) -> dict[str, str]:
+        """Settings that reach the server, or another of its kind, over TLS and trust this authority alone."""
+
+    @abstractmethod
+    def held(self) -> list[tuple[str, str]]:
+        """(path, document) of all that the server holds, by another client than the target's; entries in order."""
+
+    @abstractmethod
+    def expected(self, event: Event) -> str:
+        """The document that the event shall arrive as."""
+
+    @abstractmethod
+    def renew(self) -> None:
+        """Nothing held, and the server running and in a good mood."""
+
+    def close(self) -> None:
+        """End the server."""
+        self.server.stop()
+
+    def poison(self, key: str) -> Event:
+        """An event that the server will never take, where `can_reject`."""
+        return events.poisoned(key)
+
+    def same(self, document: str, expected: str) -> bool:
+        """Whether a held document is the expected one; byte for byte unless the store itself rewrites it."""
+        return document == expected
+
+    def target(self, values: dict[str, str] | None = None, **changes: str) -> Target:
+        """A target of these settings, `values()` unless given, not yet opened."""
+        chosen = {"timeout": f"{TIMEOUT}s"} | (self.values() if values is None else values) | changes
+        return create(self.type, declaration.load(self.type, dict(chosen)))
+
+    def numbers(self) -> dict[str, list[int]]:
+        """For each path the numbers of its PUTs, in the order in which the server holds them."""
+        found: dict[str, list[int]] = {}
+        for path, document in self.held():
+            found.setdefault(path, []).append(events.number_of(document))
+        return found
+
+
+def attempt(target: Target, batch: Sequence[Event], window: int) -> Sequence[Outcome]:
+    """What a worker makes of a call: `TargetUnavailable` counts for every event."""
+    try:
+        return target.deliver(batch, window)
+    except TargetUnavailable as error:
+        return [Unavailable(error.reason, error.retry_after, error.pause)] * len(batch)
+
+
+def path_of(document: str) -> str:
+    """The path that an envelope is about."""
+    record = events.record_of(json.loads(document))
+    return f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}"

@@ -1,0 +1,329 @@
+"""The contract of `workers/targets/base.py`, put to every target on its real server."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from collections.abc import Sequence
+
+import psutil
+import pytest
+
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, Probe, attempt
+from workers.outcomes import BEHIND, DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.targets.base import Target, TargetUnavailable
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+
+
+def assert_held(probe: Probe, expected: Sequence[Event]) -> None:
+    """The server holds these events and nothing else: all of them, or of each object the last."""
+    wanted = list({event.path: event for event in expected}.values()) if probe.is_namespace else list(expected)
+    held = probe.held()
+    assert sorted(path for path, _ in held) == sorted(event.path for event in wanted)
+    remaining = list(held)
+    for event in wanted:
+        document = probe.expected(event)
+        match = next((each for each in remaining if each[0] == event.path and probe.same(each[1], document)), None)
+        assert match, f"{document} is not among {[each for each in held if each[0] == event.path]}"
+        remaining.remove(match)
+
+
+def assert_orderly(batch: Sequence[Event], outcomes: Sequence[Outcome]) -> None:
+    """One outcome for each event, and nothing of an object after one of it that did not get through."""
+    assert len(outcomes) == len(batch)
+    stuck = set()
+    for event, outcome in zip(batch, outcomes, strict=True):
+        if event.path in stuck:
+            assert outcome == BEHIND, f"{event.path} went on with {outcome}"
+        elif isinstance(outcome, Failed | Unavailable):
+            stuck.add(event.path)
+
+
+def deliver_until_all_are(target: Target, batch: Sequence[Event], window: int) -> None:
+    """Offer what is not delivered again and again, in order, as a worker would."""
+    waiting = list(batch)
+    deadline = time.monotonic() + 30
+    while waiting:
+        assert time.monotonic() < deadline, f"{len(waiting)} events are still not delivered"
+        outcomes = attempt(target, waiting, window)
+        assert not any(isinstance(outcome, Rejected) for outcome in outcomes)
+        waiting = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+
+
+def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
+    event = events.put("first.txt")
+    target = probe.target()
+    target.open()
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert_held(probe, [event])
+
+
+def test_opens_what_it_created_before(probe: Probe) -> None:
+    first, second = events.put("first.txt"), events.put("second.txt")
+    for event in (first, second):
+        target = probe.target()
+        target.open()
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+        target.close()
+    assert_held(probe, [first, second])
+
+
+def test_an_empty_call_has_no_outcomes(probe: Probe) -> None:
+    target = probe.target()
+    target.open()
+    assert list(target.deliver([], 1)) == []
+    assert list(target.deliver([], 100)) == []
+    target.close()
+
+
+def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> None:
+    target = probe.target(probe.at_port(services.free_port()))
+    began = time.monotonic()
+    with pytest.raises(TargetUnavailable) as caught:
+        target.open()
+    assert time.monotonic() - began < LIMIT
+    assert "refused" in caught.value.reason.lower()
+    target.close()
+
+
+def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(probe: Probe) -> None:
+    target = probe.target(probe.as_stranger())
+    began = time.monotonic()
+    (outcome,) = attempt(target, [events.put("secret.txt")], 1)
+    assert time.monotonic() - began < LIMIT
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "wrong-s3cret" not in outcome.reason
+    assert probe.secret not in outcome.reason
+    assert probe.held() == []
+
+
+def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.Certificates) -> None:
+    event = events.put("tls.txt")
+    target = probe.target(probe.by_tls(certificates.ca))
+    target.open()
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert_held(probe, [event])
+
+
+def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Certificates) -> None:
+    target = probe.target(probe.by_tls(certificates.other_ca))
+    with pytest.raises(TargetUnavailable, match="certificate"):
+        target.open()
+    (outcome,) = attempt(target, [events.put("tls.txt")], 1)
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert probe.held() == []
+
+
+@WINDOWS
+def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, window: int) -> None:
+    captured = [event for _, event in events.captured()]
+    kept = [event for event in captured if event.effect.name == "UPSERT"] if probe.is_namespace else captured
+    target = probe.target()
+    target.open()
+    assert list(target.deliver(kept, window)) == [DELIVERED] * len(kept)
+    target.close()
+    assert_held(probe, kept)
+
+
+@WINDOWS
+def test_odd_keys_survive(probe: Probe, window: int) -> None:
+    made = [events.put(key) for key in events.ODD_KEYS]
+    target = probe.target()
+    target.open()
+    assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
+    assert_held(probe, made)
+    if probe.is_namespace:
+        gone = [events.delete(key) for key in events.ODD_KEYS]
+        assert list(target.deliver(gone, window)) == [DELIVERED] * len(made)
+        assert probe.held() == []
+    target.close()
+
+
+@WINDOWS
+def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
+    made = [events.put(f"object-{number % 7}", number=number + 1) for number in range(300)]
+    target = probe.target()
+    target.open()
+    for start in (0, 100, 200):
+        assert set(target.deliver(made[start : start + 100], window)) == {DELIVERED}
+    target.close()
+    for numbers in probe.numbers().values():
+        assert numbers == sorted(numbers)
+    assert_held(probe, made)
+
+
+@WINDOWS
+def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, window: int) -> None:
+    if not probe.can_reject:
+        pytest.skip(f"{probe.type} takes whatever fits into its memory")
+    made = [events.put(f"object-{number}") for number in range(50)]
+    poison = probe.poison("object-poison")
+    batch = [*made[:33], poison, *made[33:]]
+    target = probe.target()
+    target.open()
+    outcomes = list(target.deliver(batch, window))
+    target.close()
+    assert isinstance(outcomes[33], Rejected)
+    assert outcomes[33].reason
+    assert outcomes[:33] + outcomes[34:] == [DELIVERED] * 50
+    assert_held(probe, made)
+
+
+@WINDOWS
+def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window: int) -> None:
+    if not probe.can_reject:
+        pytest.skip(f"{probe.type} takes whatever fits into its memory")
+    before, poison, other = events.put("same.txt"), probe.poison("same.txt"), events.put("other.txt")
+    target = probe.target()
+    target.open()
+    outcomes = list(target.deliver([before, poison, other], window))
+    assert [type(outcome) for outcome in outcomes] == [Delivered, Rejected, Delivered]
+    assert_held(probe, [before, other])
+    after = events.put("same.txt")
+    assert list(target.deliver([after], window)) == [DELIVERED]
+    target.close()
+    assert_held(probe, [after, other] if probe.is_namespace else [before, other, after])
+
+
+@WINDOWS
+def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int) -> None:
+    made = [events.put(f"object-{number % 20}", number=number + 1) for number in range(50)]
+    batch = [*made, events.delete("object-3")] if probe.is_namespace else made
+    target = probe.target()
+    target.open()
+    assert set(target.deliver(batch, window)) == {DELIVERED}
+    once = sorted(probe.held())
+    assert set(target.deliver(batch, window)) == {DELIVERED}
+    target.close()
+    assert sorted(probe.held()) == (once if probe.is_namespace else sorted(once * 2))
+
+
+@WINDOWS
+def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(probe: Probe, window: int) -> None:
+    target = probe.target()
+    target.open()
+
+    def kill_once_something_is_held() -> None:
+        services.until(probe.held, what="the first event at the server")
+        probe.server.kill()
+
+    killer = threading.Thread(target=kill_once_something_is_held)
+    killer.start()
+    offered: list[Event] = []
+    waiting: list[Event] = []
+    outcomes: Sequence[Outcome] = ()
+    deadline = time.monotonic() + 30
+    while not any(isinstance(outcome, Unavailable) for outcome in outcomes):
+        assert time.monotonic() < deadline
+        first = len(offered)
+        batch = [events.put(f"object-{number % 40}", number=number + 1) for number in range(first, first + 200)]
+        offered += batch
+        try:
+            outcomes = target.deliver(batch, window)
+        except TargetUnavailable as error:
+            outcomes = [Unavailable(error.reason)] * len(batch)
+        else:
+            assert_orderly(batch, outcomes)
+        waiting += [event for event, outcome in zip(batch, outcomes, strict=True) if outcome != DELIVERED]
+    killer.join()
+    target.close()
+
+    (down,) = attempt(target, waiting[:1], window)
+    assert isinstance(down, Unavailable)
+    probe.server.start()
+    deliver_until_all_are(target, waiting, window)
+    target.close()
+
+    held = probe.numbers()
+    for path in {event.path for event in offered}:
+        sent = [events.number_of(probe.expected(event)) for event in offered if event.path == path]
+        first_seen = list(dict.fromkeys(held[path]))
+        assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
+
+
+@WINDOWS
+def test_a_frozen_server_does_not_hang_the_worker(probe: Probe, window: int) -> None:
+    target = probe.target()
+    target.open()
+    before = events.put("before.txt")
+    assert list(target.deliver([before], window)) == [DELIVERED]
+    batch = [events.put("frozen.txt"), events.put("frozen.txt")]
+    probe.server.freeze()
+    began = time.monotonic()
+    outcomes = attempt(target, batch, window)
+    assert time.monotonic() - began < LIMIT
+    assert isinstance(outcomes[0], Failed | Unavailable)
+    assert isinstance(outcomes[1], Unavailable)
+    probe.server.thaw()
+    deliver_until_all_are(target, batch, window)
+    target.close()
+    first_seen = list(dict.fromkeys(probe.numbers()[batch[0].path]))
+    numbers = [events.number_of(probe.expected(event)) for event in batch]
+    assert first_seen == (numbers[-1:] if probe.is_namespace else numbers)
+
+
+def test_a_frozen_server_cannot_hang_an_opening_either(probe: Probe) -> None:
+    target = probe.target()
+    probe.server.freeze()
+    began = time.monotonic()
+    (outcome,) = attempt(target, [events.put("frozen.txt")], 1)
+    took = time.monotonic() - began
+    probe.server.thaw()
+    target.close()
+    assert took < LIMIT
+    assert isinstance(outcome, Failed | Unavailable)
+
+
+def test_closing_is_harmless_at_any_time(probe: Probe) -> None:
+    target = probe.target()
+    target.close()
+    target.open()
+    target.close()
+    target.close()
+    target.open()
+    assert list(target.deliver([events.put("again.txt")], 1)) == [DELIVERED]
+    probe.server.kill()
+    target.close()
+    target.close()
+
+
+def test_a_closed_target_opens_itself_when_it_is_given_events(probe: Probe) -> None:
+    target = probe.target()
+    target.open()
+    target.close()
+    event = events.put("reopened.txt")
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert_held(probe, [event])
+
+
+def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
+    this = psutil.Process()
+
+    def use() -> None:
+        target = probe.target()
+        target.open()
+        made = [events.put(f"object-{number}") for number in range(200)]
+        assert set(target.deliver(made, 1)) == {DELIVERED}
+        assert set(target.deliver(made, 100)) == {DELIVERED}
+        target.close()
+
+    use()  # what a driver keeps for the life of the process it takes now
+    gc.collect()
+    gc.disable()
+    try:
+        before = this.num_fds(), this.num_threads(), len(this.net_connections())
+        use()
+        after = this.num_fds(), this.num_threads(), len(this.net_connections())
+    finally:
+        gc.enable()
+    assert after == before

@@ -1,0 +1,236 @@
+"""Redis: a hash that mirrors the buckets or a list that records every event (reference §4.9).
+
+Delivered means: Redis answered the command that carried the event, or the transaction around it.
+
+A call is one round trip for up to `_PORTION` events: one HSET with many fields, one HDEL, one script call for what may
+only go if it holds a given version, or one RPUSH. With `window == 1` several commands travel as one MULTI/EXEC.
+A field that is written more than once in a portion is written once, with its last document; nobody could have seen the
+others.
+"""
+
+import contextlib
+import ssl
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, UnixDomainSocketConnection
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from app.config.targets import RedisSettings
+from app.events.model import Event
+from workers.formats import change, collapse, hold_back, redis_access
+from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.targets import tls
+from workers.targets.base import TargetUnavailable
+
+CLIENT_NAME = "Bucketwire"
+
+# One command may not keep Redis busy for long, nor come near its limit of 1 GB for what a client has sent.
+_PORTION = 5_000
+_PORTION_CHARACTERS = 8_000_000
+
+# KEYS: the hash; ARGV: path, version, path, version, ... What is not JSON is not ours and stays.
+_REMOVE_VERSIONS = """
+local removed = 0
+for i = 1, #ARGV, 2 do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  local read, document = pcall(cjson.decode, held or '')
+  if read then
+    local found, version = pcall(function() return document.Records[1].s3.object.versionId end)
+    if found then
+      if version == nil or version == cjson.null or version == '' then version = 'null' end
+      if version == ARGV[i + 1] then removed = removed + redis.call('HDEL', KEYS[1], ARGV[i]) end
+    end
+  end
+end
+return removed
+"""
+
+
+class RedisTarget:
+    """One Redis server, one connection."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._where = f"Redis at {settings.address}"
+        self._client: redis.Redis | None = None
+
+    def open(self) -> None:
+        """Connect, log in, name the connection, and see that the key is free or of the right type."""
+        self._connect()
+
+    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+        """Deliver in portions; after one that finds Redis unavailable nothing more is sent."""
+        client = self._client or self._connect()
+        outcomes: list[Outcome] = []
+        for portion in _portions(events):
+            outcomes += self._deliver(client, portion, transaction=window == 1)
+            if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
+                outcomes += [refused] * (len(events) - len(outcomes))
+                break
+        return hold_back(events, outcomes)
+
+    def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(RedisError, OSError):
+                client.connection_pool.disconnect()
+
+    def _connect(self) -> redis.Redis:
+        self.close()
+        client = redis.Redis(connection_pool=self._pool())
+        try:
+            found = client.type(self._settings.key)
+        except (RedisError, OSError) as error:
+            client.connection_pool.disconnect()
+            raise TargetUnavailable(self._reason(error)) from error
+        kind = found.decode() if isinstance(found, bytes) else str(found)
+        wanted = "list" if self._settings.format == "access" else "hash"
+        if kind not in ("none", wanted):
+            client.connection_pool.disconnect()
+            raise TargetUnavailable(
+                f"{self._where}: key {self._settings.key!r} holds a {kind}, but format {self._settings.format} "
+                f"needs a {wanted}; choose another key or remove this one"
+            )
+        self._client = client
+        return client
+
+    def _deliver(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+        try:
+            if self._settings.format == "access":
+                shape = self._settings.access_shape
+                entries = [redis_access(event, shape) for event in events]
+                _command(client, "RPUSH", self._settings.key, *entries)
+                return [DELIVERED] * len(events)
+            return self._mirror(client, events, transaction=transaction)
+        except (RedisError, OSError) as error:
+            outcome = self._outcome(error)
+            if isinstance(outcome, Unavailable):
+                self.close()
+            return [outcome] * len(events)
+
+    def _mirror(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+        """The outcome of a path is that of its command; collapsed, a path is in one command only."""
+        key = self._settings.key
+        rows = collapse(change(event, "namespace") for event in events)
+        commands: list[list[Any]] = []
+        paths: list[Iterable[str]] = []
+        if rows.documents:
+            commands.append(["HSET", key, *chain.from_iterable(rows.documents.items())])
+            paths.append(rows.documents)
+        if rows.removed:
+            commands.append(["HDEL", key, *rows.removed])
+            paths.append(rows.removed)
+        if rows.versions:
+            commands.append(["EVAL", _REMOVE_VERSIONS, 1, key, *chain.from_iterable(rows.versions)])
+            paths.append([path for path, _ in rows.versions])
+        answers = self._run(client, commands, transaction=transaction)
+        if all(answer is DELIVERED for answer in answers):
+            return [DELIVERED] * len(events)
+        settled = {path: answer for group, answer in zip(paths, answers, strict=True) for path in group}
+        return [settled.get(event.path, DELIVERED) for event in events]
+
+    def _run(self, client: redis.Redis, commands: list[list[Any]], *, transaction: bool) -> list[Outcome]:
+        """One round trip; an outcome for each command. Raises `RedisError` where no answer tells them apart."""
+        if not commands:
+            return []
+        if len(commands) == 1:
+            _command(client, *commands[0])
+            return [DELIVERED]
+        with client.pipeline(transaction=transaction) as pipeline:
+            for command in commands:
+                _command(pipeline, *command)
+            answers = pipeline.execute(raise_on_error=False)
+        return [self._outcome(answer) if isinstance(answer, Exception) else DELIVERED for answer in answers]
+
+    def _outcome(self, error: Exception) -> Outcome:
+        return Unavailable(self._reason(error)) if _whole_server(error) else Failed(self._reason(error))
+
+    def _reason(self, error: Exception) -> str:
+        words = str(error) or type(error).__name__
+        if isinstance(error, redis.exceptions.NoPermissionError):
+            words += " (the user needs +type +hset +hdel +eval +rpush +multi +exec +client|setname on this key)"
+        return f"{self._where}: {words}"
+
+    def _pool(self) -> redis.ConnectionPool:
+        chosen = self._settings
+        kind: type[Connection | UnixDomainSocketConnection]
+        options: dict[str, Any]
+        if chosen.address.host.startswith("/"):
+            kind, options = UnixDomainSocketConnection, {"path": chosen.address.host}
+        else:
+            kind, options = Connection, {"host": chosen.address.host, "port": chosen.address.port}
+            options["socket_keepalive"] = True
+        if chosen.tls:
+            kind = _TLSConnection
+            options["context"] = tls.context(
+                chosen.tls_ca,
+                skip_verify=chosen.tls_skip_verify,
+                client_cert=chosen.client_cert,
+                client_key=chosen.client_key,
+            )
+        return redis.ConnectionPool(
+            connection_class=kind,
+            max_connections=1,
+            db=chosen.db,
+            # As MinIO: a user without a password is not sent (§4.9).
+            username=(chosen.user or None) if chosen.password else None,
+            password=chosen.password or None,
+            client_name=CLIENT_NAME,
+            socket_timeout=chosen.timeout,
+            socket_connect_timeout=chosen.timeout,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,  # HELLO does not exist before Redis 6
+            **options,
+        )
+
+
+class _TLSConnection(Connection):
+    """A connection with the context that all targets share; redis-py would make one of its own."""
+
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        self._context = context
+
+    def _connect(self) -> ssl.SSLSocket:
+        plain = super()._connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        try:
+            return self._context.wrap_socket(plain, server_hostname=self.host)
+        except OSError:
+            plain.close()
+            raise
+
+
+def _command(client: redis.Redis, *words: Any) -> None:
+    client.execute_command(*words)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+
+
+def _whole_server(error: Exception) -> bool:
+    """Whether the error speaks of the server, the key or the login, so that no other event would fare better.
+
+    Redis gives such states a word of their own (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py turns
+    into a class where it knows it. A bare `ERR` is about the command, unless the server does not know the command.
+    """
+    if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
+        return True
+    words = str(error)
+    first = words.partition(" ")[0]
+    return (first.isupper() and first != "ERR") or words.startswith(("unknown command", "wrong number of arguments"))
+
+
+def _portions(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    start = characters = 0
+    for index, event in enumerate(events):
+        if index > start and (index - start == _PORTION or characters + len(event.record) > _PORTION_CHARACTERS):
+            yield events[start:index]
+            start, characters = index, 0
+        characters += len(event.record)
+    if start < len(events):
+        yield events[start:]

@@ -1,0 +1,306 @@
+"""Webhook: each event is one POST of the log envelope to an HTTP endpoint (reference §4.2).
+
+Delivered means: the endpoint answered with a status from 200 to 299. Redirects are never followed.
+
+| answer                                                    | outcome                                              |
+|-----------------------------------------------------------|------------------------------------------------------|
+| 2xx                                                       | Delivered                                            |
+| 410                                                       | Unavailable, and the target is to be paused          |
+| 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After                        |
+| 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
+| other 4xx                                                 | Rejected, with the first bytes of the answer         |
+| not reached: name, connection, TLS, private address       | Unavailable                                          |
+| connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
+"""
+
+import importlib.metadata
+import time
+from binascii import Error as Base64Error
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
+from urllib3 import BaseHTTPResponse, Timeout
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, InvalidHeader, ProtocolError, ProxyError
+from urllib3.exceptions import SSLError as TLSError
+from urllib3.exceptions import TimeoutError as AnswerTimeoutError
+from urllib3.util import SKIP_HEADER, Retry, make_headers, parse_url
+
+from app.config.targets import WebhookSettings
+from app.events.model import Event
+from workers.formats import hold_back, log
+from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets import tls
+from workers.targets.base import TargetUnavailable
+from workers.targets.http_wire import PrivateAddressError, Wire, http_pool
+
+USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
+MOST_THREADS = 64
+
+_BUSY = frozenset({429, 502, 503, 504})
+_LOGIN = frozenset({401, 403, 407})
+_PASSING = frozenset({404, 405, 408})
+_ANSWER_LIMIT = 64 * 1024
+_ANSWER_SHOWN = 500
+
+
+@dataclass
+class _Round:
+    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so."""
+
+    wire: Wire
+    events: Sequence[Event]
+    outcomes: list[Outcome] = field(init=False)
+    refused: Unavailable | None = None
+
+    def __post_init__(self) -> None:
+        self.outcomes = [BEHIND] * len(self.events)
+
+
+class WebhookTarget:
+    """One endpoint: a pool of kept-alive connections and, where more than one request may be open, of threads."""
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        self._settings = settings
+        self._wire: Wire | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._stamp: object = None
+        self._headers: dict[str, str] = {}
+        self._signers: list[Webhook] = []
+        self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
+
+    def open(self) -> None:
+        """See that the endpoint takes a TCP, and for https a TLS, connection; no request is sent (as MinIO: §4.2)."""
+        self._connect()
+
+    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+        """One request at a time in order, or one for each object in up to `window` (at most 64) threads."""
+        wire = self._wire
+        if wire is None or self._stamp != self._files():
+            wire = self._connect()
+        try:
+            wire.guard_behind_proxy()
+        except PrivateAddressError as error:
+            raise TargetUnavailable(f"{wire.where}: {error}") from error
+        work = _Round(wire, events)
+        if window == 1:
+            self._send_in_order(work, range(len(events)))
+        else:
+            self._send_at_once(work, window)
+        return hold_back(events, work.outcomes)
+
+    def close(self) -> None:
+        """Close the connections and end the threads, which are idle between calls."""
+        wire, self._wire = self._wire, None
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True)
+        if wire is not None:
+            wire.close()
+
+    def _connect(self) -> Wire:
+        self.close()
+        chosen = self._settings
+        self._stamp = self._files()
+        context = tls.context(
+            chosen.tls_ca,
+            skip_verify=chosen.tls_skip_verify,
+            client_cert=chosen.client_cert,
+            client_key=chosen.client_key,
+        )
+        self._headers = _headers(chosen)
+        self._signers = _signers(chosen.signing_secrets)
+        wire = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MOST_THREADS)
+        try:
+            wire.check(chosen.timeout)
+        except HTTPError as error:
+            wire.close()
+            raise TargetUnavailable(f"{wire.where}: {_words(error)}") from error
+        self._wire = wire
+        return wire
+
+    def _send_at_once(self, work: _Round, window: int) -> None:
+        chains: dict[str, list[int]] = {}
+        for index, event in enumerate(work.events):
+            chains.setdefault(event.path, []).append(index)
+        waiting = deque(chains.values())
+
+        def take_chains() -> None:
+            while waiting:
+                try:
+                    chain = waiting.popleft()
+                except IndexError:  # another thread was quicker
+                    return
+                self._send_in_order(work, chain)
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
+        lanes = min(window, MOST_THREADS, len(chains))
+        running = [self._threads.submit(take_chains) for _ in range(lanes)]
+        try:
+            for each in running:
+                each.result()
+        finally:
+            # Also when this thread is interrupted no request may outlive the call.
+            waiting.clear()
+            work.refused = work.refused or Unavailable("not tried: the call was ended")
+            wait(running)
+
+    def _send_in_order(self, work: _Round, indexes: Iterable[int]) -> None:
+        stuck: set[str] = set()
+        for index in indexes:
+            event = work.events[index]
+            if work.refused is not None:
+                work.outcomes[index] = work.refused
+            elif event.path not in stuck:
+                outcome = self._send(work.wire, event)
+                work.outcomes[index] = outcome
+                if isinstance(outcome, Unavailable):
+                    work.refused = outcome
+                elif isinstance(outcome, Failed):
+                    stuck.add(event.path)
+
+    def _send(self, wire: Wire, event: Event) -> Outcome:
+        body = log(event)
+        headers = self._headers
+        if self._signers:
+            headers = {**headers, **self._signature(event.id, body)}
+        try:
+            response = wire.pool.urlopen(
+                "POST",
+                wire.target,
+                body=body.encode(),
+                headers=headers,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                timeout=self._timeout,
+                preload_content=False,
+                decode_content=False,
+            )
+        except HTTPError as error:
+            return self._unanswered(wire, error)
+        answer = _read(response, self._settings.timeout)
+        return DELIVERED if 200 <= response.status <= 299 else self._refusal(wire, response, answer)
+
+    def _signature(self, id_: str, body: str) -> dict[str, str]:
+        """Standard Webhooks: signed with every secret, so that a receiver may hold the old or the new one."""
+        now = datetime.now(UTC)
+        return {
+            "webhook-id": id_,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signer.sign(id_, now, body) for signer in self._signers),
+        }
+
+    def _unanswered(self, wire: Wire, error: HTTPError) -> Outcome:
+        reason = f"{wire.where}: {_words(error)}"
+        if isinstance(error, ConnectTimeoutError | TLSError | ProxyError | PrivateAddressError):
+            return Unavailable(reason)  # NewConnectionError and NameResolutionError are kinds of the first
+        if isinstance(error, AnswerTimeoutError):
+            return Failed(f"{wire.where}: no answer within {self._settings.read_timeout} s")
+        if isinstance(error, ProtocolError):
+            try:
+                wire.check(self._settings.timeout)
+            except HTTPError:
+                return Unavailable(reason)
+        return Failed(reason)
+
+    def _refusal(self, wire: Wire, response: BaseHTTPResponse, answer: bytes) -> Outcome:
+        status = response.status
+        reason = f"{wire.where} answered {status} {response.reason or ''}".rstrip()
+        later = _retry_after(response)
+        if status == 410:
+            return Unavailable(f"{reason}: the endpoint is gone for good", pause=True)
+        if status in _BUSY:
+            return Unavailable(reason, later)
+        if status in _LOGIN:
+            return Unavailable(f"{reason}: check auth_token and the client certificate", later)
+        if 300 <= status <= 399:
+            place = response.headers.get("Location")
+            return Failed(f"{reason}: redirects are not followed; it names {place!r}: set that as the endpoint")
+        said = self._shown(answer)
+        reason = f"{reason}: {said}" if said else reason
+        if status >= 500 or status in _PASSING:
+            return Failed(reason, later)
+        return Rejected(reason)
+
+    def _shown(self, answer: bytes) -> str:
+        """The answer's beginning on one line; an endpoint that echoes what it got must not put a secret into a log."""
+        said = " ".join(answer[: 4 * _ANSWER_SHOWN].decode(errors="replace").split())
+        said = "".join(letter if letter.isprintable() else "\ufffd" for letter in said)
+        words = [*self._settings.auth_token.split(), *self._settings.signing_secrets]
+        for secret in sorted(words, key=len, reverse=True):
+            if len(secret) > 3:
+                said = said.replace(secret, "*redacted*")
+        return said.encode()[:_ANSWER_SHOWN].decode(errors="ignore")
+
+    def _files(self) -> object:
+        chosen = self._settings
+        return tls.stamp(chosen.tls_ca, chosen.client_cert, chosen.client_key)
+
+
+def authorization(token: str) -> str | None:
+    """The header for an `auth_token`: a scheme and a token as they are, a lone token as bearer, else none (§4.2)."""
+    words = token.split()
+    if len(words) == 2:
+        return token.strip()
+    return f"Bearer {words[0]}" if len(words) == 1 else None
+
+
+def _headers(settings: WebhookSettings) -> dict[str, str]:
+    # MinIO's requests name no encoding they accept; urllib3 would add `identity`.
+    headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
+    login = parse_url(settings.endpoint).auth
+    if given := authorization(settings.auth_token):
+        headers["Authorization"] = given
+    elif login:
+        headers["Authorization"] = make_headers(basic_auth=login)["authorization"]
+    return headers
+
+
+def _signers(secrets: Sequence[str]) -> list[Webhook]:
+    made = []
+    for number, secret in enumerate(secrets, 1):
+        try:
+            made.append(Webhook(secret))
+        except (Base64Error, ValueError, EmptyWebhookSecretError) as error:
+            raise TargetUnavailable(
+                f"signing_secret: number {number} is not base64 text, with or without whsec_ before it"
+            ) from error
+    return made
+
+
+def _read(response: BaseHTTPResponse, patience: float) -> bytes:
+    """The answer's body as far as it is of use; the connection is kept only if nothing of it is left unread.
+
+    The status has decided by now, so a body that breaks off changes nothing.
+    """
+    answer = bytearray()
+    deadline = time.monotonic() + patience
+    try:
+        while len(answer) < _ANSWER_LIMIT and time.monotonic() < deadline:
+            piece = response.read1(_ANSWER_LIMIT - len(answer))
+            if not piece:
+                response.release_conn()
+                return bytes(answer)
+            answer += piece
+    except HTTPError:
+        pass
+    response.close()
+    return bytes(answer)
+
+
+def _retry_after(response: BaseHTTPResponse) -> float | None:
+    try:
+        return Retry().get_retry_after(response)
+    except InvalidHeader:
+        return None
+
+
+def _words(error: HTTPError) -> str:
+    """What went wrong, without urllib3's object names."""
+    words = str(error.args[-1] if error.args else error) or type(error).__name__
+    return words.rpartition(": Failed to establish a new connection: ")[2] or words
