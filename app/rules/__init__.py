@@ -1,0 +1,1 @@
+"""Rules: which events of which buckets go to which targets."""
