@@ -1,0 +1,1 @@
+"""What an event is, where it is kept, and how it comes in."""

@@ -4,6 +4,7 @@ Celery carries hints, never events: its retries, results and schedules of single
 late or doubled costs nothing but time.
 """
 
+import logging
 import os
 from datetime import timedelta
 from typing import Any
@@ -35,6 +36,10 @@ def queue(name: str) -> Queue:
     """A queue as this service declares it: durable; a quorum queue on RabbitMQ."""
     return Queue(name, routing_key=name, queue_arguments=_arguments)
 
+
+# A drain would be two lines, ten times a second; what a delivery came to is logged where it is known.
+for _name in ("celery.worker.strategy", "celery.app.trace"):
+    logging.getLogger(_name).setLevel(logging.WARNING)
 
 app = Celery("bucketwire", broker=settings.broker_url, include=["workers.tasks"])
 app.conf.update(

@@ -14,13 +14,12 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings
-from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.outbox import models as m
 from app.outbox.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.purge import purge
-from app.outbox.registry import Registry, UnknownTarget
+from app.outbox.registry import UnknownTarget, open_registry
 from app.outbox.store import Store
 from workers.breaker import back_off
 from workers.lanes import Lanes, Tally, Work
@@ -38,7 +37,7 @@ class Context:
         self.lease_ms = int(settings.lease * 1000)
         self.leases = Leases(self.database, self.lease_ms)
         self.store = Store(self.database, self.lease_ms)
-        self.registry = Registry(self.database, Sealer(settings.secret_keys))
+        self.registry = open_registry(self.database, settings)
         self.pool = Pool(self.registry, settings)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0

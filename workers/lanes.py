@@ -3,14 +3,14 @@
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from random import Random
 
 from app.events.model import Event
 from app.outbox.database import now_ms
 from app.outbox.leases import Lease, ReplayLane
-from app.outbox.store import Batch, Logged, Settlement, Store
+from app.outbox.store import Batch, Logged, Object, Place, Reader, Settlement, Store
 from workers.mirror import Policy, Unsent, verdicts
 from workers.outcomes import Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
@@ -75,59 +75,58 @@ class Lanes:
 
     def work_off(self, stop: Callable[[], bool]) -> Tally:
         """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`."""
-        while self._turn() and self.tally.unavailable is None and not stop():
-            pass
+        with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
+            while self._turn(reader) and self.tally.unavailable is None and not stop():
+                pass
         return self.tally
 
-    def _turn(self) -> bool:
+    def _turn(self, reader: Reader) -> bool:
         """One batch of each kind of due work; whether there was any."""
-        worked = self._parked()
+        heads = reader.parked_heads()
+        due = [line for line, not_before in heads.items() if not_before <= self._clock()]
+        worked = bool(due) and self._parked(reader, due)
+        waiting = heads.keys() if not due else reader.parked_heads().keys()
         for replay in list(self._lease.replays):
             if self.tally.unavailable is None:
-                worked |= self._replay(replay)
+                worked |= self._replay(reader, replay, waiting)
+                waiting = reader.parked_heads().keys()
         if self.tally.unavailable is None:
-            worked |= self._log()
+            worked |= self._log(reader, waiting)
         return worked
 
-    def _parked(self) -> bool:
-        parked = self._store.load_parked(self._lease, self._work.pace.size, self._clock(), newest=self._mirrors)
-        if not parked:
-            return False
-        results = self._deliver([entry.logged for entry in parked])
+    def _parked(self, reader: Reader, due: Sequence[Object]) -> bool:
+        some = due[: self._work.pace.size]
+        parked = reader.load_parked(some, self._work.pace.size)
+        results = self._deliver(reader, [entry.logged for entry in parked])
         self._settle(settle_parked(parked, results, self._rules()), results)
         return True
 
-    def _log(self) -> bool:
-        batch = self._store.load(self._lease, self._work.pace.size, newest=self._mirrors)
-        replaying = {replay.lane for replay in self._lease.replays}
-        lanes = [lane for lane in self._lease.positions if lane not in replaying]
+    def _log(self, reader: Reader, waiting: Set[Object]) -> bool:
+        batch = reader.load(self._work.pace.size)
         if not batch.events:
             return False
-        results = self._results(batch, set())
-        self._settle(settle_batch(batch, results, lanes, self._rules()), results)
+        results = self._results(reader, batch, waiting, set())
+        self._settle(settle_batch(batch, results, self._rules()), results)
         return True
 
-    def _replay(self, replay: ReplayLane) -> bool:
-        batch = self._store.load_replay(self._lease, replay, self._work.pace.size, newest=self._mirrors)
-        standing = self._store.standing(self._lease, [(event.lane, event.seq) for event in batch.events])
-        results = self._results(batch, standing)
-        settlement = settle_batch(batch, results, [replay.lane], self._rules())
+    def _replay(self, reader: Reader, replay: ReplayLane, waiting: Set[Object]) -> bool:
+        batch = reader.load_replay(replay, self._work.pace.size)
+        standing = reader.standing([(event.lane, event.seq) for event in batch.events])
+        results = self._results(reader, batch, waiting, standing)
+        settlement = settle_batch(batch, results, self._rules())
         progress = settlement.lane(replay.lane)
         settlement.replay = (replay, replay.position if progress.position is None else progress.position)
         progress.position = None  # the log's own cursor stays where it is
         self._settle(settlement, results)
         return True
 
-    @property
-    def _mirrors(self) -> bool:
-        return self._work.policy is Policy.MIRROR
-
     def _rules(self) -> Rules:
         return Rules(self._work.schedule, self._clock(), self._rng)
 
-    def _results(self, batch: Batch, standing: set[tuple[int, int]]) -> list[Result]:
+    def _results(self, reader: Reader, batch: Batch, waiting: Set[Object], standing: Set[Place]) -> list[Result]:
         """Deliver what may go; what stands behind a parked event, or in line already, does not."""
-        waiting = self._store.parked_objects(self._lease)
+        if not waiting and not standing:
+            return self._deliver(reader, batch.events)
         results: list[Result] = [BEHIND_PARKED] * len(batch.events)
         free = []
         for index, logged in enumerate(batch.events):
@@ -135,20 +134,19 @@ class Lanes:
                 results[index] = Unsent.SUPERSEDED
             elif logged.object not in waiting:
                 free.append(index)
-        for index, result in zip(free, self._deliver([batch.events[index] for index in free]), strict=True):
+        delivered = self._deliver(reader, [batch.events[index] for index in free])
+        for index, result in zip(free, delivered, strict=True):
             results[index] = result
         return results
 
-    def _deliver(self, events: Sequence[Logged]) -> list[Result]:
-        decided = verdicts(
-            events,
-            self._work.policy,
-            lambda hashes: self._store.histories(self._lease, hashes),
-            self._store.records,
-        )
+    def _deliver(self, reader: Reader, events: Sequence[Logged]) -> list[Result]:
+        decided = verdicts(events, self._work.policy, reader)
         sent = [verdict for verdict in decided if not isinstance(verdict, Unsent)]
-        outcomes = iter(self._send(sent))
-        return [verdict if isinstance(verdict, Unsent) else next(outcomes) for verdict in decided]
+        outcomes = self._send(sent)
+        if len(sent) == len(decided):
+            return list(outcomes)
+        left = iter(outcomes)
+        return [verdict if isinstance(verdict, Unsent) else next(left) for verdict in decided]
 
     def _send(self, events: Sequence[Event]) -> Sequence[Outcome]:
         if not events:

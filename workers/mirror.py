@@ -6,18 +6,26 @@
   removal brings the newest surviving version back, and deleting an old version changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
-from app.events import sequencer
-from app.events.mirror import Absent, Entry, Present, current
+from app.events.content import Says, says
+from app.events.mirror import Absent, Entry, Holding, Present, current
 from app.events.model import Effect, Event
 from app.outbox.store import Logged, Place
 from workers.formats import compatible_effect
 
-Histories = Callable[[Iterable[int]], Mapping[tuple[str, str], Sequence[Entry]]]
-Records = Callable[[Iterable[Place]], Mapping[Place, str]]
+
+class Known(Protocol):
+    """What the log can be asked about the objects of events."""
+
+    def histories(self, hashes: Iterable[int]) -> Mapping[tuple[str, str], Sequence[Entry]]:
+        """(bucket, key) to its events for the target, in order of seq."""
+
+    def records(self, places: Iterable[Place]) -> Mapping[Place, str]:
+        """The records of some events, as JSON text."""
 
 
 class Policy(Enum):
@@ -38,22 +46,25 @@ class Unsent(Enum):
 Verdict = Event | Unsent
 
 
-def verdicts(events: Sequence[Logged], policy: Policy, histories: Histories, records: Records) -> list[Verdict]:
+def verdicts(events: Sequence[Logged], policy: Policy, known: Known) -> list[Verdict]:
     """For each event, what to send to the target, or why nothing is sent."""
     if policy is Policy.LOG:
         return [logged.event for logged in events]
     if policy is Policy.COMPATIBLE:
-        return [replace(logged.event, effect=compatible_effect(logged.event)) for logged in events]
+        return [_having(logged.event, compatible_effect(logged.event)) for logged in events]
     versioned = {logged.key_hash for logged in events if _needs_history(logged.event)}
-    known = histories(versioned) if versioned else {}
+    histories = known.histories(versioned) if versioned else {}
+    holdings = {place: current(history) for place, history in histories.items()}
     decided = [
-        _versioned(logged, known[logged.event.bucket, logged.event.key])
+        _versioned(logged, holdings[logged.event.bucket, logged.event.key])
         if _needs_history(logged.event)
         else _unversioned(logged)
         for logged in events
     ]
     wanted = [(logged.lane, seq.survivor) for logged, seq in zip(events, decided, strict=True) if isinstance(seq, _Row)]
-    found = records(wanted) if wanted else {}
+    if not wanted:
+        return [verdict for verdict in decided if not isinstance(verdict, _Row)]
+    found = known.records(wanted)
     return [_restored(logged, verdict, found) for logged, verdict in zip(events, decided, strict=True)]
 
 
@@ -65,34 +76,31 @@ class _Row:
 
 
 def _needs_history(event: Event) -> bool:
-    return event.version != "" and (_creates(event) or event.name.startswith(("s3:ObjectRemoved:", "s3:Lifecycle")))
+    return event.version != "" and says(event.name) is not Says.NOTHING
 
 
 def _creates(event: Event) -> bool:
-    return event.name.startswith("s3:ObjectCreated:") and sequencer.states_content(event.name, event.version)
+    return says(event.name) is Says.CREATED
 
 
 def _unversioned(logged: Logged) -> Verdict:
     event = logged.event
-    if not sequencer.states_content(event.name, event.version):
+    if says(event.name) is Says.NOTHING:
         return Unsent.NOTHING_TO_DO
     if event.sequencer and event.sequencer < logged.newest:
         return Unsent.SUPERSEDED
-    return replace(event, effect=Effect.UPSERT if _creates(event) else Effect.REMOVE)
+    return _having(event, Effect.UPSERT if _creates(event) else Effect.REMOVE)
 
 
-def _versioned(logged: Logged, history: Sequence[Entry]) -> Verdict | _Row:
+def _versioned(logged: Logged, holding: Holding) -> Verdict | _Row:
     event = logged.event
-    if event.name == "s3:ObjectRemoved:NoOP":
-        return Unsent.NOTHING_TO_DO
-    holding = current(history)
     if isinstance(holding, Present):
         if holding.seq == logged.seq:
-            return replace(event, effect=Effect.UPSERT)
+            return _having(event, Effect.UPSERT)
         return Unsent.SUPERSEDED if _creates(event) else _Row(holding.seq)
     if _creates(event):
         return Unsent.SUPERSEDED
-    return replace(event, effect=Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
+    return _having(event, Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
 
 
 def _restored(logged: Logged, verdict: Verdict | _Row, found: Mapping[Place, str]) -> Verdict:
@@ -101,4 +109,12 @@ def _restored(logged: Logged, verdict: Verdict | _Row, found: Mapping[Place, str
     record = found.get((logged.lane, verdict.survivor))
     if record is None:  # purged between two reads; what the row holds is no older
         return Unsent.NOTHING_TO_DO
-    return replace(logged.event, record=record, effect=Effect.UPSERT)
+    return _having(logged.event, Effect.UPSERT, record)
+
+
+def _having(event: Event, effect: Effect, record: str | None = None) -> Event:
+    # Written out: dataclasses.replace costs more than the rest of the decision.
+    return Event(
+        event.id, event.name, event.bucket, event.key, event.version, event.sequencer, event.time,
+        event.record if record is None else record, effect,
+    )  # fmt: skip

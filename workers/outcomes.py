@@ -1,11 +1,11 @@
 """What became of one event at one target: four values, nothing else.
 
-| outcome       | meaning                                             | the event then                            | attempt counted |
-|---------------|-----------------------------------------------------|-------------------------------------------|-----------------|
-| `Delivered`   | the remote confirmed it                             | the cursor passes it                      | –               |
-| `Failed`      | this event did not get through this time            | is parked by the retry schedule           | yes             |
-| `Rejected`    | the remote will never take this event               | becomes a dead letter                     | –               |
-| `Unavailable` | the remote takes nothing now; not the event's fault | stays where it is, the target backs off   | no              |
+| outcome       | meaning                                   | the event then                          | an attempt |
+|---------------|-------------------------------------------|-----------------------------------------|------------|
+| `Delivered`   | the remote confirmed it                   | the cursor passes it                    |            |
+| `Failed`      | this event did not get through this time  | is parked by the retry schedule         | yes        |
+| `Rejected`    | the remote will never take this event     | becomes a dead letter                   | yes        |
+| `Unavailable` | the remote takes nothing now              | stays where it is, the target backs off | no         |
 """
 
 from dataclasses import dataclass

@@ -2,10 +2,10 @@
 
 import contextlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from app.config.settings import Settings
-from app.config.targets import TargetSettings
+from app.config.targets import TargetSettings, WebhookSettings
 from app.outbox.registry import Registry, StoredTarget
 from workers.lanes import Pace, Work
 from workers.mirror import Policy
@@ -35,6 +35,8 @@ class Pool:
         if known is not None:
             known.work.target.close()
         settings = self._registry.settings(stored)
+        if isinstance(settings, WebhookSettings) and self._settings.allow_private:
+            settings = replace(settings, allow_private=True)
         work = Work(
             name=stored.target.arn(self._settings.region),
             target=create(stored.target.type, settings),
@@ -72,6 +74,6 @@ def schedule(settings: TargetSettings) -> RetrySchedule:
 
 
 def window(settings: TargetSettings, *, sync_events: bool) -> int:
-    """How many requests may be unconfirmed: 1 in sync mode, which a target's own `sync` decides before the service's."""
+    """How many requests may be unconfirmed: 1 in sync mode. A target's own `sync` goes before the service's."""
     sync = sync_events if settings.sync == "" else settings.sync == "on"
     return 1 if sync else settings.max_in_flight

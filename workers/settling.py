@@ -3,6 +3,7 @@
 Per object the order of the log is kept: once an event of an object is parked, every later one goes behind it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
@@ -13,7 +14,7 @@ import orjson
 from app.outbox.models import NEVER
 from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
 from workers.mirror import Unsent
-from workers.outcomes import BEHIND, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import BEHIND, DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 _REMEMBERED = 10  # attempts that a parked event's history keeps
@@ -37,19 +38,23 @@ class Rules:
     rng: Random = field(compare=False)
 
 
-def settle_batch(batch: Batch, results: Sequence[Result], lanes: Iterable[int], rules: Rules) -> Settlement:
-    """Settle events read behind the cursors of `lanes`.
+def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settlement:
+    """Settle events read behind the cursors.
 
     An event that the target was unavailable for stays where it is, unless a later one of its lane got an answer:
     then it is parked, due at once and with no attempt counted, so that the cursor can pass without sending the
     later one twice.
     """
     settlement = Settlement()
-    for lane in lanes:
-        settlement.lane(lane).position = batch.scanned
+    for lane, seq in batch.scanned.items():
+        settlement.lane(lane).position = seq
+    if all(result is DELIVERED for result in results):
+        for lane, count in Counter(logged.lane for logged in batch.events).items():
+            settlement.lane(lane).delivered = count
+        return settlement
     paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].lane, pair[0].seq))
     for lane, group in groupby(paired, key=lambda pair: pair[0].lane):
-        pairs = list(group)
+        pairs = _behind_failed(list(group))
         end = _stays_from(pairs)
         if end < len(pairs):
             settlement.lane(lane).position = pairs[end - 1][0].seq if end else None
@@ -88,6 +93,14 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
 def unavailable(results: Iterable[Result]) -> Unavailable | None:
     """The first word that the target takes nothing now, if there is one."""
     return next((result for result in results if isinstance(result, Unavailable) and result != BEHIND), None)
+
+
+def _behind_failed(pairs: Sequence[tuple[Logged, Result]]) -> list[tuple[Logged, Result]]:
+    """What was not sent because an earlier event of its object failed goes behind that one, whatever else happens."""
+    failed = {logged.object for logged, result in pairs if isinstance(result, Failed)}
+    return [
+        (logged, BEHIND_PARKED if result == BEHIND and logged.object in failed else result) for logged, result in pairs
+    ]
 
 
 def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:

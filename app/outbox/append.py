@@ -16,6 +16,7 @@ from app.config.arn import TargetId
 from app.events import sequencer
 from app.events.model import Event
 from app.outbox import models as m
+from app.outbox.bulk import insert
 from app.outbox.database import Database, now_ms
 from app.outbox.routing import Routing, load_routing
 
@@ -60,12 +61,12 @@ class Log:
         self._routing = Routing.empty()
         self._settled: dict[int, int] = {}  # lower bounds: settled events only grow in number
 
-    def append(self, requests: Sequence[Sequence[Event]]) -> list[Receipt | QueueFull]:
+    def append(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit; an answer for each request, in order.
 
-        An event whose id is in the log already is counted as repeated and changes nothing. Raises
-        `DatabaseUnavailable`, and then nothing was recorded; or another SQLAlchemy error when the database
-        refuses a value.
+        An event whose id is in the log already is counted as repeated and changes nothing. Requests that are
+        `promised` were answered with 2xx already and are not refused: a target with `queue_full=reject` goes over its
+        limit for them. Raises `DatabaseUnavailable` or one of `REFUSED`, and then nothing was recorded.
         """
         wanted = sum(map(len, requests))
         if not wanted:
@@ -74,10 +75,11 @@ class Log:
             first, lanes = self._take(connection, wanted)
             known = _known(connection, {event.id for events in requests for event in events})
             room = self._room(connection, wanted)
+            if promised:
+                room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
             intake = _Intake(self._routing, known, room, first, lanes, now_ms())
             answers = [intake.take(events) for events in requests]
-            if intake.rows:
-                connection.execute(m.events.insert(), intake.rows)
+            insert(connection, m.events, intake.rows)
             _count(connection, intake)
         return answers
 

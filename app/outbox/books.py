@@ -112,7 +112,7 @@ def audit(database: Database) -> list[Audit]:
 def snapshot(database: Database) -> "sa.engine.base.Connection":
     """A connection whose SELECTs all see the same moment."""
     if database.dialect == "sqlite":
-        return database.engine.connect()
+        return database.engine.connect().execution_options(snapshot=True)  # of the WAL: no writer waits for it
     return database.engine.connect().execution_options(isolation_level="REPEATABLE READ")
 
 

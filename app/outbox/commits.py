@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
-import sqlalchemy as sa
-
 from app.events.model import Event
 from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.database import Database, DatabaseUnavailable
-
-_MOST_EVENTS = 10_000  # of one transaction; a request is never divided
+from app.outbox.database import REFUSED, Database
 
 
 class _Waiting(Future[Receipt | QueueFull]):
@@ -22,10 +18,15 @@ class _Waiting(Future[Receipt | QueueFull]):
 
 
 class GroupCommit:
-    """The way of every request into the log. One object for each process; the thread starts at the first use."""
+    """The way of every request into the log. One object for each process; the thread starts at the first use.
 
-    def __init__(self, database: Database) -> None:
+    A transaction takes requests until it has `most_events`; a request is never divided. With 1, every request has a
+    commit of its own.
+    """
+
+    def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
         self._database = database
+        self._most_events = most_events
         self._lock = threading.Lock()
         self._pid = 0
         self._queue: SimpleQueue[_Waiting] = SimpleQueue()
@@ -33,12 +34,17 @@ class GroupCommit:
     def append(self, events: Sequence[Event], timeout: float = 30.0) -> Receipt | QueueFull:
         """Record one request's events; returns after the commit.
 
-        Raises `DatabaseUnavailable` when nothing was recorded because the database is away, and `TimeoutError`
-        after `timeout` seconds, when it is not known whether they were: sending them again is safe.
+        Raises `DatabaseUnavailable` when nothing was recorded because the database is away, one of `REFUSED` when it
+        refuses a value, and `TimeoutError` after `timeout` seconds, when it is not known whether the events were or
+        will be recorded: sending them again is safe.
         """
         waiting = _Waiting(events)
         self._started().put(waiting)
-        return waiting.result(timeout)
+        try:
+            return waiting.result(timeout)
+        except TimeoutError:
+            waiting.cancel()  # if its turn has not come yet, it does not come any more
+            raise
 
     def _started(self) -> SimpleQueue[_Waiting]:
         if self._pid != os.getpid():
@@ -52,36 +58,34 @@ class GroupCommit:
     def _run(self, queue: SimpleQueue[_Waiting]) -> None:
         log = Log(self._database)
         while True:
-            group = _group(queue)
+            group = self._group(queue)
             try:
                 _answer(group, log.append([waiting.events for waiting in group]))
-            except DatabaseUnavailable as error:
-                _fail(group, error)
-            except sa.exc.SQLAlchemyError:
+            except REFUSED:
                 # One request holds a value that the database refuses: the others must not suffer for it.
                 for waiting in group:
                     _alone(log, waiting)
-            except BaseException as error:
+            except Exception as error:  # noqa: BLE001 - each request raises it; the thread has to go on
                 _fail(group, error)
-                raise
 
-
-def _group(queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
-    group = [queue.get()]
-    count = len(group[0].events)
-    while count < _MOST_EVENTS:
-        try:
-            group.append(queue.get_nowait())
-        except Empty:
-            break
-        count += len(group[-1].events)
-    return group
+    def _group(self, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        count = 0
+        while not group or count < self._most_events:
+            try:
+                waiting = queue.get(block=not group)
+            except Empty:
+                break
+            if waiting.set_running_or_notify_cancel():
+                group.append(waiting)
+                count += len(waiting.events)
+        return group
 
 
 def _alone(log: Log, waiting: _Waiting) -> None:
     try:
         _answer([waiting], log.append([waiting.events]))
-    except sa.exc.SQLAlchemyError as error:
+    except Exception as error:  # noqa: BLE001 - the request raises it; the thread has to go on
         _fail([waiting], error)
 
 

@@ -9,12 +9,27 @@ from sqlalchemy import event as sa_event
 from sqlalchemy.pool import ConnectionPoolEntry
 
 # Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
-DatabaseUnavailable = (sa.exc.OperationalError, sa.exc.InterfaceError, sa.exc.TimeoutError)
+# InternalError is what a PostgreSQL says that has become a read-only standby.
+DatabaseUnavailable = (
+    sa.exc.OperationalError,
+    sa.exc.InterfaceError,
+    sa.exc.InternalError,
+    sa.exc.TimeoutError,
+)
+
+# What it comes to when a value cannot be stored: the driver or the database refuses it, this time and any other.
+REFUSED = (sa.exc.DataError, ValueError, OverflowError)
 
 
 def now_ms() -> int:
     """The time, as every table of the outbox holds it."""
     return time.time_ns() // 1_000_000
+
+
+def said(error: BaseException) -> str:
+    """The driver's own words in one line, without statement and values."""
+    words = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+    return " ".join(words.split())[:500] or type(error).__name__
 
 
 class Database:
@@ -68,7 +83,9 @@ def _open(url: sa.URL, pool_size: int) -> sa.Engine:
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
-    engine = sa.create_engine(url, pool_size=pool_size, max_overflow=20, connect_args={"timeout": 20})
+    engine = sa.create_engine(
+        url, pool_size=pool_size, max_overflow=20, hide_parameters=True, connect_args={"timeout": 20}
+    )
 
     @sa_event.listens_for(engine, "connect")
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
@@ -78,21 +95,35 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 
     @sa_event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
-        if not connection.get_execution_options().get("reading"):
+        options = connection.get_execution_options()
+        if options.get("snapshot"):
+            connection.exec_driver_sql("BEGIN")
+        elif not options.get("reading"):
             connection.exec_driver_sql("BEGIN IMMEDIATE")
 
     return engine
 
 
+# A server whose machine or network is gone says nothing: without these a statement would wait for two hours.
+_NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+
+
 def _open_postgresql(url: sa.URL, pool_size: int) -> sa.Engine:
     # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
-    options = "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+    # Every query of ours has an index in its order; with a fresh or fast-growing log the planner's statistics are
+    # behind, and without these it would at times sort a whole backlog to read the first batch of it. (What is off
+    # counts as very dear to the planner, so that jit would compile every small query.)
+    options = (
+        "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+        " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
+    )
     return sa.create_engine(
         url,
         pool_size=pool_size,
         max_overflow=20,
         pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
-        connect_args={"options": options, "connect_timeout": 5, "application_name": "bucketwire"},
+        hide_parameters=True,
+        connect_args={"options": options, "connect_timeout": 5, "application_name": "bucketwire", **_NOTICING},
     )
 
 
@@ -103,6 +134,7 @@ def _open_mysql(url: sa.URL, pool_size: int) -> sa.Engine:
         pool_size=pool_size,
         max_overflow=20,
         pool_recycle=3600,  # below the server's wait_timeout
+        hide_parameters=True,
         isolation_level="READ COMMITTED",  # a SELECT after taking the log's head must see every commit before it
         connect_args={"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
     )

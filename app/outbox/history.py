@@ -3,17 +3,22 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.append import key_hash
+from app.outbox.books import snapshot
 from app.outbox.database import Database
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where one event stands at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded)."""
+    """Where one event stands at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
+
+    `reason` is what its last try came to; empty for a parked one that waits behind another event of its object.
+    """
 
     target: TargetId
     state: str
@@ -37,7 +42,7 @@ class Recorded:
 def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[Recorded]:
     """The object's last `limit` events, oldest first; empty when the log has none (any more)."""
     e, t, c, p, d = m.events.c, m.targets.c, m.cursors.c, m.parked.c, m.dead_letters.c
-    with database.reading() as connection:
+    with snapshot(database) as connection:  # an event on its way from one table to another is in one of them
         query = (
             sa.select(m.events)
             .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)
@@ -49,14 +54,11 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
             return []
         lane, seqs = rows[0].lane, [row.seq for row in rows]
         ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
-        positions = dict(
-            connection.execute(sa.select(c.target_id, c.position).where(c.lane == lane, c.replay_id == m.WHOLE_LOG))
-            .tuples()
-            .all()
-        )
+        query = sa.select(c.target_id, c.position).where(c.lane == lane, c.replay_id == m.WHOLE_LOG)
+        positions = {row.target_id: row.position for row in connection.execute(query)}
         special: dict[tuple[int, int], tuple[str, str]] = {}
         for row in connection.execute(sa.select(p.target_id, p.seq, p.history).where(p.lane == lane, p.seq.in_(seqs))):
-            special[row.target_id, row.seq] = ("parked", row.history)
+            special[row.target_id, row.seq] = ("parked", _last_reason(row.history))
         for row in connection.execute(sa.select(d.target_id, d.seq, d.reason).where(d.lane == lane, d.seq.in_(seqs))):
             special[row.target_id, row.seq] = ("dead", row.reason)
     return [
@@ -76,6 +78,11 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
         )
         for row in rows
     ]
+
+
+def _last_reason(history: str) -> str:
+    tried = orjson.loads(history)
+    return str(tried[-1][1]) if tried else ""
 
 
 def _standing(target: TargetId, seq: int, position: int, special: tuple[str, str] | None) -> Standing:

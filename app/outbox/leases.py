@@ -19,7 +19,8 @@ from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database
 
-OFFERED = "offered"
+OFFERED = "offered"  # in place of a token: anybody may claim
+REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
 BUSY = 20  # waiting events from which on a lane is offered by itself rather than together with others
 _BEHIND = 1000  # seqs that an idle cursor may lag before the drain moves it over other targets' events
 
@@ -73,10 +74,11 @@ class Leases:
         """Mark every free lane with due work as offered and say which. Safe to run twice at once."""
         with self._database.reading() as connection:
             waiting = list(_due(connection, now))
-        offers = []
-        for (target, probing), rows in groupby(waiting, key=lambda row: (row.target, row.probing)):
-            for lanes in grouped([(row.lane, row.busy) for row in rows], probing=probing):
-                offers.append((target, lanes))
+        offers = [
+            (target, lanes)
+            for (target, probing), rows in groupby(waiting, key=lambda row: (row.target, row.probing))
+            for lanes in grouped([(row.lane, row.busy) for row in rows], probing=probing)
+        ]
         return [Offer(target, lanes) for (target_id, target), lanes in offers if self._mark(target_id, lanes, now)]
 
     def _mark(self, target_id: int, lanes: tuple[int, ...], now: int) -> bool:

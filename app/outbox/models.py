@@ -4,6 +4,8 @@ Times are whole milliseconds since 1970 (UTC). `seq` numbers are taken under the
 commits is the order of `seq` and a reader can never skip a late commit.
 """
 
+from typing import Any
+
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
@@ -16,7 +18,7 @@ metadata = sa.MetaData(
     }
 )
 
-MYSQL = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
+MYSQL: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 

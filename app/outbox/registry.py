@@ -4,7 +4,7 @@ Each change locks the log's head and raises its version in the same transaction.
 follows the new rules, one before it the old ones, and there is nothing between.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, load
-from app.config.secrets import Sealer
+from app.config.declaration import BadSettings, load, texts
+from app.config.secrets import Sealer, key_file
+from app.config.settings import Settings
 from app.config.targets import TargetSettings
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
-from app.rules.model import Rule
+from app.rules.model import Rule, check
 
 
 class UnknownTarget(LookupError):
@@ -52,6 +53,19 @@ class StoredTarget:
     resume_at: int
     reason: str
 
+    @property
+    def standing(self) -> tuple[str, str]:
+        """How the target stands, `running`, `unavailable`, `paused`, `disabled` or `broken`, and why."""
+        if self.problem:
+            return "broken", self.problem
+        if not self.enabled:
+            return "disabled", self.reason
+        if self.paused:
+            return "paused", self.reason
+        if self.breaker != "closed":
+            return "unavailable", self.reason
+        return "running", ""
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
@@ -83,14 +97,17 @@ class Registry:
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
         """A target's settings, secrets open. Raises `BadSettings`."""
-        return load(stored.target.type, self._sealer.unseal_all(stored.target.type, stored.values))
+        return load(stored.target.type, self.texts(stored))
+
+    def texts(self, stored: StoredTarget) -> dict[str, str]:
+        """A target's settings as texts, secrets open. Raises `BadSettings`."""
+        return self._sealer.unseal_all(stored.target.type, stored.values)
 
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing changed.
 
         With a `problem` the settings are kept although they cannot be used: the target's events wait.
         """
-        texts = {key: _text(value) for key, value in values.items()}
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
             settings = load(target.type, values)
@@ -99,7 +116,8 @@ class Registry:
                 "queue_limit": settings.effective_queue_limit,
                 "rejects": settings.queue_full == "reject",
             }
-        columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, texts)).decode()
+        stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
+        columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, stored)).decode()
         with self._database.writing() as connection:
             last_seq, lanes = _change(connection)
             t = m.targets.c
@@ -179,13 +197,13 @@ class Registry:
         with self._database.writing() as connection:
             connection.execute(
                 m.targets.update()
-                .where(t.id == row_id, sa.or_(t.breaker == "closed", sa.literal(probing)))
+                .where(t.id == row_id, *([] if probing else [t.breaker == "closed"]))
                 .values(
                     breaker="open",
                     failures=t.failures + 1,
                     resume_at=resume_at,
                     reason=reason[:2000],
-                    paused=sa.or_(t.paused, pause),
+                    **({"paused": True} if pause else {}),
                 )
             )
 
@@ -224,7 +242,8 @@ class Registry:
             ]
 
     def add_rule(self, rule: Rule) -> int:
-        """Store a rule and say its number; the same rule again is the same number. Raises `UnknownTarget`."""
+        """Store a rule and say its number; the same rule again is the same number. Raises `BadRules`, `UnknownTarget`."""
+        check([rule])
         for stored in self.rules(rule.bucket):
             if stored.rule == rule:
                 return stored.row_id
@@ -239,14 +258,20 @@ class Registry:
             _change(connection)
             return int(connection.execute(m.rules.delete().where(m.rules.c.id.in_(row_ids))).rowcount)
 
-    def replace_rules(self, bucket: str, rules: Iterable[Rule]) -> None:
-        """Make these the rules of a bucket, all at once. Raises `UnknownTarget`, and then nothing changed."""
+    def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
+        """Make these the rules of a bucket, all at once. Raises `BadRules`, `UnknownTarget`; then nothing changed."""
+        check(rules)
         with self._database.writing() as connection:
             _change(connection)
             rows = [_rule_row(connection, rule) for rule in rules]
             connection.execute(m.rules.delete().where(m.rules.c.bucket == bucket))
             if rows:
                 connection.execute(m.rules.insert(), rows)
+
+
+def open_registry(database: Database, settings: Settings) -> Registry:
+    """The registry of a service with these settings; without secret keys it makes one in the service's folder."""
+    return Registry(database, Sealer(settings.secret_keys or [key_file(settings.key_path)]))
 
 
 def enabled_targets(database: Database) -> list[TargetId]:
@@ -326,9 +351,3 @@ def _stored(row: Any) -> StoredTarget:
         resume_at=row.resume_at,
         reason=row.reason,
     )
-
-
-def _text(value: object) -> str:
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    return str(value)

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
-from app.outbox.leases import OFFERED, ReplayLane
+from app.outbox.leases import OFFERED, REVOKED, ReplayLane
 from app.outbox.registry import UnknownTarget
 from app.outbox.store import selected
 
@@ -102,7 +102,7 @@ class Replays:
             connection.execute(
                 m.cursors.update()
                 .where(c.target_id == row.id, c.replay_id == m.WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
-                .values(lease_token="revoked")
+                .values(lease_token=REVOKED)
             )
             connection.execute(m.targets.update().where(t.id == row.id).values(recorded=t.recorded + matched))
             connection.execute(m.replays.update().where(m.replays.c.id == replay_id).values(matched=matched))

@@ -3,7 +3,9 @@
 A settlement is one transaction, guarded by the lease's token: a worker that lost its lease writes nothing.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,10 +51,10 @@ class Parked:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events read behind the cursors; every lane was read up to `scanned` at least."""
+    """Events read behind the cursors, and up to which seq each lane was read."""
 
     events: Sequence[Logged]
-    scanned: int
+    scanned: Mapping[int, int]
 
 
 @dataclass(slots=True)
@@ -110,6 +112,7 @@ class Settlement:
         return self.progress.setdefault(lane, Progress())
 
 
+_HEAD = sa.select(m.log_head.c.last_seq)
 _COLUMNS = (
     m.events.c.id,
     m.events.c.name,
@@ -126,116 +129,118 @@ _COLUMNS = (
 )
 
 
-class Store:
-    """Load and settle, for the worker that holds a lease."""
+class Reader:
+    """What a lease's holder reads, over one connection for as long as it works."""
 
-    def __init__(self, database: Database, lease_ms: int) -> None:
-        self._database = database
-        self._lease_ms = lease_ms
+    def __init__(self, connection: sa.Connection, lease: Lease, *, newest: bool) -> None:
+        self._connection = connection
+        self._lease = lease
+        self._newest = newest
+        self._target = goes_to(lease.target_id)
 
-    def load(self, lease: Lease, limit: int, *, newest: bool = False) -> Batch:
-        """The next `limit` events behind the lease's cursors, oldest first; a lane with a replay waits for it.
-
-        `newest` also looks up, for each, the greatest sequencer the log knows of its object.
-        """
-        replaying = {replay.lane for replay in lease.replays}
-        positions = {lane: position for lane, position in lease.positions.items() if lane not in replaying}
+    def load(self, limit: int) -> Batch:
+        """The next `limit` events behind the lease's cursors, per lane oldest first; a replaying lane waits."""
+        replaying = {replay.lane for replay in self._lease.replays}
+        positions = {lane: position for lane, position in self._lease.positions.items() if lane not in replaying}
         if not positions:
-            return Batch((), 0)
-        e = m.events.c
-        query = _select(lease.target_id, newest).where(goes_to(lease.target_id)).order_by(e.seq).limit(limit)
-        if len(positions) == 1:
-            [(lane, position)] = positions.items()
-            query = query.where(e.lane == lane, e.seq > position)
-        else:
-            ahead = [sa.and_(e.lane == lane, e.seq > position) for lane, position in positions.items()]
-            query = query.where(sa.or_(*ahead))
-        with self._database.reading() as connection:
-            # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
-            head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
-            rows = connection.execute(query).all()
-        events = [_logged(row) for row in rows]
-        return Batch(events, events[-1].seq if len(events) == limit else head)
+            return Batch((), {})
+        share = max(1, limit // len(positions))
+        # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
+        head = self._connection.execute(_HEAD).scalar_one()
+        ahead = [self._ahead(lane, position, share) for lane, position in positions.items()]
+        # One SELECT for each lane, so that each walks its index in order and stops at its share.
+        query = ahead[0] if len(ahead) == 1 else sa.union_all(*(sa.select(each.subquery()) for each in ahead))
+        events = [_logged(row) for row in self._connection.execute(query)]
+        scanned = dict.fromkeys(positions, head)
+        for lane, count in Counter(logged.lane for logged in events).items():
+            if count == share:
+                scanned[lane] = max(logged.seq for logged in events if logged.lane == lane)
+        return Batch(events, scanned)
 
-    def load_replay(self, lease: Lease, replay: ReplayLane, limit: int, *, newest: bool = False) -> Batch:
+    def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
         """The next events of a replay, which ends at `replay.until`."""
-        e = m.events.c
+        query = self._ahead(replay.lane, replay.position, limit).where(*selected(self._lease.target_id, replay))
+        events = [_logged(row) for row in self._connection.execute(query)]
+        return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.until})
+
+    def parked_heads(self) -> dict[Object, int]:
+        """The objects of the lease's lanes that have parked events, and when the first of each is due (ms)."""
+        p = m.parked.c
+        query = sa.select(p.lane, p.key_hash, p.not_before).where(self._mine(), p.not_before < m.NEVER)
+        return {(row.lane, row.key_hash): row.not_before for row in self._connection.execute(query)}
+
+    def load_parked(self, objects: Iterable[Object], limit: int) -> list[Parked]:
+        """Parked events of some objects, per object oldest first."""
+        p, e = m.parked.c, m.events.c
         query = (
-            _select(lease.target_id, newest)
-            .where(e.lane == replay.lane, e.seq > replay.position, *selected(lease.target_id, replay))
-            .order_by(e.seq)
+            _select(self._lease.target_id, newest=self._newest)
+            .add_columns(p.attempts, p.first_tried, p.history)
+            .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
+            .where(self._mine(), p.key_hash.in_(sorted({hashed for _, hashed in objects})))
+            .order_by(p.seq)
             .limit(limit)
         )
-        with self._database.reading() as connection:
-            events = [_logged(row) for row in connection.execute(query)]
-        return Batch(events, events[-1].seq if len(events) == limit else replay.until)
+        return [
+            Parked(_logged(row), row.attempts, row.first_tried, row.history) for row in self._connection.execute(query)
+        ]
 
-    def load_parked(self, lease: Lease, limit: int, now: int, *, newest: bool = False) -> list[Parked]:
-        """Parked events that are due, each followed by those behind it of the same object, oldest first."""
-        p, e = m.parked.c, m.events.c
-        mine = sa.and_(p.target_id == lease.target_id, p.lane.in_(list(lease.positions)))
-        with self._database.reading() as connection:
-            heads = connection.execute(
-                sa.select(p.lane, p.key_hash).where(mine, p.not_before <= now).order_by(p.not_before).limit(limit)
-            ).all()
-            if not heads:
-                return []
-            hashes = sorted({head.key_hash for head in heads})
-            query = (
-                _select(lease.target_id, newest)
-                .add_columns(p.attempts, p.first_tried, p.history)
-                .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
-                .where(mine, p.key_hash.in_(hashes))
-                .order_by(p.seq)
-                .limit(limit)
-            )
-            rows = connection.execute(query).all()
-        return [Parked(_logged(row), row.attempts, row.first_tried, row.history) for row in rows]
-
-    def parked_objects(self, lease: Lease) -> set[Object]:
-        """The objects of the lease's lanes that have parked events: later events of theirs go behind."""
-        p = m.parked.c
-        query = sa.select(p.lane, p.key_hash).where(p.target_id == lease.target_id, p.lane.in_(list(lease.positions)))
-        with self._database.reading() as connection:
-            return {(row.lane, row.key_hash) for row in connection.execute(query.distinct())}
-
-    def standing(self, lease: Lease, places: Sequence[Place]) -> set[Place]:
+    def standing(self, places: Sequence[Place]) -> set[Place]:
         """Those of some events that are parked or dead for the target already, as a replay finds them."""
         found: set[Place] = set()
-        with self._database.reading() as connection:
-            for table in (m.parked, m.dead_letters):
-                for some in chunks(places):
-                    lanes, seqs = {lane for lane, _ in some}, [seq for _, seq in some]
-                    query = sa.select(table.c.lane, table.c.seq).where(
-                        table.c.target_id == lease.target_id, table.c.lane.in_(lanes), table.c.seq.in_(seqs)
-                    )
-                    found.update((row.lane, row.seq) for row in connection.execute(query))
+        for table in (m.parked, m.dead_letters):
+            for some in chunks(places):
+                lanes, seqs = {lane for lane, _ in some}, [seq for _, seq in some]
+                query = sa.select(table.c.lane, table.c.seq).where(
+                    table.c.target_id == self._lease.target_id, table.c.lane.in_(lanes), table.c.seq.in_(seqs)
+                )
+                found.update((row.lane, row.seq) for row in self._connection.execute(query))
         return found
 
-    def histories(self, lease: Lease, hashes: Iterable[int]) -> dict[tuple[str, str], list[Entry]]:
+    def histories(self, hashes: Iterable[int]) -> dict[tuple[str, str], list[Entry]]:
         """What the log knows of some objects, for this target: (bucket, key) to its events in order of seq."""
         e = m.events.c
         found: dict[tuple[str, str], list[Entry]] = {}
-        with self._database.reading() as connection:
-            for some in chunks(sorted(set(hashes))):
-                query = sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer).where(
-                    e.key_hash.in_(some), goes_to(lease.target_id)
-                )
-                for row in connection.execute(query.order_by(e.seq)):
-                    entry = Entry(seq=row.seq, name=row.name, version=row.version, sequencer=row.sequencer)
-                    found.setdefault((row.bucket, row.key), []).append(entry)
+        for some in chunks(sorted(set(hashes))):
+            query = sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer).where(
+                e.key_hash.in_(some), self._target
+            )
+            for row in self._connection.execute(query.order_by(e.seq)):
+                entry = Entry(seq=row.seq, name=row.name, version=row.version, sequencer=row.sequencer)
+                found.setdefault((row.bucket, row.key), []).append(entry)
         return found
 
     def records(self, places: Iterable[Place]) -> dict[Place, str]:
         """The records of some events of the log, as JSON text."""
         e = m.events.c
         found: dict[Place, str] = {}
-        with self._database.reading() as connection:
-            for lane, seq in places:
-                row = connection.execute(sa.select(e.record).where(e.lane == lane, e.seq == seq)).one_or_none()
-                if row is not None:
-                    found[lane, seq] = row.record
+        for lane, seq in places:
+            row = self._connection.execute(sa.select(e.record).where(e.lane == lane, e.seq == seq)).one_or_none()
+            if row is not None:
+                found[lane, seq] = row.record
         return found
+
+    def _ahead(self, lane: int, position: int, limit: int) -> sa.Select[Any]:
+        e = m.events.c
+        query = _select(self._lease.target_id, newest=self._newest)
+        return query.where(e.lane == lane, e.seq > position, self._target).order_by(e.lane, e.seq).limit(limit)
+
+    def _mine(self) -> sa.ColumnElement[bool]:
+        p = m.parked.c
+        return sa.and_(p.target_id == self._lease.target_id, p.lane.in_(list(self._lease.positions)))
+
+
+class Store:
+    """Read and settle, for the worker that holds a lease."""
+
+    def __init__(self, database: Database, lease_ms: int) -> None:
+        self._database = database
+        self._lease_ms = lease_ms
+
+    @contextmanager
+    def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[Reader]:
+        """A reader for the lease. `newest` looks up, for each event, the greatest sequencer known of its object."""
+        with self._database.reading() as connection:
+            yield Reader(connection, lease, newest=newest)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
         """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written."""
@@ -291,7 +296,7 @@ def selected(target_id: int, replay: ReplayLane) -> list[sa.ColumnElement[bool]]
     return conditions
 
 
-def _select(target_id: int, newest: bool) -> sa.Select[Any]:
+def _select(target_id: int, *, newest: bool) -> sa.Select[Any]:
     if not newest:
         return sa.select(*_COLUMNS)
     e, other = m.events.c, m.events.alias()
@@ -308,9 +313,9 @@ def _select(target_id: int, newest: bool) -> sa.Select[Any]:
 
 
 def _logged(row: Any) -> Logged:
-    event = Event(row[0], row[1], row[2], row[3], row[4], row[5], row[6], row[7])
+    # Parked rows have three columns more; with `newest` there is one between.
     newest = row[12] if len(row) in (13, 16) else ""
-    return Logged(event, row[8], row[9], row[10], row[11], newest or "")
+    return Logged(Event(*row[:8]), row[8], row[9], row[10], row[11], newest or "")
 
 
 def _row(death: Death, target_id: int) -> dict[str, Any]:

@@ -1,0 +1,76 @@
+"""Small events and targets for tests, with everything a test does not care about filled in."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import count
+
+import orjson
+
+from app.config.arn import TargetId
+from app.config.secrets import Sealer
+from app.events.model import Event
+from app.outbox.database import Database
+from app.outbox.registry import Registry
+from app.outbox.schema import migrate
+from app.rules.model import Rule
+
+_numbers = count(1)
+PUT = "s3:ObjectCreated:Put"
+DELETE = "s3:ObjectRemoved:Delete"
+
+
+def event(
+    key: str = "a.txt", *, name: str = PUT, bucket: str = "images", version: str = "", sequencer: str | None = None
+) -> Event:
+    """An event unlike any other, newer than those made before it."""
+    number = next(_numbers)
+    sequencer = f"{0x18E9E833E5D35C00 + number:X}" if sequencer is None else sequencer
+    thing: dict[str, object] = {"key": key, "sequencer": sequencer}
+    if version:
+        thing["versionId"] = version
+    record = {
+        "eventVersion": "2.0",
+        "eventSource": "minio:s3",
+        "eventTime": "2026-11-21T00:33:56.082Z",
+        "eventName": name,
+        "responseElements": {"x-amz-request-id": str(number)},
+        "s3": {"bucket": {"name": bucket}, "object": thing},
+    }
+    text = orjson.dumps(record).decode()
+    digest = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return Event(digest, name, bucket, key, version, sequencer, 1_795_000_000_000 + number, text)
+
+
+def registry(database: Database) -> Registry:
+    """A registry over a database, secrets sealed with a key of the test's own."""
+    return Registry(database, Sealer([_KEY]))
+
+
+_KEY = "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A="
+
+
+def add_target(
+    database: Database,
+    name: str = "x",
+    *,
+    type_name: str = "webhook",
+    values: Mapping[str, object] | None = None,
+    bucket: str = "*",
+    events: Sequence[str] = ("*",),
+    **settings: object,
+) -> TargetId:
+    """A target with a rule; unless told otherwise a webhook that nobody calls, for every event of every bucket."""
+    target = TargetId(type_name, name)
+    chosen = {"endpoint": "http://127.0.0.1:9/"} if type_name == "webhook" else {}
+    registry(database).put(target, chosen | dict(values or {}) | settings)
+    registry(database).add_rule(
+        Rule(bucket=bucket, events=tuple(events), prefix="", suffix="", target=target, rule_id="")
+    )
+    return target
+
+
+def migrated(url: str, lanes: int = 16) -> Database:
+    """A database with an empty log of `lanes` lanes."""
+    database = Database(url)
+    migrate(database, lanes=lanes)
+    return database

@@ -1,0 +1,16 @@
+"""A fresh outbox on each kind of database."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from app.outbox.database import Database
+from tests.builders import migrated
+
+
+@pytest.fixture
+def database(outbox_url: str) -> Iterator[Database]:
+    """An empty log of four lanes."""
+    opened = migrated(outbox_url, lanes=4)
+    yield opened
+    opened.close()

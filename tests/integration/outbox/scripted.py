@@ -1,0 +1,125 @@
+"""A target whose answers a test decides: what is at test here is the outbox and its lanes, on real databases."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from random import Random
+from uuid import uuid4
+
+from app.config.arn import TargetId
+from app.events.model import Event
+from app.outbox.books import audit
+from app.outbox.database import Database, now_ms
+from app.outbox.leases import Leases
+from app.outbox.store import Store
+from workers.lanes import Lanes, Pace, Tally, Work
+from workers.mirror import Policy
+from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected
+from workers.retry import RetrySchedule
+
+Script = Callable[[Event], Outcome]
+
+
+@dataclass
+class Scripted:
+    """Keeps the contract of `workers.targets.base`; `got` is what arrived, in order."""
+
+    script: Script = lambda event: DELIVERED
+    got: list[Event] = field(default_factory=list)
+
+    def open(self) -> None:
+        """Nothing to connect to."""
+
+    def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+        """Answer by the script, stopping each object at its first event that does not get through."""
+        stopped: set[str] = set()
+        outcomes: list[Outcome] = []
+        for event in events:
+            if event.path in stopped:
+                outcomes.append(BEHIND)
+                continue
+            outcome = self.script(event)
+            if outcome == DELIVERED:
+                self.got.append(event)
+            elif not isinstance(outcome, Rejected):
+                stopped.add(event.path)
+            outcomes.append(outcome)
+        return outcomes
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def keys(self) -> list[str]:
+        """The keys of what arrived."""
+        return [event.key for event in self.got]
+
+
+@dataclass
+class Courier:
+    """A worker in miniature: claims every lane of one target and works it off with a scripted target."""
+
+    database: Database
+    target: TargetId
+    scripted: Scripted = field(default_factory=Scripted)
+    policy: Policy = Policy.LOG
+    schedule: RetrySchedule = field(default_factory=lambda: RetrySchedule(base=0, cap=0))
+    lease_ms: int = 10_000
+    batch: int = 10
+
+    def __post_init__(self) -> None:
+        self.leases = Leases(self.database, self.lease_ms)
+        self.store = Store(self.database, self.lease_ms)
+
+    def lanes(self, now: int | None = None) -> Lanes | None:
+        """A claim of whatever is free, ready to work."""
+        lease = self.leases.claim(self.target, range(64), uuid4().hex, now_ms() if now is None else now)
+        if lease is None:
+            return None
+        work = Work(str(self.target), self.scripted, self.policy, self.schedule, 1000, Pace(self.batch, self.batch))
+        return Lanes(self.store, work, lease)
+
+    def run(self, *, turns: int = 100, now: int | None = None) -> Tally:
+        """Work off everything that is due, and give the lanes back."""
+        lanes = self.lanes(now)
+        assert lanes is not None
+        left = iter(range(turns))
+        tally = lanes.work_off(lambda: next(left, None) is None)
+        self.leases.release(lanes._lease)
+        return tally
+
+
+def assert_balanced(database: Database) -> None:
+    """The books agree with what is counted in the log."""
+    assert [(str(entry.books.target), entry.difference) for entry in audit(database) if entry.difference] == []
+
+
+def assert_in_order(recorded: Iterable[Event], got: Iterable[Event], never: Iterable[Event] = ()) -> None:
+    """Each object's events arrived in the order recorded, and all of them but those of `never`.
+
+    Whatever arrives follows directly on one that arrived before it, or repeats an earlier one: nothing is skipped.
+    """
+    gone = {event.id for event in never}
+    lines: dict[str, list[str]] = defaultdict(list)
+    for event in recorded:
+        if event.id not in gone:
+            lines[event.path].append(event.id)
+    reached: dict[str, int] = defaultdict(int)
+    for event in got:
+        place = lines[event.path].index(event.id)
+        assert place <= reached[event.path], f"{event.path} skipped an event"
+        reached[event.path] = max(reached[event.path], place + 1)
+    assert {path: len(line) for path, line in lines.items() if line} == dict(reached)
+
+
+def sometimes(rng: Random, **chances: tuple[float, Outcome]) -> Script:
+    """A script that gives each outcome with its chance and delivers otherwise."""
+
+    def script(event: Event) -> Outcome:
+        drawn = rng.random()
+        for chance, outcome in chances.values():
+            if drawn < chance:
+                return outcome
+            drawn -= chance
+        return DELIVERED
+
+    return script

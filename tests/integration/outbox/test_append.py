@@ -1,0 +1,108 @@
+"""Appending: once each, in order, counted, within limits."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox.append import Log, QueueFull, Receipt
+from app.outbox.books import read_books
+from app.outbox.commits import GroupCommit
+from app.outbox.database import Database
+from app.rules.model import Rule
+from tests.builders import add_target, event, registry
+
+
+def _seqs(database: Database) -> list[int]:
+    with database.reading() as connection:
+        return list(connection.execute(sa.select(m.events.c.seq).order_by(m.events.c.seq)).scalars())
+
+
+def test_an_event_is_recorded_once_however_often_it_comes(database: Database) -> None:
+    target = add_target(database)
+    log, one, two = Log(database), event(), event()
+    first, again = log.append([[one, one, two], [two]])
+    assert first == Receipt(recorded=2, repeated=1, matched={target: 2})
+    assert again == Receipt(recorded=0, repeated=1)
+    assert log.append([[one]]) == [Receipt(recorded=0, repeated=1)]
+    assert len(_seqs(database)) == 2
+
+
+def test_the_same_events_sent_at_the_same_time_are_recorded_once(database: Database) -> None:
+    add_target(database)
+    events = [event(f"k{number}") for number in range(50)]
+    logs = [Log(database) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        answers = list(threads.map(lambda log: log.append([events])[0], logs))
+    assert sum(answer.recorded for answer in answers if isinstance(answer, Receipt)) == 50
+    assert len(_seqs(database)) == 50
+    with database.reading() as connection:
+        assert read_books(connection)[0].recorded == 50
+
+
+def test_requests_that_come_together_share_a_commit_and_get_their_own_answers(database: Database) -> None:
+    add_target(database)
+    commits = GroupCommit(database)
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda number: commits.append([event(f"k{number}")]), range(64)))
+    assert all(isinstance(answer, Receipt) and answer.recorded == 1 for answer in answers)
+    assert len(_seqs(database)) == 64
+
+
+def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database: Database) -> None:
+    full = add_target(database, "full", queue_limit=3)
+    free = add_target(database, "free")
+    log = Log(database)
+    [receipt] = log.append([[event(f"k{number}") for number in range(5)]])
+    assert receipt == Receipt(recorded=5, matched={full: 5, free: 5}, discarded={full: 2})
+    [receipt] = log.append([[event("later")]])
+    assert isinstance(receipt, Receipt)
+    assert receipt.discarded == {full: 1}
+    with database.reading() as connection:
+        books = {entry.target: entry for entry in read_books(connection)}
+    assert (books[full].recorded, books[full].discarded, books[full].pending) == (3, 3, 3)
+    assert (books[free].recorded, books[free].discarded) == (6, 0)
+
+
+def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None:
+    full = add_target(database, "full", queue_limit=30)
+    logs = [Log(database) for _ in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(lambda log: [log.append([[event(f"k{number}")]]) for number in range(20)], logs))
+    with database.reading() as connection:
+        [books] = [entry for entry in read_books(connection) if entry.target == full]
+    assert (books.recorded, books.discarded) == (30, 50)
+
+
+def test_a_target_that_rejects_when_full_refuses_the_request_as_a_whole(database: Database) -> None:
+    full = add_target(database, "full", queue_limit=2, queue_full="reject")
+    log = Log(database)
+    small, large = log.append([[event("a")], [event("b"), event("c")]])
+    assert isinstance(small, Receipt)
+    assert large == QueueFull((full,))
+    assert len(_seqs(database)) == 1
+
+
+def test_a_rule_counts_for_every_event_after_it_was_stored(database: Database) -> None:
+    target = add_target(database, bucket="other")
+    log = Log(database)
+    [before] = log.append([[event("a")]])
+    number = registry(database).add_rule(
+        Rule(bucket="images", events=("s3:ObjectCreated:*",), prefix="", suffix=".txt", target=target, rule_id="new")
+    )
+    [after] = log.append([[event("b.txt"), event("b.png")]])
+    registry(database).remove_rules([number])
+    [gone] = log.append([[event("c.txt")]])
+    matched = [answer.matched for answer in (before, after, gone) if isinstance(answer, Receipt)]
+    assert matched == [{}, {target: 1}, {}]
+
+
+def test_events_of_an_object_share_a_lane_and_stand_in_the_order_they_came(database: Database) -> None:
+    add_target(database)
+    events = [event(f"k{number % 7}") for number in range(70)]
+    Log(database).append([events])
+    e = m.events.c
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(e.id, e.key, e.lane, e.seq).order_by(e.seq)).all()
+    assert [row.id for row in rows] == [one.id for one in events]
+    assert len({(row.key, row.lane) for row in rows}) == 7

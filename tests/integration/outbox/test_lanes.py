@@ -1,0 +1,229 @@
+"""Delivering: per object in order, failing events aside, nothing lost, books balanced."""
+
+import contextlib
+from random import Random
+
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import Log
+from app.outbox.books import read_books
+from app.outbox.database import Database, now_ms
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.leases import Lease, LeaseLost
+from app.outbox.replays import Replays, Selection
+from tests.builders import DELETE, add_target, event
+from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced, assert_in_order, sometimes
+from workers.mirror import Policy
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.retry import RetrySchedule
+
+
+def record(database: Database, *events: Event) -> list[Event]:
+    Log(database).append([events])
+    return list(events)
+
+
+def _counts(database: Database, table: sa.Table) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def test_every_event_arrives_once_and_in_order(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    events = record(database, *(event(f"k{number % 9}") for number in range(95)))
+    tally = courier.run()
+    assert tally.counts == {"delivered": 95}
+    assert_in_order(events, courier.scripted.got)
+    assert len(courier.scripted.got) == 95
+    assert courier.run().counts == {}
+    assert_balanced(database)
+
+
+def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> None:
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=3_600_000, cap=3_600_000))
+    first, second = event("bad"), event("bad")
+    record(database, event("a"), first, event("b"), second, event("c"))
+    courier.scripted.script = lambda one: Failed("no") if one.id == first.id else DELIVERED
+    assert courier.run().counts == {"delivered": 3, "parked": 2}
+    assert sorted(courier.scripted.keys()) == ["a", "b", "c"]
+    assert_balanced(database)
+    courier.scripted.script = lambda one: DELIVERED
+    late = Courier(database, courier.target, courier.scripted)
+    lanes = late.lanes()
+    assert lanes is not None
+    lanes._clock = lambda: now_ms() + 3_600_001
+    assert lanes.work_off(lambda: False).counts == {"delivered": 2}
+    assert [one.id for one in courier.scripted.got[3:]] == [first.id, second.id]
+    assert _counts(database, m.parked) == 0
+    assert_balanced(database)
+
+
+def test_an_event_that_keeps_failing_dies_with_its_history_and_the_next_of_its_object_goes_on(
+    database: Database,
+) -> None:
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=3))
+    bad, good = event("k"), event("k")
+    record(database, bad, good)
+    courier.scripted.script = lambda one: Failed("the remote's words") if one.id == bad.id else DELIVERED
+    courier.run()
+    assert [one.id for one in courier.scripted.got] == [good.id]
+    [letter] = DeadLetters(database).list(Filter())
+    assert (letter.event_id, letter.attempts, letter.reason) == (bad.id, 3, "the remote's words")
+    assert [reason for _, reason in letter.history] == ["the remote's words"] * 3
+    assert_balanced(database)
+
+
+def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    poison = event("k")
+    record(database, poison, event("k"))
+    courier.scripted.script = lambda one: Rejected("400 no such field") if one.id == poison.id else DELIVERED
+    assert courier.run().counts == {"dead": 1, "delivered": 1}
+    letters = DeadLetters(database)
+    assert letters.list(Filter(reason="no such"))[0].attempts == 1
+    courier.scripted.script = lambda one: DELIVERED
+    assert letters.replay(Filter(target=courier.target)) == 1
+    assert_balanced(database)
+    assert courier.run().counts == {"delivered": 1}
+    assert courier.scripted.got[-1].id == poison.id
+    assert letters.list(Filter()) == []
+    assert_balanced(database)
+
+
+def test_a_purged_dead_letter_is_counted(database: Database) -> None:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Rejected("never")))
+    record(database, event(), event())
+    courier.run()
+    assert DeadLetters(database).purge(Filter()) == 2
+    with database.reading() as connection:
+        [books] = read_books(connection)
+    assert (books.recorded, books.purged, books.dead, books.pending) == (2, 2, 0, 0)
+    assert_balanced(database)
+
+
+def test_an_unavailable_target_costs_its_events_no_attempt_and_no_place(database: Database) -> None:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Unavailable("connection refused")))
+    events = record(database, *(event(f"k{number}") for number in range(20)))
+    for _ in range(30):
+        assert courier.run().unavailable == Unavailable("connection refused")
+    assert _counts(database, m.parked) == 0
+    assert_balanced(database)
+    courier.scripted.script = lambda one: DELIVERED
+    assert courier.run().counts == {"delivered": 20}
+    assert_in_order(events, courier.scripted.got)
+
+
+def test_what_a_dying_target_took_out_of_turn_is_not_sent_twice(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    events = record(database, *(event(f"k{number}") for number in range(12)))
+    missed = {one.id for one in events[::3]}
+    courier.scripted.script = lambda one: Unavailable("reset") if one.id in missed else DELIVERED
+    courier.run()
+    courier.scripted.script = lambda one: DELIVERED
+    courier.run()
+    assert sorted(one.id for one in courier.scripted.got) == sorted(one.id for one in events)
+    assert_balanced(database)
+
+
+def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_none(database: Database) -> None:
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=2))
+
+    def broken(_: Event) -> Outcome:
+        raise ZeroDivisionError
+
+    courier.scripted.script = broken
+    record(database, event("a"), event("b"))
+    assert courier.run().counts["dead"] == 2
+    assert DeadLetters(database).list(Filter())[0].reason == "unforeseen ZeroDivisionError"
+    assert_balanced(database)
+
+
+def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    record(database, event())
+    slow = courier.lanes()
+    assert slow is not None
+    lapsed = now_ms() + 60_000
+    other = courier.leases.claim(courier.target, range(4), "other", lapsed)
+    assert isinstance(other, Lease)
+    with pytest.raises(LeaseLost):
+        slow.work_off(lambda: False)
+    with database.reading() as connection:
+        assert read_books(connection)[0].delivered == 0
+    assert_balanced(database)
+
+
+def test_a_mirror_skips_what_is_older_than_what_is_known(database: Database) -> None:
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    old = event("k", sequencer="18E9E833E5D35CED")
+    new = event("k", name=DELETE, sequencer="18E9E833E5D35CEE")
+    access = event("k", name="s3:ObjectAccessed:Head", sequencer="18E9E833E5D35CED")
+    record(database, new, old, access)
+    assert courier.run().counts == {"delivered": 2, "superseded": 1}
+    assert [one.name for one in courier.scripted.got] == [DELETE]
+    record(database, event("k", sequencer="18E9E833E5D35CEC"))
+    assert courier.run().counts == {"superseded": 1}
+    assert_balanced(database)
+
+
+def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    first = record(database, *(event(f"k{number % 3}") for number in range(12)))
+    courier.run()
+    replay = Replays(database).begin(courier.target, Selection(prefix="k1"))
+    later = record(database, *(event(f"k{number % 3}") for number in range(6)))
+    assert replay.matched == 4
+    assert_balanced(database)
+    courier.scripted.got.clear()
+    assert courier.run().counts == {"delivered": 10}
+    again = [one for one in first if one.key == "k1"]
+    got = [one.id for one in courier.scripted.got if one.key == "k1"]
+    assert got == [one.id for one in again] + [one.id for one in later if one.key == "k1"]
+    assert Replays(database).list()[0].finished
+    assert_balanced(database)
+
+
+def test_a_replay_begun_while_a_worker_is_at_it_takes_the_lane_from_it(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    record(database, event("k"))
+    courier.run()
+    record(database, event("k"))
+    busy = courier.lanes()
+    assert busy is not None
+    Replays(database).begin(courier.target, Selection())
+    with pytest.raises(LeaseLost):
+        busy.work_off(lambda: False)
+    assert courier.leases.offer(now_ms()) == []
+    assert courier.lanes(now_ms() + 10_001) is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_order(
+    database: Database, seed: int
+) -> None:
+    rng = Random(seed)
+    courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=10**6))
+    courier.batch = 7
+    everything: list[Event] = []
+    for _ in range(12):
+        everything += record(database, *(event(f"k{rng.randrange(6)}") for _ in range(rng.randrange(30))))
+        courier.scripted.script = sometimes(
+            rng, fail=(0.1, Failed("perhaps later")), away=(0.1 * rng.random(), Unavailable("away"))
+        )
+        lanes = courier.lanes()
+        assert lanes is not None
+        turns = iter(range(rng.randrange(8)))
+        if rng.random() < 0.3:  # this worker dies between delivering and settling
+            lanes._settle = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+        with contextlib.suppress(KeyboardInterrupt):
+            lanes.work_off(lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
+        courier.leases.release(lanes._lease)
+        assert_balanced(database)
+    courier.scripted.script = lambda one: DELIVERED
+    courier.run(turns=1000)
+    assert_in_order(everything, courier.scripted.got)
+    assert _counts(database, m.parked) == 0
+    assert_balanced(database)

@@ -1,0 +1,117 @@
+"""Offers, claims and what becomes of them when processes die or run twice."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.outbox.append import Log
+from app.outbox.database import Database, now_ms
+from app.outbox.leases import Leases, grouped
+from tests.builders import add_target, event, registry
+
+
+@pytest.fixture
+def leases(database: Database) -> Leases:
+    return Leases(database, 10_000)
+
+
+def _record(database: Database, count: int = 40) -> None:
+    Log(database).append([[event(f"k{number}") for number in range(count)]])
+
+
+def test_only_lanes_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    assert leases.offer(now_ms()) == []
+    _record(database)
+    [offer] = leases.offer(now_ms())
+    assert (offer.target, offer.lanes) == (target, (0, 1, 2, 3))
+    assert leases.offer(now_ms()) == []
+
+
+def test_an_offer_whose_hint_was_lost_is_made_again_after_one_lease_time(database: Database, leases: Leases) -> None:
+    add_target(database)
+    _record(database)
+    now = now_ms()
+    assert len(leases.offer(now)) == 1
+    assert leases.offer(now + 9_999) == []
+    assert len(leases.offer(now + 10_001)) == 1
+
+
+def test_two_drains_at_once_offer_each_lane_to_one_hint_only(database: Database) -> None:
+    for name in ("a", "b", "c"):
+        add_target(database, name)
+    _record(database)
+    now = now_ms()
+    both = [Leases(database, 10_000), Leases(database, 10_000)]
+    with ThreadPoolExecutor(2) as threads:
+        offers = [offer for found in threads.map(lambda one: one.offer(now), both) for offer in found]
+    assert sorted(str(offer.target) for offer in offers) == ["webhook:a", "webhook:b", "webhook:c"]
+
+
+def test_a_lane_has_one_worker_at_a_time_however_many_hints_there_are(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    _record(database)
+    now = now_ms()
+    first = leases.claim(target, range(4), "first", now)
+    assert first is not None
+    assert leases.claim(target, range(4), "second", now) is None
+    assert leases.renew(first, now + 9_000)
+    assert leases.claim(target, range(4), "second", now + 11_000) is None
+    taken = leases.claim(target, range(4), "second", now + 19_001)
+    assert taken is not None
+    assert not leases.renew(first, now + 19_002)
+
+
+def test_a_late_hint_takes_lanes_that_were_offered_anew(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    _record(database)
+    now = now_ms()
+    leases.offer(now)
+    leases.offer(now + 10_001)
+    assert leases.claim(target, range(4), "late", now + 10_002) is not None
+
+
+def test_a_paused_or_disabled_target_gets_no_offer_and_holds_no_other_up(database: Database, leases: Leases) -> None:
+    paused, off, running = (add_target(database, name) for name in ("paused", "off", "running"))
+    _record(database)
+    registry(database).pause(paused, "for a test")
+    registry(database).put(off, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
+    assert [offer.target for offer in leases.offer(now_ms())] == [running]
+    assert leases.claim(paused, range(4), "token", now_ms()) is None
+    registry(database).resume(paused)
+    assert [offer.target for offer in leases.offer(now_ms())] == [paused]
+
+
+def test_an_open_breaker_lets_one_lane_probe_when_its_time_has_come(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    _record(database)
+    row = registry(database).target(target).row_id
+    now = now_ms()
+    registry(database).unavailable(row, "refused", now + 500, probing=False, pause=False)
+    assert leases.offer(now) == []
+    [offer] = leases.offer(now + 501)
+    assert offer.lanes == (0,)
+    lease = leases.claim(target, [0], "probe", now + 502)
+    assert lease is not None
+    assert lease.probing
+    assert leases.offer(now + 503) == []
+    assert leases.claim(target, [1, 2], "stale hint", now + 503) is None
+    registry(database).available(row)
+    leases.release(lease)
+    assert sum(len(one.lanes) for one in leases.offer(now + 504)) == 4
+
+
+def test_idle_cursors_move_over_events_of_other_targets(database: Database, leases: Leases) -> None:
+    quiet = add_target(database, "quiet", bucket="elsewhere")
+    add_target(database, "busy")
+    _record(database, 1_200)
+    leases.advance_idle(now_ms())
+    lease = leases.claim(quiet, range(4), "token", now_ms())
+    assert lease is not None
+    assert set(lease.positions.values()) == {1_200}
+
+
+def test_busy_lanes_are_shared_out_and_quiet_ones_go_together() -> None:
+    lanes = [(0, False), (1, True), (2, False), (3, True)]
+    assert grouped(lanes, probing=False) == [(1,), (3,), (0, 2)]
+    assert grouped(lanes, probing=True) == [(0,)]

@@ -1,0 +1,82 @@
+"""The mirror policy on what a real MinIO sent: after each event the rows are what the bucket holds."""
+
+from pathlib import Path
+from random import Random
+
+import orjson
+import pytest
+
+from app.events.model import Effect, Event
+from app.events.parsing import Limits, parse
+from app.outbox.append import Log
+from app.outbox.database import Database
+from tests.builders import DELETE, add_target, event
+from tests.integration.outbox.scripted import Courier, assert_balanced
+from workers.mirror import Policy
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"
+MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
+HEX = "18E9E833E5D3{:04X}"
+
+
+def captured(bucket: str) -> list[Event]:
+    lines = [line for line in FIXTURES.read_bytes().splitlines() if orjson.loads(line)["Key"].startswith(f"{bucket}/")]
+    return [parse(line, {}, now_ms=0, limits=Limits()).events[0] for line in lines]
+
+
+def apply(rows: dict[str, str], got: list[Event]) -> None:
+    """What a namespace target does with the effects."""
+    for one in got:
+        thing = orjson.loads(one.record)["s3"]["object"]
+        held = rows.get(one.path)
+        if one.effect is Effect.UPSERT:
+            rows[one.path] = thing.get("versionId", "") or thing["sequencer"]
+        elif one.effect is Effect.REMOVE or (one.effect is Effect.REMOVE_VERSION and held == one.version):
+            rows.pop(one.path, None)
+
+
+def test_the_captured_life_of_a_versioned_bucket_is_mirrored_step_by_step(database: Database) -> None:
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    rows: dict[str, str] = {}
+    held_by_r = []
+    for one in captured("ver"):
+        Log(database).append([[one]])
+        courier.run()
+        apply(rows, courier.scripted.got)
+        courier.scripted.got.clear()
+        if one.key == "doc/r.txt":
+            held_by_r.append(rows.get("ver/doc/r.txt", "")[:4])
+    # v1, v2, marker, the marker again, a GET of v1, the marker removed, v1 deleted, v2 tagged, v2 deleted
+    assert held_by_r == ["a31d", "af9f", "", "", "", "af9f", "af9f", "af9f", ""]
+    assert {path: version[:4] for path, version in rows.items()} == {"ver/rep.txt": "ea37"}
+    assert_balanced(database)
+
+
+def test_access_and_tagging_leave_a_row_alone(database: Database) -> None:
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    Log(database).append([captured("plain")[:20]])
+    courier.run()
+    assert {one.name for one in courier.scripted.got} == {"s3:ObjectCreated:Put", "s3:ObjectCreated:Copy"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_versioned_key_ends_the_same_in_whatever_order_its_events_arrive(database: Database, seed: int) -> None:
+    life = [
+        event("k", version="v1", sequencer=HEX.format(1)),
+        event("k", version="v2", sequencer=HEX.format(2)),
+        event("k", version="m1", name=MARKER, sequencer=HEX.format(3)),
+        event("k", version="m1", name=MARKER, sequencer=HEX.format(4)),
+        event("k", version="v1", name=DELETE, sequencer=HEX.format(5)),
+        event("k", version="v3", sequencer=HEX.format(6)),
+        event("k", version="v3", name=DELETE, sequencer=HEX.format(7)),
+    ]
+    Random(seed).shuffle(life)
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    rows: dict[str, str] = {}
+    for one in life:
+        Log(database).append([[one]])
+        courier.run()
+        apply(rows, courier.scripted.got)
+        courier.scripted.got.clear()
+    assert rows == {"images/k": "v2"}
+    assert_balanced(database)

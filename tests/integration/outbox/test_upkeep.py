@@ -1,0 +1,112 @@
+"""Schema, purge, history and targets on each database."""
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from app.config.arn import TargetId
+from app.config.declaration import BadSettings
+from app.outbox import models as m
+from app.outbox import schema
+from app.outbox.append import Log
+from app.outbox.database import Database, now_ms
+from app.outbox.history import object_history
+from app.outbox.purge import purge
+from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from tests.builders import add_target, event, registry
+from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from workers.outcomes import DELIVERED, Rejected
+
+
+def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:
+    database = Database(outbox_url)
+    assert schema.current(database) is None
+    schema.migrate(database, lanes=8)
+    assert schema.current(database) == schema.head()
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": False})
+        assert compare_metadata(context, m.metadata) == []
+        assert connection.execute(sa.select(m.log_head.c.lanes)).scalar_one() == 8
+    schema.migrate(database, lanes=99)
+    schema.downgrade(database, "base")
+    with database.engine.connect() as connection:
+        assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
+    schema.migrate(database)
+    assert schema.current(database) == schema.head()
+    database.close()
+
+
+def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> None:
+    poison = event("poison")
+    courier = Courier(
+        database, add_target(database), Scripted(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
+    )
+    log = Log(database)
+    log.append([[event(f"k{number}") for number in range(50)] + [poison]])
+    assert purge(database, now_ms() + 1) == 0
+    courier.run()
+    log.append([[event(f"k{number}") for number in range(5)]])
+    assert purge(database, now_ms() - 60_000) == 0
+    assert purge(database, now_ms() + 1, batch=7) == 50
+    with database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(m.events)).scalar_one() == 6
+    assert courier.run().counts == {"delivered": 5}
+    assert_balanced(database)
+
+
+def test_an_objects_history_says_where_each_event_stands(database: Database) -> None:
+    settled, poison, waiting = event("k"), event("k"), event("k")
+    courier = Courier(
+        database, add_target(database), Scripted(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
+    )
+    Log(database).append([[settled, poison, event("other")]])
+    courier.run()
+    Log(database).append([[waiting]])
+    history = object_history(database, "images", "k")
+    assert [entry.event_id for entry in history] == [settled.id, poison.id, waiting.id]
+    assert [entry.standings[0].state for entry in history] == ["settled", "dead", "pending"]
+    assert history[0].record == settled.record
+    assert object_history(database, "images", "K") == []
+
+
+def test_bad_settings_change_nothing(database: Database) -> None:
+    target = add_target(database, endpoint="http://127.0.0.1:9/one")
+    with pytest.raises(BadSettings):
+        registry(database).put(target, {"endpoint": "ftp://nowhere"})
+    assert registry(database).target(target).values["endpoint"] == "http://127.0.0.1:9/one"
+
+
+def test_secrets_are_sealed_in_the_table_and_open_for_a_worker(database: Database) -> None:
+    target = add_target(database, auth_token="s3cr3t-t0ken")
+    with database.reading() as connection:
+        assert "s3cr3t" not in connection.execute(sa.select(m.targets.c.settings)).scalar_one()
+    settings = registry(database).settings(registry(database).target(target))
+    assert getattr(settings, "auth_token") == "s3cr3t-t0ken"  # noqa: B009 - one type of many
+
+
+def test_a_target_in_use_is_removed_only_by_force(database: Database) -> None:
+    target = add_target(database)
+    Log(database).append([[event()]])
+    with pytest.raises(TargetInUse, match=r"1 rule\(s\) name it, 1 event\(s\) are not delivered yet"):
+        registry(database).remove(target)
+    registry(database).remove(target, force=True)
+    assert registry(database).targets() == []
+    again = add_target(database)
+    assert Courier(database, again).run().counts == {}
+
+
+def test_targets_of_the_environment_follow_it_and_one_broken_leaves_the_others(database: Database) -> None:
+    books = registry(database)
+    good, bad = TargetId("webhook", "good"), TargetId("webhook", "bad")
+    books.sync_environment(
+        {good: {"endpoint": "http://127.0.0.1:9/"}, bad: {"endpoint": "nowhere"}}, {bad: "endpoint: no URL"}
+    )
+    assert {entry.target: entry.problem for entry in books.targets()} == {bad: "endpoint: no URL", good: ""}
+    with pytest.raises(ReadOnlyTarget):
+        books.put(good, {"endpoint": "http://127.0.0.1:10/"})
+    books.sync_environment({bad: {"endpoint": "http://127.0.0.1:9/"}}, {})
+    assert {entry.target: (entry.problem, entry.enabled) for entry in books.targets()} == {
+        bad: ("", True),
+        good: ("", False),
+    }

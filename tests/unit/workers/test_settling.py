@@ -1,0 +1,96 @@
+"""Outcomes to settlements: tables of cases, no clock, no database."""
+
+from random import Random
+
+import pytest
+
+from app.outbox.models import NEVER
+from app.outbox.store import Batch, Logged, Parked
+from tests.builders import event
+from workers.mirror import Unsent
+from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.retry import RetrySchedule
+from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
+
+NOW = 1_795_000_000_000
+RULES = Rules(RetrySchedule(base=1000, cap=1000, max_attempts=3, max_age=0), NOW, Random(7))
+AWAY = Unavailable("connection refused")
+FAILED = Failed("500")
+
+
+def logged(seq: int, key_hash: int | None = None, lane: int = 0) -> Logged:
+    return Logged(event(f"k{key_hash}"), lane, seq, seq if key_hash is None else key_hash, NOW - 1000)
+
+
+@pytest.mark.parametrize(
+    ("results", "position", "parked"),
+    [
+        ([DELIVERED, DELIVERED, DELIVERED], 99, []),
+        ([DELIVERED, AWAY, AWAY], 1, []),
+        ([AWAY, AWAY, AWAY], None, []),
+        ([DELIVERED, AWAY, DELIVERED], 99, [2]),
+        ([AWAY, DELIVERED, AWAY], 2, [1]),
+        ([AWAY, Rejected("no"), AWAY], 2, [1]),
+        ([FAILED, AWAY, AWAY], 1, [1]),
+        ([Unsent.SUPERSEDED, AWAY, Unsent.SUPERSEDED], 1, []),
+        ([Unsent.SUPERSEDED, Unsent.NOTHING_TO_DO, DELIVERED], 99, []),
+        ([BEHIND_PARKED, DELIVERED, FAILED], 99, [1, 3]),
+        ([AWAY, Unsent.SUPERSEDED, BEHIND_PARKED], None, []),
+    ],
+)
+def test_the_cursor_passes_what_got_an_answer_and_parks_what_lies_between(
+    results: list[Result], position: int | None, parked: list[int]
+) -> None:
+    settlement = settle_batch(Batch([logged(1), logged(2), logged(3)], {0: 99}), results, RULES)
+    assert settlement.progress[0].position == position
+    assert [park.seq for park in settlement.park] == parked
+
+
+def test_lanes_do_not_disturb_each_other() -> None:
+    batch = Batch([logged(1, lane=0), logged(2, lane=1), logged(3, lane=0)], {0: 9, 1: 9, 2: 9})
+    settlement = settle_batch(batch, [AWAY, DELIVERED, AWAY], RULES)
+    assert {lane: progress.position for lane, progress in settlement.progress.items()} == {0: None, 1: 9, 2: 9}
+    assert settlement.park == []
+
+
+def test_later_events_of_a_parked_object_go_behind_it_with_no_attempt_counted() -> None:
+    batch = Batch([logged(1, 7), logged(2, 8), logged(3, 7), logged(4, 7)], {0: 4})
+    settlement = settle_batch(batch, [FAILED, DELIVERED, BEHIND, BEHIND], RULES)
+    assert [(park.seq, park.attempts, park.not_before == NEVER) for park in settlement.park] == [
+        (1, 1, False),
+        (3, 0, True),
+        (4, 0, True),
+    ]
+    assert settlement.progress[0].delivered == 1
+
+
+def test_an_unavailable_hole_is_due_at_once_and_costs_no_attempt() -> None:
+    settlement = settle_batch(Batch([logged(1, 7), logged(2, 8)], {0: 2}), [AWAY, DELIVERED], RULES)
+    assert [(park.seq, park.attempts, park.not_before) for park in settlement.park] == [(1, 0, 0)]
+
+
+def test_a_rejected_event_dies_and_the_next_of_its_object_is_not_held_up() -> None:
+    settlement = settle_batch(Batch([logged(1, 7), logged(2, 7)], {0: 2}), [Rejected("bad"), DELIVERED], RULES)
+    assert [(death.seq, death.reason, death.attempts) for death in settlement.deaths] == [(1, "bad", 1)]
+    assert (settlement.progress[0].dead, settlement.progress[0].delivered) == (1, 1)
+
+
+def test_parked_events_move_on_one_by_one() -> None:
+    parked = [Parked(logged(1, 7), 1, NOW, "[]"), Parked(logged(2, 7), 0, 0, "[]"), Parked(logged(3, 9), 2, NOW, "[]")]
+    settlement = settle_parked(parked, [DELIVERED, FAILED, FAILED], RULES)
+    assert settlement.unpark == [(0, 1), (0, 3)]
+    assert [(park.seq, park.attempts) for park in settlement.repark] == [(2, 1)]
+    assert [(death.seq, death.attempts) for death in settlement.deaths] == [(3, 3)]
+    assert settlement.moved_on == {(0, 7), (0, 9)}
+
+
+def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
+    parked = [Parked(logged(1, 7), 1, NOW, "[]"), Parked(logged(2, 7), 0, 0, "[]")]
+    settlement = settle_parked(parked, [AWAY, BEHIND], RULES)
+    assert (settlement.unpark, settlement.repark, settlement.deaths) == ([], [], [])
+    assert 0 in settlement.progress, "the settlement is still guarded by the lease"
+
+
+def test_being_behind_is_not_taken_for_the_target_being_away() -> None:
+    assert unavailable([DELIVERED, FAILED, BEHIND]) is None
+    assert unavailable([DELIVERED, BEHIND, AWAY]) == AWAY
