@@ -16,7 +16,8 @@ from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
 from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
-_NOT_OURS = frozenset({"BUCKETWIRE_CACHE"})  # where the test set-up keeps its servers
+# Where the test set-up keeps its servers, how the CLI shows errors, and what it tells a worker to serve.
+_NOT_OURS = frozenset({"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_WORKER_TARGETS"})
 SCOPES = ("ingest", "read", "admin")
 _SOCKET_PATH = 107  # bytes that a unix socket's path may have
 
