@@ -242,7 +242,7 @@ class Registry:
             ]
 
     def add_rule(self, rule: Rule) -> int:
-        """Store a rule and say its number; the same rule again is the same number. Raises `BadRules`, `UnknownTarget`."""
+        """Store a rule and say its number, also if it was there. Raises `BadRules`, `UnknownTarget`."""
         check([rule])
         for stored in self.rules(rule.bucket):
             if stored.rule == rule:

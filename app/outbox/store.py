@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -22,9 +22,8 @@ Place = tuple[int, int]  # lane and seq: where an event stands in the log
 Object = tuple[int, int]  # lane and key_hash: an object's line
 
 
-@dataclass(frozen=True, slots=True)
-class Logged:
-    """An event as it stands in the log, seen by one target."""
+class Logged(NamedTuple):
+    """An event as it stands in the log, seen by one target. (A tuple: made for every delivery of every event.)"""
 
     event: Event
     lane: int
@@ -129,6 +128,21 @@ _COLUMNS = (
 )
 
 
+_C = m.cursors.c
+_ADVANCE = (
+    m.cursors.update()
+    .where(_C.target_id == sa.bindparam("of_target"), _C.lane == sa.bindparam("of_lane"))
+    .where(_C.replay_id == m.WHOLE_LOG, _C.lease_token == sa.bindparam("token"))
+    .values(
+        position=sa.bindparam("to"),
+        leased_until=sa.bindparam("lease_ends"),
+        delivered=_C.delivered + sa.bindparam("more_delivered"),
+        superseded=_C.superseded + sa.bindparam("more_superseded"),
+        dead=_C.dead + sa.bindparam("more_dead"),
+    )
+)
+
+
 class Reader:
     """What a lease's holder reads, over one connection for as long as it works."""
 
@@ -137,6 +151,11 @@ class Reader:
         self._lease = lease
         self._newest = newest
         self._target = goes_to(lease.target_id)
+        # Built once: putting a statement together takes longer than the database takes to answer it.
+        self._ahead = _ahead(lease.target_id, newest=newest)
+        p = m.parked.c
+        self._mine = sa.and_(p.target_id == lease.target_id, p.lane.in_(list(lease.positions)))
+        self._heads = sa.select(p.lane, p.key_hash, p.not_before).where(self._mine, p.not_before < m.NEVER)
 
     def load(self, limit: int) -> Batch:
         """The next `limit` events behind the lease's cursors, per lane oldest first; a replaying lane waits."""
@@ -147,10 +166,12 @@ class Reader:
         share = max(1, limit // len(positions))
         # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
         head = self._connection.execute(_HEAD).scalar_one()
-        ahead = [self._ahead(lane, position, share) for lane, position in positions.items()]
         # One SELECT for each lane, so that each walks its index in order and stops at its share.
-        query = ahead[0] if len(ahead) == 1 else sa.union_all(*(sa.select(each.subquery()) for each in ahead))
-        events = [_logged(row) for row in self._connection.execute(query)]
+        events = [
+            _logged(row)
+            for lane, position in positions.items()
+            for row in self._connection.execute(self._ahead, {"lane": lane, "position": position, "share": share})
+        ]
         scanned = dict.fromkeys(positions, head)
         for lane, count in Counter(logged.lane for logged in events).items():
             if count == share:
@@ -159,15 +180,14 @@ class Reader:
 
     def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
         """The next events of a replay, which ends at `replay.until`."""
-        query = self._ahead(replay.lane, replay.position, limit).where(*selected(self._lease.target_id, replay))
-        events = [_logged(row) for row in self._connection.execute(query)]
+        query = self._ahead.where(*selected(self._lease.target_id, replay))
+        place = {"lane": replay.lane, "position": replay.position, "share": limit}
+        events = [_logged(row) for row in self._connection.execute(query, place)]
         return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.until})
 
     def parked_heads(self) -> dict[Object, int]:
         """The objects of the lease's lanes that have parked events, and when the first of each is due (ms)."""
-        p = m.parked.c
-        query = sa.select(p.lane, p.key_hash, p.not_before).where(self._mine(), p.not_before < m.NEVER)
-        return {(row.lane, row.key_hash): row.not_before for row in self._connection.execute(query)}
+        return {(row.lane, row.key_hash): row.not_before for row in self._connection.execute(self._heads)}
 
     def load_parked(self, objects: Iterable[Object], limit: int) -> list[Parked]:
         """Parked events of some objects, per object oldest first."""
@@ -176,7 +196,7 @@ class Reader:
             _select(self._lease.target_id, newest=self._newest)
             .add_columns(p.attempts, p.first_tried, p.history)
             .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
-            .where(self._mine(), p.key_hash.in_(sorted({hashed for _, hashed in objects})))
+            .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
             .order_by(p.seq)
             .limit(limit)
         )
@@ -219,15 +239,6 @@ class Reader:
                 found[lane, seq] = row.record
         return found
 
-    def _ahead(self, lane: int, position: int, limit: int) -> sa.Select[Any]:
-        e = m.events.c
-        query = _select(self._lease.target_id, newest=self._newest)
-        return query.where(e.lane == lane, e.seq > position, self._target).order_by(e.lane, e.seq).limit(limit)
-
-    def _mine(self) -> sa.ColumnElement[bool]:
-        p = m.parked.c
-        return sa.and_(p.target_id == self._lease.target_id, p.lane.in_(list(self._lease.positions)))
-
 
 class Store:
     """Read and settle, for the worker that holds a lease."""
@@ -263,20 +274,18 @@ class Store:
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
     def _advance(self, connection: sa.Connection, lease: Lease, lane: int, progress: Progress, now: int) -> None:
-        c = m.cursors.c
-        changes: dict[str, Any] = {
-            "leased_until": now + self._lease_ms,
-            "delivered": c.delivered + progress.delivered,
-            "superseded": c.superseded + progress.superseded,
-            "dead": c.dead + progress.dead,
-        }
-        if progress.position is not None:
-            changes["position"] = progress.position
         updated = connection.execute(
-            m.cursors.update()
-            .where(c.target_id == lease.target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG)
-            .where(c.lease_token == lease.token)
-            .values(**changes)
+            _ADVANCE,
+            {
+                "of_target": lease.target_id,
+                "of_lane": lane,
+                "token": lease.token,
+                "lease_ends": now + self._lease_ms,
+                "to": lease.positions[lane] if progress.position is None else progress.position,
+                "more_delivered": progress.delivered,
+                "more_superseded": progress.superseded,
+                "more_dead": progress.dead,
+            },
         )
         if updated.rowcount != 1:
             raise LeaseLost(f"lane {lane} of target {lease.target_id}")
@@ -310,6 +319,16 @@ def _select(target_id: int, *, newest: bool) -> sa.Select[Any]:
         .scalar_subquery()
     )
     return sa.select(*_COLUMNS, latest.label("newest"))
+
+
+def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
+    e = m.events.c
+    return (
+        _select(target_id, newest=newest)
+        .where(e.lane == sa.bindparam("lane"), e.seq > sa.bindparam("position"), goes_to(target_id))
+        .order_by(e.lane, e.seq)
+        .limit(sa.bindparam("share", type_=sa.Integer))
+    )
 
 
 def _logged(row: Any) -> Logged:
