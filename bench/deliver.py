@@ -1,0 +1,199 @@
+"""Draining and delivering, target by target: one worker's lanes beside the raw driver's loop on the same server.
+
+    python -m bench.deliver [--events 20000] [--rounds 3]
+
+The raw loop holds ready-made bodies in memory and sends them in batches of the same size by the same bulk form of the
+protocol; the lanes read them from a durable PostgreSQL outbox, decide, deliver and settle. Both alternate, and the best
+round of each counts.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg2
+import psycopg2.extras
+import redis
+import sqlalchemy as sa
+import urllib3
+
+from app.config.arn import TargetId
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import Log
+from app.outbox.database import Database, now_ms
+from app.outbox.leases import Leases
+from app.outbox.store import Store
+from bench.report import show
+from tests import services
+from tests.builders import add_target, event, migrated, registry
+from workers.formats import log as log_envelope
+from workers.formats import records, redis_access
+from workers.lanes import Lanes, Pace, Work
+from workers.pool import policy, schedule, window
+from workers.targets import create
+
+BATCH = 500
+
+
+@dataclass(frozen=True)
+class Case:
+    """One target, and the loop that is its limit."""
+
+    name: str
+    type_name: str
+    values: dict[str, object]
+    raw: Callable[[Sequence[Event]], None]
+
+
+def batches(events: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    return (events[start : start + BATCH] for start in range(0, len(events), BATCH))
+
+
+def redis_cases(server: services.Redis) -> Iterable[Case]:
+    client = redis.Redis(port=server.port)
+
+    def hset(events: Sequence[Event]) -> None:
+        for some in batches([(one.path, records(one)) for one in events]):
+            client.hset("raw:hash", mapping=dict(some))
+
+    def rpush(events: Sequence[Event]) -> None:
+        for some in batches([redis_access(one) for one in events]):
+            client.rpush("raw:list", *some)
+
+    address = {"address": f"127.0.0.1:{server.port}"}
+    yield Case("Redis hash", "redis", {**address, "key": "hash"}, hset)
+    yield Case("Redis list", "redis", {**address, "key": "list", "format": "access"}, rpush)
+
+
+def postgres_cases(server: services.Postgres) -> Iterable[Case]:
+    server.create_database("target")
+    dsn = server.dsn("target")
+    connection = psycopg2.connect(dsn)
+    with connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE raw_ns (key varchar PRIMARY KEY, value jsonb)")
+        cursor.execute("CREATE TABLE raw_log (event_time timestamptz NOT NULL, event_data jsonb)")
+    upsert = "INSERT INTO raw_ns VALUES %s ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
+
+    def upserts(events: Sequence[Event]) -> None:
+        for some in batches([(one.path, records(one)) for one in events]):
+            with connection, connection.cursor() as cursor:
+                psycopg2.extras.execute_values(cursor, upsert, some, page_size=BATCH)
+
+    def inserts(events: Sequence[Event]) -> None:
+        for some in batches([("2026-11-21T00:33:56.082Z", records(one)) for one in events]):
+            with connection, connection.cursor() as cursor:
+                psycopg2.extras.execute_values(cursor, "INSERT INTO raw_log VALUES %s", some, page_size=BATCH)
+
+    place = {"connection_string": dsn}
+    yield Case("PostgreSQL namespace", "postgresql", {**place, "table": "ns"}, upserts)
+    yield Case("PostgreSQL access", "postgresql", {**place, "table": "log", "format": "access"}, inserts)
+
+
+def webhook_cases(server: services.Receiver) -> Iterable[Case]:
+    pool = urllib3.PoolManager()
+
+    def posts(events: Sequence[Event]) -> None:
+        for body in [log_envelope(one) for one in events]:
+            pool.request("POST", server.url, body=body, headers={"Content-Type": "application/json"})
+
+    yield Case(
+        "Webhook, one at a time", "webhook", {"endpoint": server.url, "allow_private": "on", "sync": "on"}, posts
+    )
+
+
+class Deliverer:
+    """Works off every lane of one target, as one worker process does."""
+
+    def __init__(self, database: Database, target: TargetId) -> None:
+        books = registry(database)
+        settings = books.settings(books.target(target))
+        self.leases, self.store, self.target = Leases(database, 60_000), Store(database, 60_000), target
+        self.adapter = create(target.type, settings)
+        self.work = Work(
+            str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
+            Pace(BATCH, BATCH),
+        )  # fmt: skip
+
+    def run(self, lanes: Iterable[int] = range(16)) -> int:
+        delivered = 0
+        for lane in lanes:
+            lease = self.leases.claim(self.target, [lane], f"bench-{lane}", now_ms())
+            assert lease is not None
+            delivered += Lanes(self.store, self.work, lease).work_off(lambda: False).counts["delivered"]
+            self.leases.release(lease)
+        return delivered
+
+
+def fill(database: Database, count: int) -> list[Event]:
+    """Record `count` events of about a kilobyte, each of an object of its own."""
+    events = [event(f"dir/{number:07d}/{'x' * 560}") for number in range(count)]
+    log = Log(database)
+    for start in range(0, count, 1000):
+        log.append([events[start : start + 1000]])
+    return events
+
+
+def rewind(database: Database, target: TargetId) -> None:
+    """Put the target's cursors back to the start of the log."""
+    row = registry(database).target(target).row_id
+    with database.writing() as connection:
+        connection.execute(m.cursors.update().where(m.cursors.c.target_id == row).values(position=0))
+
+
+def timed(call: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    call()
+    return time.perf_counter() - started
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    rows = []
+    with ExitStack() as stack:
+        outbox = stack.enter_context(services.postgres(durable=True))
+        database = migrated(outbox.create_database("outbox"))
+        stack.callback(database.close)
+        cases = [
+            *redis_cases(stack.enter_context(services.redis())),
+            *postgres_cases(stack.enter_context(services.postgres(durable=True))),
+            *webhook_cases(stack.enter_context(services.receiver())),
+        ]
+        targets = [
+            add_target(database, f"t{n}", type_name=case.type_name, values=case.values) for n, case in enumerate(cases)
+        ]
+        events = fill(database, options.events)
+        with database.engine.begin() as connection:
+            connection.execute(sa.text("ANALYZE events"))
+        for case, target in zip(cases, targets, strict=True):
+            few = case.type_name == "webhook"
+            part, lanes = (events[: len(events) // 16], range(1)) if few else (events, range(16))
+            deliverer = Deliverer(database, target)
+            raw, ours = [], []
+            for _ in range(options.rounds):
+                raw.append(timed(lambda case=case, part=part: case.raw(part)) / len(part))
+                rewind(database, target)
+                done: list[int] = []
+                seconds = timed(lambda: done.append(deliverer.run(lanes)))  # noqa: B023 - called at once
+                ours.append(seconds / done[0])
+            deliverer.adapter.close()
+            rows.append(
+                {
+                    "target": case.name,
+                    "raw loop, events/s": 1 / min(raw),
+                    "lanes, events/s": 1 / min(ours),
+                    "share of the raw loop, %": 100 * min(raw) / min(ours),
+                    "cost of the outbox, µs/event": (min(ours) - min(raw)) * 1e6,
+                }
+            )
+    show("deliver", f"Drain and deliver, one worker, batches of {BATCH}, 1 KB events", rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+"""Print a benchmark's table and keep its numbers as JSON in bench/results/."""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def show(name: str, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
+    """One table on the screen, one file `<name>.json`."""
+    table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(_text(value) for value in row.values()))
+    Console(width=140).print(table)
+    RESULTS.mkdir(exist_ok=True)
+    document = {"title": title, "at": time.strftime("%FT%TZ", time.gmtime()), "cores": os.cpu_count(), "rows": rows}
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1))
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
