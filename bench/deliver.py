@@ -128,9 +128,9 @@ class Deliverer:
         return delivered
 
 
-def fill(database: Database, count: int) -> list[Event]:
+def fill(database: Database, count: int, first: int = 0) -> list[Event]:
     """Record `count` events of about a kilobyte, each of an object of its own."""
-    events = [event(f"dir/{number:07d}/{'x' * 560}") for number in range(count)]
+    events = [event(f"dir/{first + number:07d}/{'x' * 560}") for number in range(count)]
     log = Log(database)
     for start in range(0, count, 1000):
         log.append([events[start : start + 1000]])

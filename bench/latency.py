@@ -1,0 +1,67 @@
+"""Idle latency: from the API's 202 to the arrival at the target, at a steady hundred events a second.
+
+    python -m bench.latency [--rate 100] [--seconds 20]
+
+Default settings, PostgreSQL with fsync, a Redis as broker; the target is a Redis list that a client waits on.
+"""
+
+import argparse
+import threading
+import time
+from contextlib import ExitStack
+
+import httpx
+import orjson
+import redis
+
+from bench.report import show
+from tests import services
+from tests.builders import add_target, event
+from tests.system import system
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rate", type=int, default=100)
+    parser.add_argument("--seconds", type=int, default=20)
+    options = parser.parse_args()
+    count = options.rate * options.seconds
+    with ExitStack() as stack:
+        outbox = stack.enter_context(services.postgres(durable=True))
+        broker, target = (stack.enter_context(services.redis()) for _ in range(2))
+        whole = stack.enter_context(system(outbox.create_database("outbox"), broker.url))
+        values = {"address": f"127.0.0.1:{target.port}", "key": "log", "format": "access"}
+        add_target(whole.database, type_name="redis", values=values)
+        arrived: dict[str, float] = {}
+
+        def read() -> None:
+            client = redis.Redis(port=target.port)
+            while len(arrived) < count + 1:
+                _, entry = client.blpop("log", timeout=30) or (None, None)
+                if entry is None:
+                    return
+                record = orjson.loads(entry)[0]["Event"][0]
+                arrived[record["responseElements"]["x-amz-request-id"]] = time.perf_counter()
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        answered: dict[str, float] = {}
+        with httpx.Client(base_url=whole.api.url) as client:
+            client.post("/v1/events", content=b'{"Records":[' + event("warm").record.encode() + b"]}")
+            services.until(lambda: arrived, 30)
+            began = time.perf_counter()
+            for number in range(count):
+                one = event(f"k{number}")
+                time.sleep(max(0.0, began + number / options.rate - time.perf_counter()))
+                client.post("/v1/events", content=b'{"Records":[' + one.record.encode() + b"]}").raise_for_status()
+                request_id = orjson.loads(one.record)["responseElements"]["x-amz-request-id"]
+                answered[request_id] = time.perf_counter()
+        reader.join()
+    waits = sorted(1000 * (arrived[request_id] - at) for request_id, at in answered.items())
+    pick = {name: waits[min(len(waits) - 1, int(len(waits) * share))] for name, share in
+            (("p50, ms", 0.5), ("p90, ms", 0.9), ("p99, ms", 0.99), ("most, ms", 1.0))}  # fmt: skip
+    show("latency", "From 202 to the target", [{"events": len(waits), "per second": options.rate, **pick}])
+
+
+if __name__ == "__main__":
+    main()
