@@ -91,6 +91,8 @@ class PostgresTarget:
         return self._session
 
     def _write(self, cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> Sequence[Outcome]:
+        if not events:
+            return []
         try:
             with self._deadline(cursor.connection):
                 self._apply(cursor, table, events, self._begin())

@@ -156,7 +156,7 @@ class RedisTarget:
     def _reason(self, error: Exception) -> str:
         words = str(error) or type(error).__name__
         if isinstance(error, redis.exceptions.NoPermissionError):
-            words += " (the user needs +type +hset +hdel +eval +rpush +multi +exec +client|setname on this key)"
+            words += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key)"
         return f"{self._where}: {words}"
 
     def _pool(self) -> redis.ConnectionPool:
@@ -216,13 +216,16 @@ def _whole_server(error: Exception) -> bool:
     """Whether the error speaks of the server, the key or the login, so that no other event would fare better.
 
     Redis gives such states a word of their own (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py turns
-    into a class where it knows it. A bare `ERR` is about the command, unless the server does not know the command.
+    into a class where it knows it. A bare `ERR` is about the command, unless the server does not know that command or
+    stopped our script, which no event can make fail.
     """
     if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
         return True
     words = str(error)
     first = words.partition(" ")[0]
-    return (first.isupper() and first != "ERR") or words.startswith(("unknown command", "wrong number of arguments"))
+    if first.isupper() and first != "ERR":
+        return True
+    return words.startswith(("unknown command", "wrong number of arguments")) or "script" in words
 
 
 def _portions(events: Sequence[Event]) -> Iterator[Sequence[Event]]:

@@ -8,6 +8,7 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 | 410                                                       | Unavailable, and the target is to be paused          |
 | 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After                        |
 | 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
+| the third request in a row without an answer in time      | Failed, and Unavailable for all that would follow    |
 | other 4xx                                                 | Rejected, with the first bytes of the answer         |
 | not reached: name, connection, TLS, private address       | Unavailable                                          |
 | connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
@@ -18,7 +19,7 @@ import time
 from binascii import Error as Base64Error
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -27,7 +28,7 @@ from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, InvalidHeader, ProtocolError, ProxyError
 from urllib3.exceptions import SSLError as TLSError
 from urllib3.exceptions import TimeoutError as AnswerTimeoutError
-from urllib3.util import SKIP_HEADER, Retry, make_headers, parse_url
+from urllib3.util import SKIP_HEADER, Retry, parse_url
 
 from app.config.targets import WebhookSettings
 from app.events.model import Event
@@ -35,7 +36,7 @@ from workers.formats import hold_back, log
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.http_wire import PrivateAddressError, Wire, http_pool
+from workers.targets.http_wire import PrivateAddressError, Wire, basic_auth, http_pool
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 MOST_THREADS = 64
@@ -43,18 +44,24 @@ MOST_THREADS = 64
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})
 _PASSING = frozenset({404, 405, 408})
+_HANG_UP = 0.3
+_UNANSWERED = 3
 _ANSWER_LIMIT = 64 * 1024
 _ANSWER_SHOWN = 500
 
 
 @dataclass
 class _Round:
-    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so."""
+    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so.
+
+    `unanswered` counts the requests in a row that got no answer in time.
+    """
 
     wire: Wire
     events: Sequence[Event]
     outcomes: list[Outcome] = field(init=False)
     refused: Unavailable | None = None
+    unanswered: int = 0
 
     def __post_init__(self) -> None:
         self.outcomes = [BEHIND] * len(self.events)
@@ -139,8 +146,10 @@ class WebhookTarget:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
         lanes = min(window, MOST_THREADS, len(chains))
-        running = [self._threads.submit(take_chains) for _ in range(lanes)]
+        running: list[Future[None]] = []
         try:
+            for _ in range(lanes):
+                running.append(self._threads.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
             for each in running:
                 each.result()
         finally:
@@ -156,14 +165,15 @@ class WebhookTarget:
             if work.refused is not None:
                 work.outcomes[index] = work.refused
             elif event.path not in stuck:
-                outcome = self._send(work.wire, event)
+                outcome = self._send(work, event)
                 work.outcomes[index] = outcome
                 if isinstance(outcome, Unavailable):
                     work.refused = outcome
                 elif isinstance(outcome, Failed):
                     stuck.add(event.path)
 
-    def _send(self, wire: Wire, event: Event) -> Outcome:
+    def _send(self, work: _Round, event: Event) -> Outcome:
+        wire = work.wire
         body = log(event)
         headers = self._headers
         if self._signers:
@@ -181,8 +191,13 @@ class WebhookTarget:
                 preload_content=False,
                 decode_content=False,
             )
+        except AnswerTimeoutError as error:
+            if not isinstance(error, ConnectTimeoutError):
+                return self._too_late(work)
+            return self._unanswered(wire, error)
         except HTTPError as error:
             return self._unanswered(wire, error)
+        work.unanswered = 0
         answer = _read(response, self._settings.timeout)
         return DELIVERED if 200 <= response.status <= 299 else self._refusal(wire, response, answer)
 
@@ -195,17 +210,23 @@ class WebhookTarget:
             "webhook-signature": " ".join(signer.sign(id_, now, body) for signer in self._signers),
         }
 
+    def _too_late(self, work: _Round) -> Outcome:
+        """One slow event is that event's failure; several in a row are an endpoint that hangs."""
+        work.unanswered += 1
+        reason = f"{work.wire.where}: no answer within {self._settings.read_timeout} s"
+        if work.unanswered >= _UNANSWERED:
+            work.refused = Unavailable(f"not tried: {reason}, {work.unanswered} times in a row")
+        return Failed(reason)
+
     def _unanswered(self, wire: Wire, error: HTTPError) -> Outcome:
         reason = f"{wire.where}: {_words(error)}"
         if isinstance(error, ConnectTimeoutError | TLSError | ProxyError | PrivateAddressError):
             return Unavailable(reason)  # NewConnectionError and NameResolutionError are kinds of the first
-        if isinstance(error, AnswerTimeoutError):
-            return Failed(f"{wire.where}: no answer within {self._settings.read_timeout} s")
         if isinstance(error, ProtocolError):
             try:
-                wire.check(self._settings.timeout)
-            except HTTPError:
-                return Unavailable(reason)
+                wire.check(self._settings.timeout, patience=_HANG_UP)
+            except HTTPError as second:
+                return Unavailable(f"{reason}; then {_words(second)}")
         return Failed(reason)
 
     def _refusal(self, wire: Wire, response: BaseHTTPResponse, answer: bytes) -> Outcome:
@@ -257,7 +278,7 @@ def _headers(settings: WebhookSettings) -> dict[str, str]:
     if given := authorization(settings.auth_token):
         headers["Authorization"] = given
     elif login:
-        headers["Authorization"] = make_headers(basic_auth=login)["authorization"]
+        headers["Authorization"] = basic_auth(login)
     return headers
 
 

@@ -1,0 +1,421 @@
+"""What is PostgreSQL's own: tables as they are found, SQLSTATEs, and what a transaction promises."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from app.events.model import Effect, Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
+from tests.contract.probes.postgresql import Access, Namespace
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets.base import Target, TargetUnavailable
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Namespace]:
+    probe = Namespace()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def postgres(running: Namespace) -> Namespace:
+    running.table = "bucketevents"
+    running.renew()
+    return running
+
+
+@pytest.fixture
+def journal(postgres: Namespace) -> Access:
+    """The same server, with a table of all events."""
+    access = Access.__new__(Access)
+    access.server, access.table = postgres.server, postgres.table
+    return access
+
+
+def delivered(postgres: Namespace | Access, batch: list[Event], **changes: str) -> list[Outcome]:
+    target = postgres.target(**changes)
+    try:
+        target.open()
+        return list(target.deliver(batch, 1))
+    finally:
+        target.close()
+
+
+# --- tables
+
+
+def test_the_tables_are_created_as_minio_creates_them(postgres: Namespace, journal: Access) -> None:
+    columns = (
+        "SELECT column_name, data_type, character_maximum_length, is_nullable FROM information_schema.columns "
+        "WHERE table_name = 'bucketevents' ORDER BY ordinal_position"
+    )
+    postgres.target().open()
+    assert postgres.ask(columns) == [("key", "character varying", None, "NO"), ("value", "jsonb", None, "YES")]
+    indexes = postgres.ask("SELECT indexdef FROM pg_indexes WHERE tablename = 'bucketevents'")
+    assert indexes == [("CREATE UNIQUE INDEX bucketevents_pkey ON public.bucketevents USING btree (key)",)]
+    postgres.renew()
+    journal.target().open()
+    assert journal.ask(columns) == [
+        ("event_time", "timestamp with time zone", None, "NO"),
+        ("event_data", "jsonb", None, "YES"),
+    ]
+    assert journal.ask("SELECT 1 FROM pg_indexes WHERE tablename = 'bucketevents'") == []
+
+
+def test_a_table_that_minio_left_is_taken_over_with_its_rows(postgres: Namespace) -> None:
+    postgres.ask("CREATE TABLE bucketevents (key VARCHAR PRIMARY KEY, value JSONB)")
+    postgres.ask(
+        """INSERT INTO bucketevents VALUES ('images/old', '{"Records":[]}'), ('images/new', '{"Records":[]}')"""
+    )
+    event = events.put("new")
+    assert delivered(postgres, [event]) == [DELIVERED]
+    held = dict(postgres.held())
+    assert held["images/old"] == '{"Records": []}'
+    assert postgres.same(held["images/new"], formats.records(event))
+
+
+def test_opening_a_large_table_reads_none_of_its_rows(postgres: Namespace) -> None:
+    postgres.ask("CREATE TABLE bucketevents (key VARCHAR PRIMARY KEY, value JSONB)")
+    postgres.ask("INSERT INTO bucketevents SELECT 'images/' || n, '{}' FROM generate_series(1, 1000) n")
+    scans = "SELECT seq_scan + idx_scan FROM pg_stat_user_tables WHERE relname = 'bucketevents'"
+    services.until(lambda: postgres.ask("SELECT n_tup_ins FROM pg_stat_user_tables") == [(1000,)])
+    before = postgres.ask(scans)
+    target = postgres.target()
+    target.open()
+    target.close()
+    gone = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'bucketwire'"
+    services.until(lambda: not postgres.ask(gone))  # a backend reports its statistics before it ends
+    assert postgres.ask(scans) == before
+
+
+@pytest.mark.parametrize(
+    ("setting", "stored"),
+    [("Events", "events"), ('"Events"', "Events"), ('"we ""ird; DROP"', 'we "ird; DROP'), ("_ünïcode$1", "_ünïcode$1")],
+)
+def test_a_table_is_called_what_postgresql_would_call_it(postgres: Namespace, setting: str, stored: str) -> None:
+    postgres.table = stored
+    postgres.renew()
+    assert delivered(postgres, [events.put("a")], table=setting) == [DELIVERED]
+    assert delivered(postgres, [events.put("a")], table=setting) == [DELIVERED]
+    assert postgres.ask("SELECT 1 FROM pg_tables WHERE tablename = $name$" + stored + "$name$") == [(1,)]
+    postgres.renew()
+
+
+@pytest.mark.parametrize("kind", ["json", "text", "jsonb NOT NULL"])
+def test_a_value_column_of_another_type_is_written_too(postgres: Namespace, kind: str) -> None:
+    postgres.ask(f"CREATE TABLE bucketevents (key text UNIQUE, value {kind}, at timestamptz NOT NULL DEFAULT now())")
+    batch = [events.put("a", version="v1"), events.put("b"), events.delete("b")]
+    assert delivered(postgres, batch) == [DELIVERED] * 3
+    assert delivered(postgres, [events.delete_version("a", "v1")]) == [DELIVERED]
+    assert postgres.held() == []
+
+
+def test_a_table_of_the_other_format_is_refused(postgres: Namespace, journal: Access) -> None:
+    journal.target().open()
+    with pytest.raises(TargetUnavailable, match="no column key, which format namespace needs; it has event_time"):
+        postgres.target().open()
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE bucketevents (key varchar, value jsonb)",
+        "CREATE TABLE bucketevents (key varchar, value jsonb, UNIQUE (key, value))",
+        "CREATE TABLE bucketevents (key text, value jsonb); CREATE UNIQUE INDEX ON bucketevents (key) WHERE key > 'a'",
+        "CREATE TABLE bucketevents (key text, value jsonb); CREATE UNIQUE INDEX ON bucketevents (lower(key))",
+    ],
+)
+def test_a_mirror_without_a_unique_key_is_refused_with_the_remedy(postgres: Namespace, ddl: str) -> None:
+    postgres.ask(ddl)
+    with pytest.raises(TargetUnavailable, match="no unique index on key alone") as caught:
+        postgres.target().open()
+    remedy = caught.value.reason.partition("ALTER TABLE … ")[2]
+    assert remedy == 'ADD PRIMARY KEY ("key")'
+    postgres.ask(f"ALTER TABLE bucketevents {remedy}")
+    assert delivered(postgres, [events.put("a")]) == [DELIVERED]
+
+
+def test_a_unique_key_that_is_deferrable_does_not_do(postgres: Namespace) -> None:
+    postgres.ask("CREATE TABLE bucketevents (key varchar UNIQUE DEFERRABLE, value jsonb)")
+    with pytest.raises(TargetUnavailable, match="no unique index on key alone"):
+        postgres.target().open()
+
+
+def test_a_column_that_no_event_can_fill_is_the_tables_fault_and_not_the_events(postgres: Namespace) -> None:
+    target = postgres.target()
+    target.open()
+    postgres.ask("ALTER TABLE bucketevents ADD owner text NOT NULL")
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    with pytest.raises(TargetUnavailable, match="demands a value for owner"):
+        target.open()
+    postgres.ask("ALTER TABLE bucketevents ALTER owner SET DEFAULT ''")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@pytest.mark.parametrize("repetition", range(3))
+def test_many_workers_may_create_the_table_at_once(postgres: Namespace, repetition: int) -> None:
+    targets = [postgres.target() for _ in range(8)]
+    start = threading.Barrier(len(targets))
+
+    def open_at_once(target: Target) -> None:
+        start.wait()
+        target.open()
+
+    with ThreadPoolExecutor(len(targets)) as threads:
+        opened = [threads.submit(open_at_once, target) for target in targets]
+    for each, target in zip(opened, targets, strict=True):
+        each.result()
+        target.close()
+
+
+def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(postgres: Namespace) -> None:
+    target = postgres.target()
+    target.open()
+    postgres.renew()
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "42P01" in outcome.reason
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> None:
+    postgres.ask("CREATE ROLE writer LOGIN PASSWORD 'pass'")
+    dsn = postgres.server.dsn().replace(
+        f"user={services.USER} password={services.PASSWORD}", "user=writer password=pass"
+    )
+    try:
+        with pytest.raises(TargetUnavailable, match="permission denied"):
+            postgres.target(connection_string=dsn).open()
+        postgres.ask("CREATE TABLE bucketevents (key VARCHAR PRIMARY KEY, value JSONB)")
+        postgres.ask("GRANT SELECT, INSERT, UPDATE, DELETE ON bucketevents TO writer")
+        batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v")]
+        assert delivered(postgres, batch, connection_string=dsn) == [DELIVERED] * 3
+    finally:
+        postgres.ask("DROP OWNED BY writer; DROP ROLE writer")
+
+
+# --- what is refused
+
+
+def test_a_poison_event_is_rejected_with_the_servers_words(postgres: Namespace, journal: Access) -> None:
+    for probe in (postgres, journal):
+        probe.renew()
+        (outcome,) = delivered(probe, [events.poisoned("a")])
+        assert isinstance(outcome, Rejected)
+        assert "\\u0000 cannot be converted to text" in outcome.reason
+        assert "22P05" in outcome.reason
+
+
+def test_a_name_with_a_null_character_is_rejected_alone(postgres: Namespace) -> None:
+    good = events.put("a")
+    outcomes = delivered(postgres, [events.put("nul\0l"), good, events.delete("nul\0l")])
+    assert outcomes[1] == DELIVERED
+    for outcome in (outcomes[0], outcomes[2]):
+        assert isinstance(outcome, Rejected)
+        assert "U+0000" in outcome.reason
+    assert [path for path, _ in postgres.held()] == ["images/a"]
+
+
+def test_a_key_too_long_for_the_index_is_rejected_alone(postgres: Namespace) -> None:
+    long = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=6000))
+    outcomes = delivered(postgres, [events.put("a"), events.put(long), events.put("b")])
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
+    assert isinstance(outcomes[1], Rejected)
+    assert "54000" in outcomes[1].reason
+
+
+def test_a_batch_of_nothing_but_poison_ends(journal: Access) -> None:
+    outcomes = delivered(journal, [events.poisoned(f"object-{number}") for number in range(300)])
+    assert {type(outcome) for outcome in outcomes} == {Rejected}
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER TABLE bucketevents ADD CHECK (value #>> '{Records,0,s3,object,size}' <> '666')",
+        """CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+           IF NEW.value #>> '{Records,0,s3,object,size}' = '666' THEN RAISE 'no beasts'; END IF; RETURN NEW; END $$;
+           CREATE TRIGGER refuse BEFORE INSERT ON bucketevents FOR EACH ROW EXECUTE FUNCTION refuse()""",
+        """CREATE TABLE allowed (size text PRIMARY KEY);
+           INSERT INTO allowed SELECT n::text FROM generate_series(1, 99) n;
+           ALTER TABLE bucketevents ADD size text GENERATED ALWAYS AS (value #>> '{Records,0,s3,object,size}') STORED;
+           ALTER TABLE bucketevents ADD FOREIGN KEY (size) REFERENCES allowed DEFERRABLE INITIALLY DEFERRED""",
+    ],
+    ids=["check", "trigger", "deferred foreign key"],
+)
+def test_the_tables_own_rules_reject_one_event_alone(postgres: Namespace, ddl: str) -> None:
+    postgres.target().open()
+    postgres.ask(ddl)
+    try:
+        made = [events.put(f"object-{number}", number=number + 1) for number in range(20)]
+        outcomes = delivered(postgres, [*made[:7], events.put("object-beast", number=666), *made[7:]])
+    finally:
+        postgres.ask("DROP FUNCTION IF EXISTS refuse CASCADE; DROP TABLE IF EXISTS allowed CASCADE")
+    assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)] == [7]
+    assert set(outcomes[:7] + outcomes[8:]) == {DELIVERED}
+    assert len(postgres.held()) == 20
+
+
+def test_any_mix_with_poison_leaves_what_its_events_leave_one_by_one(postgres: Namespace) -> None:
+    rng = random.Random(3)
+    for _ in range(15):
+        batch = [any_event(rng) for _ in range(40)]
+        batch = [replace(event, effect=formats.compatible_effect(event)) for event in batch]
+        postgres.renew()
+        at_once = delivered(postgres, batch)
+        held = dict(postgres.held())
+        postgres.renew()
+        target = postgres.target()
+        target.open()
+        one_by_one = [target.deliver([event], 1)[0] for event in batch]
+        target.close()
+        assert held == dict(postgres.held())
+        for together, alone in zip(at_once, one_by_one, strict=True):
+            # What a later event of the same batch replaces need not be found to be poison.
+            assert isinstance(together, type(alone)) or together == DELIVERED
+
+
+def any_event(rng: random.Random) -> Event:
+    key, version = rng.choice("abcd"), rng.choice(["", "v1", "v2"])
+    kinds = [events.put(key, version=version), events.delete(key), events.head(key)]
+    return rng.choice([*kinds, events.poisoned(key)] if rng.random() < 0.3 else kinds)
+
+
+def test_a_version_is_removed_only_while_the_row_describes_it(postgres: Namespace) -> None:
+    target = postgres.target()
+    target.open()
+    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    assert set(target.deliver(rows, 1)) == {DELIVERED}
+    others = [("versioned", "v1"), ("versioned", "v0"), ("plain", "v1"), ("null", "v1"), ("absent", "v1")]
+    assert set(target.deliver([events.delete_version(*each) for each in others], 1)) == {DELIVERED}
+    assert len(postgres.held()) == 3
+    same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null")]
+    assert set(target.deliver([events.delete_version(*each) for each in same], 1)) == {DELIVERED}
+    assert postgres.held() == []
+    target.close()
+
+
+# --- transactions, times and connections
+
+
+def test_a_batch_is_one_transaction(journal: Access) -> None:
+    target = journal.target()
+    target.open()
+    assert set(target.deliver([events.put("a") for _ in range(100)], 100)) == {DELIVERED}
+    target.close()
+    assert journal.ask("SELECT count(DISTINCT xmin::text) FROM bucketevents") == [(1,)]
+
+
+def test_the_time_column_holds_the_records_time_to_the_millisecond(journal: Access) -> None:
+    event = events.put("a")
+    moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_082, event.record, Effect.NONE)
+    assert delivered(journal, [moved]) == [DELIVERED]
+    text = "SELECT to_char(event_time AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') FROM bucketevents"
+    assert journal.ask(text) == [("2026-11-21 00:33:56.082000",)]
+
+
+@pytest.mark.parametrize(("chosen", "used"), [("off", "on"), ("remote_apply", "remote_apply"), ("local", "local")])
+def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, chosen: str, used: str) -> None:
+    postgres.target().open()
+    postgres.ask(
+        f"""ALTER ROLE {services.USER} SET synchronous_commit = {chosen};
+            CREATE TABLE seen (mode text);
+            CREATE FUNCTION look() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+            INSERT INTO seen VALUES (current_setting('synchronous_commit')); RETURN NEW; END $$;
+            CREATE TRIGGER look BEFORE INSERT ON bucketevents FOR EACH ROW EXECUTE FUNCTION look()"""
+    )
+    try:
+        assert delivered(postgres, [events.put("a")]) == [DELIVERED]
+        assert postgres.ask("SELECT mode FROM seen") == [(used,)]
+    finally:
+        postgres.ask(
+            f"ALTER ROLE {services.USER} RESET synchronous_commit; DROP TABLE seen; DROP FUNCTION look CASCADE"
+        )
+
+
+def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace) -> None:
+    target = postgres.target()
+    target.open()
+    batch = [events.put("a"), events.put("a")]
+    with postgres.server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN; LOCK TABLE bucketevents")
+        began = time.monotonic()
+        outcomes = list(target.deliver(batch, 1))
+        assert TIMEOUT <= time.monotonic() - began < LIMIT
+    assert isinstance(outcomes[0], Unavailable)
+    assert "57014" in outcomes[0].reason
+    assert outcomes[1] == BEHIND
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+    target.close()
+
+
+def test_a_server_that_takes_no_writes_is_unavailable(postgres: Namespace) -> None:
+    postgres.target().open()
+    read_only = f"{postgres.server.dsn()} options='-c default_transaction_read_only=on'"
+    (outcome,) = attempt(postgres.target(connection_string=read_only), [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "25006" in outcome.reason
+
+
+def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(postgres: Namespace) -> None:
+    target = postgres.target()
+    target.open()
+    ours = "FROM pg_stat_activity WHERE application_name = 'bucketwire'"
+    assert postgres.ask(f"SELECT pg_terminate_backend(pid) {ours}") == [(True,)]
+    services.until(lambda: not postgres.ask(f"SELECT 1 {ours}"))
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_url_and_the_old_separate_keys_connect_as_well(postgres: Namespace) -> None:
+    server = postgres.server
+    url = f"postgresql://{services.USER}:{services.PASSWORD}@{services.LOOPBACK}:{server.port}/postgres"
+    separate = {
+        "connection_string": "",
+        "host": services.LOOPBACK,
+        "port": str(server.port),
+        "user": services.USER,
+        "password": services.PASSWORD,
+        "database": "postgres",
+    }
+    assert delivered(postgres, [events.put("a")], connection_string=url) == [DELIVERED]
+    assert delivered(postgres, [events.put("b")], **separate) == [DELIVERED]
+    assert len(postgres.held()) == 2
+
+
+def test_of_several_hosts_one_that_answers_is_taken(postgres: Namespace) -> None:
+    dsn = postgres.server.dsn()
+    both = dsn.replace(f"host={services.LOOPBACK}", f"host={services.LOOPBACK},{services.LOOPBACK}")
+    both = both.replace(f"port={postgres.server.port}", f"port={services.free_port()},{postgres.server.port}")
+    assert delivered(postgres, [events.put("a")], connection_string=both) == [DELIVERED]
+
+
+def test_a_client_certificate_is_shown(postgres: Namespace, certificates: services.Certificates) -> None:
+    dsn = f"host={services.LOOPBACK} port={postgres.server.port} user=client dbname=postgres sslmode=verify-full"
+    trusted = f"{dsn} sslrootcert={certificates.ca}"
+    (refused,) = attempt(postgres.target(connection_string=trusted), [events.put("a")], 1)
+    assert isinstance(refused, Unavailable)
+    shown = f"{trusted} sslcert={certificates.client_cert} sslkey={certificates.client_key}"
+    assert delivered(postgres, [events.put("a")], connection_string=shown) == [DELIVERED]
+
+
+def test_a_connection_string_that_libpq_does_not_understand_is_not_told(postgres: Namespace) -> None:
+    target = postgres.target(connection_string="host=db nonsense=s3cret-word password=s3cret-word")
+    with pytest.raises(TargetUnavailable, match="connection_string") as caught:
+        target.open()
+    assert "s3cret-word" not in caught.value.reason
+    assert "nonsense" not in caught.value.reason

@@ -1,0 +1,263 @@
+"""What is Redis's own: its answers, logins, databases and scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import attempt
+from tests.contract.probes.redis import Access, Namespace
+from workers import formats
+from workers.outcomes import DELIVERED, Unavailable
+from workers.targets.base import TargetUnavailable
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+ACL = ("+type", "+hset", "+hdel", "+hget", "+eval", "+rpush", "+multi", "+exec", "+client|setname")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Namespace]:
+    probe = Namespace()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def redis(running: Namespace) -> Namespace:
+    running.renew()
+    return running
+
+
+@pytest.fixture
+def journal(redis: Namespace) -> Access:
+    """The same server, used as a list."""
+    access = Access.__new__(Access)
+    access.server = redis.server
+    return access
+
+
+def calls(redis: Namespace, command: str) -> int:
+    """How often a command has run since CONFIG RESETSTAT."""
+    text: str = redis.ask("INFO", "commandstats").decode()
+    found = [line for line in text.splitlines() if line.startswith(f"cmdstat_{command}:")]
+    return int(found[0].partition("calls=")[2].partition(",")[0]) if found else 0
+
+
+def test_the_connection_has_our_name(redis: Namespace) -> None:
+    target = redis.target()
+    target.open()
+    assert b"name=Bucketwire" in redis.ask("CLIENT", "LIST")
+    target.close()
+    services.until(lambda: b"name=Bucketwire" not in redis.ask("CLIENT", "LIST"))
+
+
+@WINDOWS
+def test_a_batch_is_one_command_of_each_kind_and_in_window_1_one_transaction(redis: Namespace, window: int) -> None:
+    target = redis.target()
+    target.open()
+    redis.ask("CONFIG", "RESETSTAT")
+    made = [events.put(f"object-{number % 50}") for number in range(300)]
+    mixed = [*made, events.delete("object-1"), events.delete_version("object-x", "v1")]
+    assert set(target.deliver(mixed, window)) == {DELIVERED}
+    target.close()
+    assert [calls(redis, name) for name in ("hset", "hdel", "eval")] == [1, 1, 1]
+    assert calls(redis, "exec") == (1 if window == 1 else 0)
+
+
+def test_a_call_larger_than_a_portion_keeps_its_order(journal: Access) -> None:
+    made = [events.put(f"object-{number % 3}", number=number + 1) for number in range(12_000)]
+    target = journal.target()
+    target.open()
+    assert set(target.deliver(made, 1)) == {DELIVERED}
+    target.close()
+    assert [events.number_of(document) for _, document in journal.held()] == list(range(1, 12_001))
+
+
+@pytest.mark.parametrize("taken", ["SET", "RPUSH"])
+def test_a_key_of_another_type_is_refused_when_opening(redis: Namespace, taken: str) -> None:
+    redis.ask(taken, "bucketevents", "x")
+    with pytest.raises(TargetUnavailable, match=r"holds a (string|list), but format namespace needs a hash"):
+        redis.target().open()
+
+
+def test_a_key_that_becomes_another_type_is_unavailable(redis: Namespace) -> None:
+    target = redis.target()
+    target.open()
+    redis.ask("SET", "bucketevents", "x")
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "WRONGTYPE" in outcome.reason
+    redis.ask("DEL", "bucketevents")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@WINDOWS
+def test_a_full_memory_is_unavailable_until_there_is_room(redis: Namespace, window: int) -> None:
+    target = redis.target()
+    target.open()
+    batch = [events.put("a"), events.put("a"), events.delete("b")]
+    redis.ask("CONFIG", "SET", "maxmemory", "1")
+    try:
+        outcomes = attempt(target, batch, window)
+    finally:
+        redis.ask("CONFIG", "SET", "maxmemory", "0")
+    assert isinstance(outcomes[0], Unavailable)
+    assert "maxmemory" in outcomes[0].reason
+    assert isinstance(outcomes[1], Unavailable)
+    assert redis.held() == []
+    assert list(target.deliver(batch, window)) == [DELIVERED] * 3
+    target.close()
+
+
+def test_a_replica_is_unavailable(redis: Namespace) -> None:
+    target = redis.target()
+    target.open()
+    redis.ask("REPLICAOF", services.LOOPBACK, str(services.free_port()))
+    try:
+        (outcome,) = attempt(target, [events.put("a")], 1)
+    finally:
+        redis.ask("REPLICAOF", "NO", "ONE")
+    assert isinstance(outcome, Unavailable)
+    assert "replica" in outcome.reason
+    target.close()
+
+
+def test_a_server_without_the_command_is_unavailable() -> None:
+    with services.redis(extra=("--rename-command", "HSET", "")) as server:
+        redis = Namespace.__new__(Namespace)
+        redis.server = server
+        target = redis.target(password="")
+        target.open()
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "unknown command" in outcome.reason
+
+
+@WINDOWS
+def test_a_user_needs_only_the_documented_rights(redis: Namespace, window: int) -> None:
+    redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *ACL)
+    target = redis.target(user="events", password="pass word")
+    target.open()
+    batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v1")]
+    assert set(target.deliver(batch, window)) == {DELIVERED}
+    redis.ask("ACL", "SETUSER", "events", "-hset")
+    (outcome,) = attempt(target, [events.put("a")], window)
+    target.close()
+    redis.ask("ACL", "DELUSER", "events")
+    assert isinstance(outcome, Unavailable)
+    assert "+hset" in outcome.reason
+    assert "pass word" not in outcome.reason
+
+
+def test_a_script_that_may_not_run_its_commands_is_unavailable(redis: Namespace) -> None:
+    rights = [right for right in ACL if right != "+hget"]
+    redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *rights)
+    target = redis.target(user="events", password="pass word")
+    target.open()
+    (outcome,) = attempt(target, [events.delete_version("a", "v1")], 1)
+    target.close()
+    redis.ask("ACL", "DELUSER", "events")
+    assert isinstance(outcome, Unavailable)
+
+
+def test_a_missing_password_is_unavailable(redis: Namespace) -> None:
+    with pytest.raises(TargetUnavailable, match="Authentication required"):
+        redis.target(password="").open()
+
+
+def test_the_database_number_is_used(redis: Namespace) -> None:
+    target = redis.target(db="3")
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    assert redis.held() == []
+    assert b"db3:keys=1" in redis.ask("INFO", "keyspace")
+
+
+def test_a_unix_socket_is_an_address() -> None:
+    with services.redis(extra=("--unixsocket", "redis.sock")) as server:
+        redis = Namespace.__new__(Namespace)
+        redis.server = server
+        target = redis.target(address=str(server.folder / "redis.sock"), password="")
+        target.open()
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+        with server.client() as client:
+            assert client.hlen("bucketevents") == 1
+
+
+@WINDOWS
+def test_a_version_is_removed_only_while_the_row_describes_it(redis: Namespace, window: int) -> None:
+    target = redis.target()
+    target.open()
+    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    assert set(target.deliver(rows, window)) == {DELIVERED}
+    redis.ask("HSET", "bucketevents", "images/not-ours", "no json")
+
+    others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
+    assert set(target.deliver([events.delete_version(*each) for each in others], window)) == {DELIVERED}
+    assert {path for path, _ in redis.held()} == {f"images/{key}" for key in ("versioned", "plain", "null", "not-ours")}
+
+    same = [("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
+    assert set(target.deliver([events.delete_version(*each) for each in same], window)) == {DELIVERED}
+    assert redis.held() == [("images/not-ours", "no json")]
+    target.close()
+
+
+def test_what_a_head_does_to_a_mirror_is_nothing(redis: Namespace) -> None:
+    put = events.put("a")
+    target = redis.target()
+    target.open()
+    assert list(target.deliver([put, events.head("a"), events.head("b")], 1)) == [DELIVERED] * 3
+    target.close()
+    assert redis.held() == [("images/a", formats.records(put))]
+
+
+def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(redis: Namespace) -> None:
+    target = redis.target()
+    target.open()
+    (ours,) = [line for line in redis.ask("CLIENT", "LIST").decode().splitlines() if "name=Bucketwire" in line]
+    assert redis.ask("CLIENT", "KILL", "ID", ours.split()[0].removeprefix("id=")) == 1
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_client_certificate_is_shown(redis: Namespace, certificates: services.Certificates) -> None:
+    values = redis.by_tls(certificates.ca)
+    redis.ask("CONFIG", "SET", "tls-auth-clients", "yes")
+    try:
+        (refused,) = attempt(redis.target(values), [events.put("a")], 1)
+        target = redis.target(
+            values, client_cert=str(certificates.client_cert), client_key=str(certificates.client_key)
+        )
+        target.open()
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+    finally:
+        redis.ask("CONFIG", "SET", "tls-auth-clients", "optional")
+    assert isinstance(refused, Unavailable)
+
+
+def test_verification_can_be_waived(redis: Namespace, certificates: services.Certificates) -> None:
+    target = redis.target(redis.by_tls(certificates.other_ca), tls_skip_verify="on")
+    target.open()
+    target.close()
+
+
+@pytest.mark.parametrize("name", ["tls_ca", "client_cert"])
+def test_a_certificate_file_that_cannot_be_read_is_named(
+    redis: Namespace, certificates: services.Certificates, tmp_path: Path, name: str
+) -> None:
+    empty = tmp_path / "empty.pem"
+    empty.touch()
+    for file in (tmp_path / "absent.pem", empty):
+        changes = {name: str(file)} | ({"client_key": str(file)} if name == "client_cert" else {})
+        with pytest.raises(TargetUnavailable, match=name) as caught:
+            redis.target(redis.by_tls(certificates.ca) | changes).open()
+        assert str(file) in caught.value.reason

@@ -1,0 +1,36 @@
+"""The registry: every type can be made, and making one loads no other's driver."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.contract.probes import PROBES
+from workers.targets import TARGETS, create
+
+LOAD = """
+import sys
+from app.config import declaration
+from workers.targets import create
+values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
+          "postgresql": {"connection_string": "host=h", "table": "t"}}
+create(sys.argv[1], declaration.load(sys.argv[1], values[sys.argv[1]])).close()
+print(*[name for name in ("redis", "psycopg2", "urllib3") if name in sys.modules])
+"""
+
+
+def test_every_type_has_a_place_in_the_contract_suite() -> None:
+    assert {name.partition("-")[0] for name in PROBES} == set(TARGETS)
+
+
+def test_an_unknown_type_is_refused_with_those_there_are() -> None:
+    with pytest.raises(LookupError, match="'redsi'; there are postgresql, redis, webhook"):
+        create("redsi", None)
+
+
+@pytest.mark.parametrize(("type_", "driver"), [("redis", "redis"), ("postgresql", "psycopg2"), ("webhook", "urllib3")])
+def test_a_worker_loads_the_driver_of_what_it_serves_and_no_other(type_: str, driver: str) -> None:
+    done = subprocess.run([sys.executable, "-c", LOAD, type_], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [driver]

@@ -1,0 +1,472 @@
+"""What is the webhook's own: its requests, what its answers mean, how many are open at once."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import itertools
+import logging
+import os
+import shutil
+import signal
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import psutil
+import pytest
+import trustme
+from standardwebhooks.webhooks import Webhook
+
+from app.config import declaration
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, attempt
+from tests.services import Answer, Receiver, Request
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.targets import create
+from workers.targets.base import Target, TargetUnavailable
+from workers.targets.webhook import authorization
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"ab"]
+
+
+def webhook(endpoint: str, **changes: str) -> Target:
+    values = {"endpoint": endpoint, "allow_private": "on", "timeout": "2s", "read_timeout": "2s"}
+    return create("webhook", declaration.load("webhook", dict(values | changes)))
+
+
+def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Request:
+    target = webhook(endpoint or receiver.url, **changes)
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    (request,) = receiver.requests()
+    return request
+
+
+# --- the request
+
+
+def test_the_request_is_minios_but_for_the_name_of_its_sender(receiver: Receiver) -> None:
+    event = events.put("a")
+    target = webhook(receiver.url + "minio/events?x=1&y=%20")
+    target.open()
+    assert receiver.requests() == []
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    (request,) = receiver.requests()
+    assert (request.method, request.path) == ("POST", "/minio/events?x=1&y=%20")
+    assert request.body == formats.log(event).encode()
+    assert request.headers == {
+        "host": f"127.0.0.1:{receiver.port}",
+        "content-type": "application/json",
+        "content-length": str(len(request.body)),
+        "user-agent": f"Bucketwire/{version('bucketwire')}",
+    }
+
+
+@pytest.mark.parametrize(
+    ("token", "header"),
+    [
+        ("", None),
+        ("abc", "Bearer abc"),
+        ("Splunk abc", "Splunk abc"),
+        ("Splunk  abc", "Splunk  abc"),
+        ("one two three", None),
+    ],
+)
+def test_a_token_becomes_the_header_that_minio_makes_of_it(receiver: Receiver, token: str, header: str | None) -> None:
+    assert authorization(token) == header
+    assert one_request(receiver, auth_token=token).headers.get("authorization") == header
+
+
+def test_a_login_in_the_url_is_sent_as_basic_unless_there_is_a_token(receiver: Receiver) -> None:
+    endpoint = receiver.url.replace("//", "//us%20er:pa%3Ass@")
+    basic = f"Basic {base64.b64encode(b'us er:pa:ss').decode()}"
+    assert one_request(receiver, endpoint=endpoint).headers["authorization"] == basic
+    receiver.forget()
+    assert one_request(receiver, endpoint=endpoint, auth_token="t").headers["authorization"] == "Bearer t"
+
+
+def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiver: Receiver) -> None:
+    event = events.put("a é")
+    target = webhook(receiver.url, signing_secret=" ".join(SECRETS))
+    target.open()
+    assert list(target.deliver([event, event], 1)) == [DELIVERED] * 2
+    target.close()
+    for request in receiver.requests():
+        assert request.headers["webhook-id"] == event.id
+        assert abs(int(request.headers["webhook-timestamp"]) - time.time()) < 60
+        for secret in SECRETS:
+            Webhook(secret).verify(request.body, request.headers)
+
+
+def test_one_connection_is_kept_alive_through_calls(receiver: Receiver) -> None:
+    target = webhook(receiver.url)
+    target.open()
+    for _ in range(3):
+        assert set(target.deliver([events.put(f"object-{number}") for number in range(20)], 1)) == {DELIVERED}
+    target.close()
+    assert len({request.connection for request in receiver.requests()}) == 1
+
+
+def test_a_large_answer_is_read_no_further_than_needed(receiver: Receiver) -> None:
+    receiver.set(Answer(status=200, body="x" * 5_000_000))
+    target = webhook(receiver.url)
+    target.open()
+    assert list(target.deliver([events.put("a"), events.put("b")], 1)) == [DELIVERED] * 2
+    target.close()
+    assert len({request.connection for request in receiver.requests()}) == 2
+
+
+# --- what answers mean
+
+BUSY, LOGIN, PASSING = (429, 502, 503, 504), (401, 403, 407), (404, 405, 408, 500, 501, 507, 599)
+
+
+@WINDOWS
+@pytest.mark.parametrize(
+    ("statuses", "kind"),
+    [
+        ((200, 201, 202, 204, 299), type(DELIVERED)),
+        ((*BUSY, *LOGIN, 410), Unavailable),
+        ((*PASSING, 300, 301, 302, 303, 304, 307, 308), Failed),
+        ((400, 402, 406, 409, 411, 413, 414, 415, 418, 422, 451), Rejected),
+    ],
+)
+def test_a_status_means(receiver: Receiver, window: int, statuses: Sequence[int], kind: type) -> None:
+    receiver.set(*(Answer(status=status, path=f"/{status}") for status in statuses))
+    for status in statuses:
+        target = webhook(f"{receiver.url}{status}")
+        (outcome,) = target.deliver([events.put("a")], window)
+        target.close()
+        assert isinstance(outcome, kind), f"{status}: {outcome}"
+        if outcome != DELIVERED:
+            assert str(status) in outcome.reason
+        assert getattr(outcome, "pause", False) == (status == 410)
+
+
+def test_retry_after_is_understood_as_seconds_and_as_a_date(receiver: Receiver) -> None:
+    target = webhook(receiver.url)
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=90), usegmt=True)
+    for status, value, least, most in [
+        (503, "17", 17, 17),
+        (429, soon, 60, 90),
+        (500, "5", 5, 5),
+        (404, "5", 5, 5),
+        (503, "Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
+    ]:
+        receiver.set(Answer(status=status, headers={"Retry-After": value}))
+        (outcome,) = target.deliver([events.put("a")], 1)
+        assert isinstance(outcome, Failed | Unavailable)
+        assert outcome.retry_after is not None
+        assert least <= outcome.retry_after <= most
+    receiver.set(Answer(status=503, headers={"Retry-After": "when it suits"}))
+    (outcome,) = target.deliver([events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert outcome.retry_after is None
+    target.close()
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_is_named_and_not_followed(receiver: Receiver, status: int) -> None:
+    receiver.set(Answer(status=status, headers={"Location": "/elsewhere"}, path="/"))
+    target = webhook(receiver.url)
+    (outcome,) = target.deliver([events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Failed)
+    assert "'/elsewhere'" in outcome.reason
+    assert [request.path for request in receiver.requests()] == ["/"]
+
+
+def test_a_rejection_carries_the_beginning_of_the_answer_without_secrets(receiver: Receiver) -> None:
+    said = f"no: Bearer t0p-s3cret and {SECRETS[0]}\r\n\t\x1b[31mé" + "x" * 2000
+    receiver.set(Answer(status=422, body=said))
+    target = webhook(receiver.url, auth_token="t0p-s3cret", signing_secret=SECRETS[0])
+    (outcome,) = target.deliver([events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Rejected)
+    words = outcome.reason.partition("no: ")[2]
+    assert words.startswith("Bearer *redacted* and *redacted* \ufffd[31mé")
+    assert len(words.encode()) <= 500
+    assert outcome.reason.isprintable()
+
+
+def test_a_refused_login_hints_at_the_token_and_does_not_tell_it(receiver: Receiver) -> None:
+    receiver.set(Answer(status=403))
+    target = webhook(receiver.url.replace("//", "//user:pa55word@"), auth_token="t0p-s3cret")
+    (outcome,) = target.deliver([events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "auth_token" in outcome.reason
+    assert "t0p-s3cret" not in outcome.reason
+    assert "pa55word" not in outcome.reason
+
+
+def test_no_answer_in_time_is_the_events_failure(receiver: Receiver) -> None:
+    receiver.set(Answer(delay=5))
+    target = webhook(receiver.url, read_timeout="300ms")
+    began = time.monotonic()
+    (outcome,) = target.deliver([events.put("a")], 1)
+    assert time.monotonic() - began < 2
+    target.close()
+    assert isinstance(outcome, Failed)
+    assert "no answer within 0.3 s" in outcome.reason
+
+
+@WINDOWS
+def test_an_endpoint_that_hangs_is_not_asked_by_every_event(receiver: Receiver, window: int) -> None:
+    receiver.set(Answer(delay=5))
+    target = webhook(receiver.url, read_timeout="300ms")
+    began = time.monotonic()
+    outcomes = target.deliver([events.put(f"object-{number}") for number in range(200)], window)
+    assert time.monotonic() - began < 4
+    target.close()
+    tried = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
+    assert len(tried) == len(receiver.requests()) <= min(64, window) + 2
+    assert all(isinstance(outcome, Failed | Unavailable) for outcome in outcomes)
+
+
+def test_a_slow_event_among_quick_ones_fails_alone(receiver: Receiver) -> None:
+    receiver.set(Answer(delay=5, containing="slow"))
+    made = [events.put(f"object-{number}", metadata="slow" if number % 2 else "") for number in range(8)]
+    target = webhook(receiver.url, read_timeout="200ms")
+    outcomes = target.deliver(made, 1)
+    target.close()
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Failed] * 4
+
+
+def test_a_connection_closed_without_an_answer_is_the_events_failure(receiver: Receiver) -> None:
+    receiver.set(Answer(close=True, containing="poison"))
+    target = webhook(receiver.url)
+    outcomes = target.deliver([events.put("a", metadata="poison"), events.put("b")], 1)
+    target.close()
+    assert isinstance(outcomes[0], Failed)
+    assert outcomes[1] == DELIVERED
+
+
+@contextlib.contextmanager
+def raw_endpoint(answer: bytes | None) -> Iterator[Target]:
+    """A target whose endpoint answers one request with these bytes and hangs up; None: it stops listening first."""
+    with socket.create_server((services.LOOPBACK, services.free_port())) as listening:
+
+        def serve() -> None:
+            listening.accept()[0].close()  # the look of `open`
+            wire, _ = listening.accept()
+            with wire, wire.makefile("rb") as stream:
+                headers = http.client.parse_headers(stream) if stream.readline() else {}
+                stream.read(int(headers["Content-Length"]))  # unread bytes would make the kernel send a reset
+                if answer is None:
+                    listening.close()
+                else:
+                    wire.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        target = webhook(f"http://{services.LOOPBACK}:{listening.getsockname()[1]}/")
+        try:
+            yield target
+        finally:
+            target.close()
+            serving.join(10)
+
+
+def test_an_endpoint_that_stops_listening_is_unavailable() -> None:
+    with raw_endpoint(None) as target:
+        (outcome,) = target.deliver([events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+
+
+@pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 banana\r\n\r\n", b"HTTP/1.1 2"])
+def test_an_answer_that_is_not_http_is_not_taken_for_one(words: bytes) -> None:
+    with raw_endpoint(words) as target:
+        (outcome,) = target.deliver([events.put("a")], 1)
+    assert isinstance(outcome, Failed)
+
+
+@pytest.mark.parametrize("rest", [b"Content-Length: 9\r\n\r\nh", b"Transfer-Encoding: chunked\r\n\r\n5\r\nh", b"Cont"])
+def test_a_status_counts_even_when_what_follows_breaks_off(rest: bytes) -> None:
+    with raw_endpoint(b"HTTP/1.1 200 OK\r\n" + rest) as target:
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+
+
+def test_urls_do_not_get_into_the_drivers_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with raw_endpoint(b"HTTP/1.1 200 OK\r\nCont") as target:
+        target.deliver([events.put("a")], 1)
+    assert [record for record in caplog.records if record.name.startswith("urllib3")] == []
+
+
+def test_a_name_that_does_not_resolve_is_unavailable() -> None:
+    with pytest.raises(TargetUnavailable, match=r"no-such-host\.invalid"):
+        webhook("http://no-such-host.invalid/").open()
+
+
+# --- order and concurrency
+
+
+def most_at_once(requests: Sequence[Request], delay: float) -> int:
+    """How many requests were open together, each from its arrival until `delay` later."""
+    return max(sum(other.at <= request.at < other.at + delay for other in requests) for request in requests)
+
+
+def test_in_window_1_one_request_follows_the_other(receiver: Receiver) -> None:
+    receiver.set(Answer(delay=0.02))
+    made = [events.put(f"object-{number}") for number in range(20)]
+    target = webhook(receiver.url)
+    assert set(target.deliver(made, 1)) == {DELIVERED}
+    target.close()
+    assert receiver.bodies() == [formats.log(event).encode() for event in made]
+    assert most_at_once(receiver.requests(), 0.02) == 1
+
+
+@pytest.mark.parametrize(("window", "most", "delay"), [(8, 8, 0.2), (1000, 64, 1.0)])
+def test_a_window_bounds_the_open_requests_and_is_used(
+    receiver: Receiver, window: int, most: int, delay: float
+) -> None:
+    receiver.set(Answer(delay=delay))
+    target = webhook(receiver.url)
+    assert set(target.deliver([events.put(f"object-{number}") for number in range(80)], window)) == {DELIVERED}
+    target.close()
+    assert most // 2 < most_at_once(receiver.requests(), delay) <= most
+
+
+def test_an_objects_requests_are_never_open_together(receiver: Receiver) -> None:
+    receiver.set(Answer(delay=0.02))
+    made = [events.put(f"object-{number % 4}", number=number + 1) for number in range(40)]
+    target = webhook(receiver.url)
+    assert set(target.deliver(made, 100)) == {DELIVERED}
+    target.close()
+    by_key: dict[str, list[Request]] = {}
+    for request in receiver.requests():
+        by_key.setdefault(request.json()["Key"], []).append(request)
+    for requests in by_key.values():
+        numbers = [events.number_of(request.body.decode()) for request in requests]
+        assert numbers == sorted(numbers)
+        assert all(after.at - before.at >= 0.02 for before, after in itertools.pairwise(requests))
+
+
+@WINDOWS
+def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int) -> None:
+    bad, after, other = events.put("a", metadata="bad"), events.put("a"), events.put("b")
+    receiver.set(Answer(status=500, containing="bad"))
+    target = webhook(receiver.url)
+    outcomes = list(target.deliver([bad, after, other, after], window))
+    target.close()
+    assert isinstance(outcomes[0], Failed)
+    assert outcomes[1:] == [BEHIND, DELIVERED, BEHIND]
+    assert len(receiver.requests()) == 2
+
+
+@WINDOWS
+def test_after_a_busy_answer_nothing_more_is_sent(receiver: Receiver, window: int) -> None:
+    receiver.set(Answer(status=503, headers={"Retry-After": "9"}))
+    target = webhook(receiver.url)
+    outcomes = list(target.deliver([events.put(f"object-{number}") for number in range(500)], window))
+    target.close()
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert len(receiver.requests()) <= min(window, 64)
+
+
+def test_an_interrupted_call_leaves_no_request_behind(receiver: Receiver) -> None:
+    receiver.set(Answer(delay=0.2))
+    made = [events.put(f"object-{number}") for number in range(200)]
+    target = webhook(receiver.url)
+
+    class TimeIsOverError(BaseException):
+        pass
+
+    def interrupted(*_: object) -> None:  # as Celery's soft time limit strikes
+        raise TimeIsOverError
+
+    def interrupt() -> None:
+        receiver.wait(5)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(TimeIsOverError):
+            target.deliver(made, 8)
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
+    sent = len(receiver.requests())
+    assert 5 <= sent <= 24
+    target.close()
+    services.until(lambda: open_connections(receiver) == 0)
+    assert len(receiver.requests()) == sent
+
+
+def open_connections(receiver: Receiver) -> int:
+    """Connections that the receiver has with anybody."""
+    found = psutil.Process(receiver.pid).net_connections("tcp")
+    return sum(connection.status == psutil.CONN_ESTABLISHED for connection in found)
+
+
+# --- TLS
+
+
+def test_a_client_certificate_is_shown_and_renewed_without_reopening(
+    certificates: services.Certificates, tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "client.crt", tmp_path / "client.key"
+    shutil.copy(certificates.client_cert, cert)
+    shutil.copy(certificates.client_key, key)
+    with services.receiver(client_cert=True) as receiver:
+        (refused,) = attempt(webhook(receiver.url, tls_ca=str(certificates.ca)), [events.put("a")], 1)
+        assert isinstance(refused, Unavailable)
+        target = webhook(receiver.url, tls_ca=str(certificates.ca), client_cert=str(cert), client_key=str(key))
+        target.open()
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        shutil.copy(certificates.cert, cert)
+        shutil.copy(certificates.key, key)
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+        assert [request.subject for request in receiver.requests()] == ["client", "server"]
+
+
+def test_a_certificate_for_another_name_is_refused(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("example.org").configure_cert(context)
+    with socket.create_server((services.LOOPBACK, services.free_port())) as listening:
+
+        def shake_hands() -> None:
+            wire, _ = listening.accept()
+            with wire, contextlib.suppress(ssl.SSLError):
+                context.wrap_socket(wire, server_side=True)
+
+        shaking = threading.Thread(target=shake_hands)
+        shaking.start()
+        target = webhook(f"https://127.0.0.1:{listening.getsockname()[1]}/", tls_ca=str(tmp_path / "ca.pem"))
+        with pytest.raises(TargetUnavailable, match="IP address mismatch"):
+            target.open()
+        shaking.join()
+
+
+def test_verification_can_be_waived_without_a_warning_at_each_request(certificates: services.Certificates) -> None:
+    with services.receiver(tls=True) as receiver:
+        target = webhook(receiver.url, tls_ca=str(certificates.other_ca), tls_skip_verify="on")
+        target.open()
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+
+
+def test_a_port_that_does_not_speak_tls_is_unavailable(receiver: Receiver, certificates: services.Certificates) -> None:
+    began = time.monotonic()
+    with pytest.raises(TargetUnavailable, match=r"TLS|SSL"):
+        webhook(receiver.url.replace("http:", "https:"), tls_ca=str(certificates.ca)).open()
+    assert time.monotonic() - began < LIMIT
