@@ -65,6 +65,8 @@ class DeadLetters:
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
+                # They are undelivered again: a writer must not go by the count of settled events that it remembers.
+                connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
                 rows = connection.execute(
                     sa.select(m.dead_letters, m.events.c.key_hash)
                     .join_from(m.dead_letters, m.events, _is_event())

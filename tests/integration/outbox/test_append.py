@@ -9,8 +9,11 @@ from app.outbox.append import Log, QueueFull, Receipt
 from app.outbox.books import read_books
 from app.outbox.commits import GroupCommit
 from app.outbox.database import Database
+from app.outbox.dead_letters import DeadLetters, Filter
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
+from tests.integration.outbox.scripted import Courier, Scripted
+from workers.outcomes import Rejected
 
 
 def _seqs(database: Database) -> list[int]:
@@ -72,6 +75,19 @@ def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None
     with database.reading() as connection:
         [books] = [entry for entry in read_books(connection) if entry.target == full]
     assert (books.recorded, books.discarded) == (30, 50)
+
+
+def test_replayed_dead_letters_count_against_the_limit_again(database: Database) -> None:
+    target = add_target(database, queue_limit=4)
+    courier = Courier(database, target, Scripted(lambda one: Rejected("no")))
+    log = Log(database)
+    log.append([[event(f"k{number}") for number in range(4)]])
+    courier.run()
+    log.append([[event("fills"), event("the"), event("writer's memory")]])
+    assert DeadLetters(database).replay(Filter()) == 4
+    [receipt] = log.append([[event("one too many")]])
+    assert isinstance(receipt, Receipt)
+    assert receipt.discarded == {target: 1}
 
 
 def test_a_target_that_rejects_when_full_refuses_the_request_as_a_whole(database: Database) -> None:
