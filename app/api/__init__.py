@@ -1,0 +1,50 @@
+"""The HTTP face: events come in here, and operators look, change and measure. `create_app` puts it together."""
+
+from flask import Flask
+
+from app.api import (
+    access,
+    dead_letters,
+    description,
+    events,
+    health,
+    metrics,
+    parts,
+    problems,
+    replays,
+    rules,
+    targets,
+)
+from app.config.settings import Settings
+
+_BLUEPRINTS = (
+    events.routes,
+    targets.routes,
+    rules.routes,
+    dead_letters.routes,
+    replays.routes,
+    health.routes,
+    metrics.routes,
+    description.routes,
+)
+
+
+def create_app(settings: Settings) -> Flask:
+    """The API over the outbox that the settings name; connects when the first request needs it to.
+
+    Raises `BadSettings` where they cannot be used: no token on an address that others reach, an unusable folder.
+    """
+    made = parts.make(settings)
+    access.check_listen(settings, made.database)
+    app = Flask("bucketwire", static_folder=None)
+    app.url_map.strict_slashes = False  # a sender does not follow redirects; /v1/events/ is /v1/events
+    app.url_map.merge_slashes = False
+    parts.install(app, made)
+    problems.install(app)
+    access.install(app)
+    health.install(app, made.database)
+    for blueprint in _BLUEPRINTS:
+        app.register_blueprint(blueprint)
+    if made.feeder is not None:
+        made.feeder.started()
+    return app

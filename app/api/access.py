@@ -1,0 +1,136 @@
+"""Who may call what: each route declares the scope that it needs, and no request gets by without it.
+
+Scopes are those of the tokens: ingest, read, admin; admin includes the others. Without any token the API is open, but
+only to this machine: it has to listen on a loopback address and be called by one.
+"""
+
+import base64
+import binascii
+import ipaddress
+from collections.abc import Callable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import sqlalchemy as sa
+from flask import Flask, Request, current_app, request
+
+from app.api.parts import parts
+from app.api.problems import Refusal
+from app.config.problems import BadSettings, Problem
+from app.config.settings import Settings
+from app.outbox.database import Database
+from app.outbox.tokens import Tokens
+
+F = TypeVar("F", bound=Callable[..., object])
+
+ANYONE = "anyone"  # what a probe has to reach without a token; says nothing of the events
+INGEST, READ, ADMIN = "ingest", "read", "admin"
+_SCOPE = "needed_scope"
+
+
+def needs(scope: str) -> Callable[[F], F]:
+    """Declare the scope of a route; it stands below the routing decorators."""
+
+    def declare(view: F) -> F:
+        setattr(view, _SCOPE, scope)
+        return view
+
+    return declare
+
+
+def scope_of(app: Flask, endpoint: str) -> str | None:
+    """What a route has declared; a test sees to it that each has."""
+    return getattr(app.view_functions[endpoint], _SCOPE, None)
+
+
+def install(app: Flask) -> None:
+    """Check every request before its route is called."""
+
+    @app.before_request
+    def _check() -> None:
+        if request.endpoint is None:
+            return  # there is no such path
+        scope = scope_of(current_app, request.endpoint)
+        if scope != ANYONE:
+            check(request, scope or ADMIN)
+
+
+def check(request: Request, scope: str) -> None:
+    """Raise `Refusal` unless the request may do what the scope allows; `TokensUnknown` when nobody can say."""
+    tokens = parts().tokens
+    presented = presented_token(request.headers.get("Authorization", ""))
+    if not presented:
+        if tokens.any():
+            raise _unauthorized("send a token: Authorization: Bearer <token>")
+        if not parts().settings.loopback:
+            raise _unauthorized("there is no token yet; make one: bucketwire token create <name> --scope ingest")
+        _check_local(request)
+        return
+    found = tokens.find(presented)
+    if found is None:
+        if not tokens.any() and parts().settings.loopback:
+            _check_local(request)  # a sender that was given a token before there were any
+            return
+        raise _unauthorized("this token does not hold; `bucketwire token ls` shows the names of those that do")
+    if not {scope, ADMIN} & found.scopes:
+        raise Refusal("not-allowed", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
+
+
+def presented_token(authorization: str) -> str:
+    """The token in an `Authorization` header, "" for none.
+
+    As a bearer token, as the password of basic authentication (Ceph's push endpoints carry user information in their
+    URL and nothing else), or the token alone: the ways in which senders are known to hand on what they are given.
+    """
+    scheme, _, rest = authorization.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return rest.strip()
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return ""
+    return scheme if not rest else ""
+
+
+def check_listen(settings: Settings, database: Database) -> None:
+    """Raise `BadSettings` where the API would be open to the network: no token, and no loopback address.
+
+    A database that cannot be read is no reason: then the tokens are not known, and without one nobody gets in.
+    """
+    if settings.loopback or settings.api_tokens:
+        return
+    try:
+        if Tokens(database).list():
+            return
+    except sa.exc.SQLAlchemyError:
+        return
+    hint = (
+        "make one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
+        "or listen on 127.0.0.1"
+    )
+    place = f"{settings.listen.host}:{settings.listen.port}"
+    raise BadSettings([Problem("BUCKETWIRE_LISTEN", place, "can be reached from outside, and there is no token", hint)])
+
+
+def _check_local(request: Request) -> None:
+    """Refuse what a web page in a browser on this machine may have sent: to another name, or from another page."""
+    host = urlsplit(f"//{request.host}").hostname or ""
+    origin = request.headers.get("Origin", "")
+    if not _is_local(host) or (origin and urlsplit(origin).netloc != request.host):
+        raise Refusal(
+            "not-here",
+            "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
+            "make a token for everybody else: bucketwire token create <name> --scope ingest",
+        )
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host in ("localhost", "localhost.localdomain")
+
+
+def _unauthorized(detail: str) -> Refusal:
+    return Refusal("no-token", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})

@@ -1,0 +1,94 @@
+"""How things are written in answers and read from queries: JSON, times, numbers, names of targets."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import orjson
+from flask import Response
+
+from app.api.problems import Refusal
+from app.config.arn import TargetId, parse_target
+from app.config.problems import BadValue
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def answer(content: Mapping[str, Any], status: int = 200) -> Response:
+    """A JSON answer."""
+    return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, mimetype="application/json")
+
+
+def written_time(at: int) -> str | None:
+    """Milliseconds since 1970 as RFC 3339 in UTC; null for no time."""
+    if not at:
+        return None
+    return (_EPOCH + timedelta(milliseconds=at)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def parsed_time(field: str, value: object, default: int) -> int:
+    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `Refusal`."""
+    if value is None or value == "":
+        return default
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        if value.isascii() and value.isdigit():
+            return int(value)
+        try:
+            found = datetime.fromisoformat(value)
+        except ValueError:
+            pass
+        else:
+            return (found.replace(tzinfo=found.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
+    raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
+
+
+def parsed_number(field: str, value: object, default: int, *, least: int, most: int) -> int:
+    """A whole number between two others, bounds included. Raises `Refusal`."""
+    if value is None:
+        return default
+    try:
+        number = int(value) if isinstance(value, int | str) and not isinstance(value, bool) else least - 1
+    except ValueError:
+        number = least - 1
+    if not least <= number <= most:
+        raise bad_value(field, "is not in range", f"give a whole number from {least} to {most}")
+    return number
+
+
+def parsed_flag(field: str, value: object) -> bool:
+    """`true` or `false`; false where nothing is given. Raises `Refusal`."""
+    known = {None: False, "": False, "true": True, "1": True, "false": False, "0": False, True: True, False: False}
+    if not isinstance(value, str | bool | None) or value not in known:
+        raise bad_value(field, "is neither true nor false", "write true or false")
+    return known[value]
+
+
+def parsed_text(field: str, value: object) -> str:
+    """A text; "" where nothing is given. Raises `Refusal`."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise bad_value(field, "is no text", "put it in quotes")
+    return value
+
+
+def parsed_target(field: str, value: object) -> TargetId:
+    """The target that an ARN or `type:name` names. Raises `Refusal`."""
+    try:
+        return parse_target(parsed_text(field, value))
+    except BadValue as error:
+        raise bad_value(field, error.problem, error.hint) from None
+
+
+def refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    """Raise `Refusal` for members that nobody will look at: a misspelt filter must not mean everything."""
+    for name in given:
+        if name not in known:
+            raise bad_value(name, "is not known here", f"known are {', '.join(known)}")
+
+
+def bad_value(field: str, problem: str, hint: str) -> Refusal:
+    """What is wrong with a field, and what would be right."""
+    return Refusal("bad-value", f"{field} {problem}; {hint}", {"field": field})

@@ -1,0 +1,92 @@
+"""Read a request's body within its limits, unpacking it as it comes: never more in memory than the limit allows."""
+
+import zlib
+from typing import IO, Any
+
+import orjson
+from flask import Request
+
+from app.api.problems import Refusal
+
+_SMALL = 1 << 20  # bytes of a request that is not about events
+_CHUNK = 1 << 16
+_DRAINED = 1 << 20
+_GZIP = 31  # zlib's number for a gzip header and the largest window
+
+
+def read_body(request: Request, limit: int) -> bytes:
+    """The body, unpacked if it is gzip. Raises `Refusal` as soon as it is known to be larger than `limit` bytes."""
+    try:
+        return _read(request, limit)
+    except Refusal:
+        _drain(request.stream)
+        raise
+
+
+def _read(request: Request, limit: int) -> bytes:
+    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    if encoding not in ("", "identity", "gzip", "x-gzip"):
+        raise Refusal(
+            "unknown-encoding",
+            f"Content-Encoding {encoding[:40]!r} is not known; send gzip, or the body as it is",
+            headers={"Accept-Encoding": "gzip, identity"},
+        )
+    if (request.content_length or 0) > limit:
+        raise _too_large(limit)
+    if encoding in ("gzip", "x-gzip"):
+        return _unpacked(request.stream, limit)
+    body = request.stream.read(limit + 1)
+    if len(body) > limit:
+        raise _too_large(limit)
+    return body
+
+
+def json_object(request: Request) -> dict[str, Any]:
+    """The JSON object that a request about anything but events carries.
+
+    It has to say that it is JSON: a web page in somebody's browser cannot send that to another place unasked.
+    """
+    if not request.is_json:
+        raise Refusal("not-json", "send a JSON object with Content-Type: application/json")
+    try:
+        found = orjson.loads(read_body(request, _SMALL))
+    except orjson.JSONDecodeError as error:
+        raise Refusal("bad-request", f"the body is no JSON: {error.msg}", {"offset": error.pos}) from None
+    if not isinstance(found, dict):
+        raise Refusal("bad-request", "the body has to be a JSON object, such as {}")
+    return found
+
+
+def _unpacked(stream: IO[bytes], limit: int) -> bytes:
+    unpacked = bytearray()
+    packed = 0
+    inflater = zlib.decompressobj(_GZIP)
+    while chunk := stream.read(_CHUNK):
+        packed += len(chunk)
+        if packed > limit:
+            raise _too_large(limit)
+        while chunk:
+            if inflater.eof:
+                inflater = zlib.decompressobj(_GZIP)  # gzip files may follow one another
+            try:
+                unpacked += inflater.decompress(chunk, limit + 1 - len(unpacked))
+            except zlib.error as error:
+                raise Refusal("bad-request", f"the body is no gzip: {error}") from None
+            if len(unpacked) > limit:
+                raise _too_large(limit)
+            chunk = inflater.unconsumed_tail or inflater.unused_data
+    if not inflater.eof:
+        raise Refusal("bad-request", "the gzip body ends before its end")
+    return bytes(unpacked)
+
+
+def _drain(stream: IO[bytes]) -> None:
+    """Take a little more of a refused body: else the server closes the connection, and the next request on it fails."""
+    for _ in range(_DRAINED // _CHUNK):
+        if not stream.read(_CHUNK):
+            return
+
+
+def _too_large(limit: int) -> Refusal:
+    detail = f"a body has at most {limit} bytes, before and after unpacking; "
+    return Refusal("too-large", detail + "send it in parts, or raise BUCKETWIRE_BODY_LIMIT", {"limit": limit})

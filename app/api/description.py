@@ -1,0 +1,195 @@
+"""The API's own description, OpenAPI 3.1, made from the routes and the YAML in their docstrings."""
+
+from functools import cache
+from importlib.metadata import version
+from typing import Any
+
+from apispec import APISpec
+from apispec_webframeworks.flask import FlaskPlugin
+from flask import Blueprint, Flask, Response, current_app
+
+from app.api.access import ANYONE, needs
+from app.api.answers import answer
+from app.api.problems import KINDS
+from app.config.keys import keys_of
+from app.config.settings import SCOPES
+from app.config.targets import TYPES
+
+routes = Blueprint("description", __name__)
+
+_TEXT = {"type": "string"}
+_NUMBER = {"type": "integer"}
+_FLAG = {"type": "boolean"}
+_TIME = {"type": ["string", "null"], "format": "date-time"}
+_COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
+_BOOKS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    return {"type": "object", "properties": properties}
+
+
+def _with(required: str, described: dict[str, Any]) -> dict[str, Any]:
+    return described | {"required": required.split()}
+
+
+def _list(of: str) -> dict[str, Any]:
+    return {"type": "array", "items": {"$ref": f"#/components/schemas/{of}"}}
+
+
+_FILTER: dict[str, Any] = {
+    "ids": {"type": "array", "items": _NUMBER},
+    "target": {**_TEXT, "description": "an ARN or type:name"},
+    "bucket": _TEXT,
+    "prefix": _TEXT,
+    "reason": {**_TEXT, "description": "contained in the reason"},
+    "since": {**_TEXT, "format": "date-time"},
+    "before": {**_TEXT, "format": "date-time"},
+    "all": {**_FLAG, "description": "needed where nothing else is said"},
+}
+_RULE: dict[str, Any] = {
+    "bucket": {**_TEXT, "description": "* for every bucket"},
+    "events": {"type": "array", "items": _TEXT, "description": '["*"] for every event, known or not'},
+    "prefix": _TEXT,
+    "suffix": _TEXT,
+    "target": {**_TEXT, "description": "an ARN or type:name"},
+    "rule_id": _TEXT,
+}
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "Problem": _object(
+        type={**_TEXT, "enum": [f"urn:bucketwire:problem:{kind}" for kind in KINDS]},
+        title=_TEXT,
+        status=_NUMBER,
+        detail=_TEXT,
+        field={**_TEXT, "description": "what is wrong"},
+        offset={**_NUMBER, "description": "the byte where the JSON breaks off"},
+        index={**_NUMBER, "description": "the record that is wrong, from 0"},
+        errors={"type": "array", "items": _object(field=_TEXT, value=_TEXT, problem=_TEXT, hint=_TEXT)},
+        targets={"type": "array", "items": _TEXT},
+        id={**_TEXT, "description": "of an unexpected error, as in the log"},
+    ),
+    "Receipt": _object(
+        recorded=_NUMBER,
+        repeated={**_NUMBER, "description": "known already"},
+        ignored={**_NUMBER, "description": "no events: a sender's test messages, folders, …"},
+        matched=_COUNTS,
+        discarded={**_COUNTS, "description": "left out because the target's queue is full, by ARN"},
+        refused={"type": "array", "items": _object(index=_NUMBER, field=_TEXT, problem=_TEXT)},
+        staged={**_NUMBER, "description": "kept in the staging folder; then nothing else is known yet"},
+    ),
+    "History": _object(
+        bucket=_TEXT,
+        key=_TEXT,
+        events={
+            "type": "array",
+            "items": _object(
+                id=_TEXT, seq=_NUMBER, name=_TEXT, version=_TEXT, time=_TIME, received_at=_TIME,
+                standings={
+                    "type": "array",
+                    "items": _object(
+                        target=_TEXT,
+                        state={**_TEXT, "enum": ["pending", "parked", "dead", "settled"]},
+                        reason=_TEXT,
+                    ),
+                },
+                record={"type": "object"},
+            ),
+        },
+    ),
+    "Settings": {"type": "object", "additionalProperties": True, "description": "by the names of the target's type"},
+    "Target": _object(
+        arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,
+        state={**_TEXT, "enum": ["running", "paused", "disabled", "unavailable", "broken"]},
+        reason=_TEXT, resume_at=_TIME,
+        origin={**_TEXT, "enum": ["environment", "stored", "sample"]},
+        settings={"type": "object", "additionalProperties": _TEXT, "description": "secrets as *redacted*"},
+        events=_object(**dict.fromkeys(_BOOKS, _NUMBER)),
+        oldest_age={"type": ["number", "null"], "description": "seconds since its oldest undelivered event came"},
+    ),
+    "Targets": _object(targets=_list("Target")),
+    "Reason": _object(reason=_TEXT),
+    "Empty": _object(),
+    "NewRule": _with("bucket events target", _object(**_RULE)),
+    "Rule": _object(number=_NUMBER, **_RULE),
+    "Rules": _object(rules=_list("Rule")),
+    "DeadLetterFilter": _object(**_FILTER),
+    "DeadLetter": _object(
+        id=_NUMBER, target=_TEXT, event_id=_TEXT, name=_TEXT, bucket=_TEXT, key=_TEXT, reason=_TEXT,
+        attempts=_NUMBER, first_tried=_TIME, last_tried=_TIME,
+        history={"type": "array", "items": _object(at=_TIME, reason=_TEXT)}, record={"type": "object"},
+    ),
+    "DeadLetters": _object(
+        dead_letters=_list("DeadLetter"),
+        next={"type": ["integer", "null"], "description": "what `after` is for the next page; null: there is none"},
+    ),
+    "Replayed": _object(replayed=_NUMBER),
+    "Purged": _object(purged=_NUMBER),
+    "NewReplay": _with("target", _object(
+        **{name: _FILTER[name] for name in ("target", "since", "before", "bucket", "prefix", "all")},
+        events={"type": "array", "items": _TEXT, "description": "names; none: every event"},
+    )),
+    "Replay": _object(
+        id=_NUMBER, target=_TEXT, since=_TIME, before=_TIME, bucket=_TEXT, prefix=_TEXT,
+        events={"type": "array", "items": _TEXT}, created_at=_TIME,
+        matched={**_NUMBER, "description": "events that it delivers again"}, finished=_FLAG,
+    ),
+    "Replays": _object(replays=_list("Replay")),
+    "Alive": _object(status=_TEXT),
+    "Readiness": _object(
+        ready=_FLAG,
+        checks={"type": "object", "additionalProperties": _object(ok=_FLAG, reason=_TEXT)},
+    ),
+}  # fmt: skip
+
+
+@routes.get("/openapi.json")
+@needs(ANYONE)
+def openapi() -> Response:
+    """Describe the API.
+    ---
+    get:
+      summary: This description
+      responses:
+        200: {description: OpenAPI 3.1, content: {application/json: {schema: Empty}}}
+    """
+    return answer(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
+
+
+@cache
+def described(app: Flask) -> dict[str, Any]:
+    """The whole description of an app."""
+    spec = APISpec(
+        title="Bucketwire",
+        version=version("bucketwire"),
+        openapi_version="3.1.0",
+        info={"description": "Takes bucket events and delivers them, in order and without loss."},
+        plugins=[FlaskPlugin()],
+    )
+    for name, schema in SCHEMAS.items():
+        spec.components.schema(name, schema)
+    spec.components.response(
+        "Problem",
+        {"description": "what is wrong, RFC 9457", "content": {"application/problem+json": {"schema": "Problem"}}},
+    )
+    for name, text in (("type", ", ".join(TYPES)), ("name", "the target's name, _ for the unnamed one")):
+        place = f"{name}_name" if name == "type" else name
+        spec.components.parameter(
+            f"target_{name}", "path", {"name": place, "required": True, "schema": _TEXT, "description": text}
+        )
+    spec.components.security_scheme(
+        "token", {"type": "http", "scheme": "bearer", "description": f"scopes: {', '.join(SCOPES)}; see the routes"}
+    )
+    with app.test_request_context():
+        for endpoint, view in app.view_functions.items():
+            if endpoint != "static":
+                spec.path(view=view, app=app)
+    found: dict[str, Any] = spec.to_dict()
+    found["components"]["schemas"]["Settings"]["x-settings"] = {
+        kind: {
+            name: {"kind": key.kind.label, "required": key.required, "default": key.default, "secret": key.secret,
+                   "about": key.about}
+            for name, key in keys_of(cls).items()
+        }
+        for kind, cls in TYPES.items()
+    }  # fmt: skip
+    return found

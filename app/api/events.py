@@ -1,0 +1,202 @@
+"""Events come in here: parsed, recorded, and only then answered; or kept in a folder while the database is away."""
+
+import errno
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from flask import Blueprint, Response, request
+
+from app.api.access import ANYONE, INGEST, READ, check, needs
+from app.api.answers import answer, bad_value, parsed_flag, parsed_number, refuse_unknown, written_time
+from app.api.bodies import read_body
+from app.api.parts import parts
+from app.api.problems import Refusal, away
+from app.config.arn import TargetId
+from app.events.model import Event
+from app.events.parsing import Limits, Parsed, SnsConfirmation, parse
+from app.outbox.append import QueueFull, Receipt
+from app.outbox.database import REFUSED, now_ms, said
+from app.outbox.history import Recorded, object_history
+from app.outbox.staging import Staging
+
+log = logging.getLogger("bucketwire.api")
+routes = Blueprint("events", __name__)
+
+# Senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a folder to turn to, we need not wait that long.
+_PATIENCE, _PATIENCE_WITH_STAGING = 9.0, 3.0
+
+
+@routes.post("/v1/events")
+@needs(INGEST)
+def take() -> Response:
+    """Record events.
+    ---
+    post:
+      summary: Record events
+      description: >
+        A 202 means that the events are recorded durably, or kept in the staging folder. Anything else means: not
+        taken, send it again. An event sent twice is recorded once.
+      security: [{token: [ingest]}]
+      parameters:
+        - {name: partial, in: query, schema: {type: boolean, default: false},
+           description: take the good records of a body that has bad ones}
+      requestBody:
+        required: true
+        description: >
+          What MinIO, RustFS, Ceph, AWS (S3 through SNS, EventBridge), CloudEvents or SeaweedFS send, a bare record,
+          an array, or lines of JSON; may be gzip
+        content: {application/json: {schema: {}}, application/x-ndjson: {schema: {}}}
+      responses:
+        202: {description: taken, content: {application/json: {schema: Receipt}}}
+        default: Problem
+    """
+    parsed = _parsed()
+    if parsed.confirmation is not None:
+        return _confirmation(parsed.confirmation)
+    if not parsed.events:
+        return answer(_receipt(Receipt(), parsed), 202)
+    feeder = parts().feeder
+    if feeder is None:
+        return answer(_taken(_recorded(parsed.events, _PATIENCE), parsed), 202)
+    feeder.started()
+    try:
+        if not feeder.staging.pending():
+            return answer(_taken(_recorded(parsed.events, _PATIENCE_WITH_STAGING), parsed), 202)
+    except (sa.exc.SQLAlchemyError, TimeoutError) as error:
+        away(error)
+    except OSError as error:
+        raise _unstaged(error) from None
+    return answer(_staged(feeder.staging, parsed), 202)
+
+
+@routes.get("/v1/events")
+@needs(ANYONE)
+def history() -> Response:
+    """Tell an object's history.
+    ---
+    get:
+      summary: An object's events and where each stands at each of its targets, oldest first
+      description: Without `bucket` and `key` it answers 200 to whoever asks, as senders that probe expect.
+      security: [{token: [read]}]
+      parameters:
+        - {name: bucket, in: query, schema: {type: string}}
+        - {name: key, in: query, schema: {type: string}}
+        - {name: limit, in: query, schema: {type: integer, default: 1000, maximum: 10000},
+           description: the last so many}
+      responses:
+        200: {description: the history, content: {application/json: {schema: History}}}
+        default: Problem
+    """
+    if not request.args:
+        return answer({"status": "ok"})
+    check(request, READ)
+    refuse_unknown(request.args, ("bucket", "key", "limit"))
+    bucket, key = request.args.get("bucket", ""), request.args.get("key", "")
+    for name, value in (("bucket", bucket), ("key", key)):
+        if not value:
+            raise bad_value(name, "is missing", "a history is that of one object: give bucket and key")
+    limit = parsed_number("limit", request.args.get("limit"), 1000, least=1, most=10_000)
+    events = [_event_json(event) for event in object_history(parts().database, bucket, key, limit=limit)]
+    return answer({"bucket": bucket, "key": key, "events": events})
+
+
+@routes.get("/")
+@needs(ANYONE)
+def root() -> Response:
+    """Answer a probe.
+    ---
+    get:
+      summary: What this is; senders probe it (RustFS does)
+      responses:
+        200: {description: it answers, content: {application/json: {schema: Empty}}}
+    """
+    return answer({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
+
+
+def _parsed() -> Parsed:
+    settings = parts().settings
+    partial = parsed_flag("partial", request.args.get("partial"))
+    body = read_body(request, settings.body_limit)
+    limits = Limits(records=settings.record_limit)
+    return parse(body, dict(request.headers), now_ms=now_ms(), limits=limits, partial=partial)
+
+
+def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
+    try:
+        return parts().commits.append(events, patience)
+    except REFUSED as error:
+        log.warning("the database refuses an event: %s", said(error))
+        detail = "the database cannot hold a value of it: a key or a name with a zero byte, or one that is too long"
+        raise Refusal("bad-events", detail) from None
+
+
+def _taken(taken: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
+    if isinstance(taken, QueueFull):
+        names = [_arn(target) for target in taken.targets]
+        detail = f"{', '.join(names)} has no room and is set to refuse (queue_full=reject); nothing was recorded"
+        raise Refusal("queue-full", detail, {"targets": names})
+    return _receipt(taken, parsed)
+
+
+def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
+    return {
+        "recorded": receipt.recorded,
+        "repeated": receipt.repeated,
+        "ignored": parsed.ignored,
+        "matched": {_arn(target): count for target, count in receipt.matched.items()},
+        "discarded": {_arn(target): count for target, count in receipt.discarded.items()},
+        **_refused(parsed),
+    }
+
+
+def _refused(parsed: Parsed) -> Mapping[str, Any]:
+    if not parsed.refused:
+        return {}
+    return {"refused": [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]}
+
+
+def _staged(staging: Staging, parsed: Parsed) -> Mapping[str, Any]:
+    try:
+        staging.append(parsed.events)
+    except OSError as error:
+        raise _unstaged(error) from None
+    return {"staged": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
+
+
+def _unstaged(error: OSError) -> Refusal:
+    log.error("the staging folder cannot be used: %s", error)
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return Refusal("staging-full" if full else "staging-failed", "nothing was taken; send the request again later")
+
+
+def _confirmation(asked: SnsConfirmation) -> Response:
+    """An operator confirms, not we: to call an address that a request brings is what an attacker would want."""
+    log.warning(
+        "SNS asks to confirm that topic %.300r may send here; if it may, open this address once: %.2000r",
+        asked.topic_arn,
+        asked.subscribe_url,
+    )
+    return answer({"confirmation": "the log holds the address that confirms it", "topic": asked.topic_arn}, 202)
+
+
+def _event_json(event: Recorded) -> Mapping[str, Any]:
+    return {
+        "id": event.event_id,
+        "seq": event.seq,
+        "name": event.name,
+        "version": event.version,
+        "time": written_time(event.time),
+        "received_at": written_time(event.received_at),
+        "standings": [
+            {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
+            for standing in event.standings
+        ],
+        "record": orjson.Fragment(event.record),
+    }
+
+
+def _arn(target: TargetId) -> str:
+    return target.arn(parts().settings.region)

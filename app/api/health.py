@@ -1,0 +1,97 @@
+"""Whether this process lives, and whether the service can do its work."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from flask import Blueprint, Response, current_app
+
+from app.api.access import ANYONE, needs
+from app.api.answers import answer
+from app.api.parts import parts
+from app.outbox import models as m
+from app.outbox import schema
+from app.outbox.database import Database, now_ms
+from app.outbox.glance import Glance, NoAnswer
+
+routes = Blueprint("health", __name__)
+_OLDEST_PULSE = 30_000  # ms; the drain gives one each second
+_GLANCE = "bucketwire_readiness"
+
+
+def glance(database: Database) -> Glance[Mapping[str, Any]]:
+    """What readiness asks of the database; a database that hangs holds up no more than one thread."""
+    return Glance(lambda: _asked(database), age=0.5, patience=2.0)
+
+
+def install(app: Any, database: Database) -> None:
+    """Give the app its glance at the database."""
+    app.extensions[_GLANCE] = glance(database)
+
+
+@routes.get("/healthz")
+@needs(ANYONE)
+def healthz() -> Response:
+    """Say that the process lives.
+    ---
+    get:
+      summary: The process lives; says nothing of the database
+      responses:
+        200: {description: it lives, content: {application/json: {schema: Alive}}}
+    """
+    return answer({"status": "ok"})
+
+
+@routes.get("/readyz")
+@needs(ANYONE)
+def readyz() -> Response:
+    """Say whether the service can do its work.
+    ---
+    get:
+      summary: Database, schema and drain, each with what is wrong with it
+      description: >
+        With a staging folder the API takes events also while this says 503.
+      responses:
+        200: {description: everything works, content: {application/json: {schema: Readiness}}}
+        503: {description: something does not, content: {application/json: {schema: Readiness}}}
+    """
+    look = current_app.extensions[_GLANCE].look()
+    checks = checked(look.value, look.error, _head(), now_ms())
+    feeder = parts().feeder
+    if feeder is not None:
+        waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
+        checks["staging"] = {"ok": not damaged, "requests": waiting, "set_aside": damaged}
+    ready = all(check["ok"] for check in checks.values())
+    return answer({"ready": ready, "checks": checks}, 200 if ready else 503)
+
+
+def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str | None, now: int) -> dict[str, Any]:
+    """The checks, from what the database said last and the error since. Names no address: anyone may ask."""
+    if error is not None or found is None:
+        reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; the log says more"
+        unknown = {"ok": False, "reason": "the database is away"}
+        return {"database": {"ok": False, "reason": reason}, "schema": unknown, "drain": unknown}
+    schema_check = {"ok": found["revision"] == head, "revision": found["revision"], "needed": head}
+    if not schema_check["ok"]:
+        schema_check["reason"] = "run `bucketwire migrate`"
+    age = None if found["pulse"] is None else max(0, now - found["pulse"])
+    drain_check: dict[str, Any] = {"ok": age is not None and age < _OLDEST_PULSE}
+    drain_check["age"] = None if age is None else age / 1000
+    if not drain_check["ok"]:
+        drain_check["reason"] = "nothing is delivered: is a beat running, and a worker that drains?"
+    return {"database": {"ok": True}, "schema": schema_check, "drain": drain_check}
+
+
+@cache
+def _head() -> str | None:
+    return schema.head()
+
+
+def _asked(database: Database) -> Mapping[str, Any]:
+    revision = schema.current(database)
+    pulse = None
+    if revision is not None:
+        with database.reading() as connection:
+            pulse = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
+    return {"revision": revision, "pulse": pulse}

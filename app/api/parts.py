@@ -1,0 +1,69 @@
+"""What the routes work with: made once for each process, found by every request."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from flask import Flask, current_app
+
+from app.config.problems import BadSettings, Problem
+from app.config.settings import Settings
+from app.outbox.commits import GroupCommit
+from app.outbox.database import Database
+from app.outbox.dead_letters import DeadLetters
+from app.outbox.registry import Registry, open_registry
+from app.outbox.replays import Replays
+from app.outbox.staging import Feeder, Staging
+from app.outbox.tokens import Tokens
+
+_NAME = "bucketwire"
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The outbox as one process of the API has it open. There is a feeder if there is a staging folder."""
+
+    settings: Settings
+    database: Database
+    registry: Registry
+    tokens: Tokens
+    commits: GroupCommit
+    dead_letters: DeadLetters
+    replays: Replays
+    feeder: Feeder | None
+
+
+def make(settings: Settings) -> Parts:
+    """Open everything that these settings name; connects to nothing yet.
+
+    Raises `BadSettings` where the staging folder cannot be used.
+    """
+    database = Database(settings.database_url)
+    return Parts(
+        settings=settings,
+        database=database,
+        registry=open_registry(database, settings),
+        tokens=Tokens(database, settings.api_tokens),
+        commits=GroupCommit(database),
+        dead_letters=DeadLetters(database),
+        replays=Replays(database),
+        feeder=Feeder(_staging(settings.queue_dir), database) if settings.queue_dir else None,
+    )
+
+
+def _staging(folder: str) -> Staging:
+    try:
+        return Staging(Path(folder))
+    except OSError as error:
+        reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
+        raise BadSettings([Problem("BUCKETWIRE_QUEUE_DIR", folder, reason, hint)]) from None
+
+
+def install(app: Flask, made: Parts) -> None:
+    """Give the app its parts."""
+    app.extensions[_NAME] = made
+
+
+def parts() -> Parts:
+    """The parts of the app that serves this request."""
+    found: Parts = current_app.extensions[_NAME]
+    return found

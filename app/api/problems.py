@@ -1,0 +1,159 @@
+"""What the API answers when it cannot do as it is asked: one table of problems, all of them RFC 9457 JSON."""
+
+import logging
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import singledispatch
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+from flask import Flask, Response
+from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
+
+from app.config.declaration import BadSettings
+from app.config.problems import BadValue
+from app.events.parsing import BadEvents
+from app.outbox.database import DatabaseUnavailable, said
+from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
+from app.outbox.tokens import TokensUnknown
+from app.rules.model import BadRules
+
+log = logging.getLogger("bucketwire.api")
+
+# What each problem's `type` is for: its status and its title, which never change with the occasion.
+KINDS: Mapping[str, tuple[int, str]] = {
+    "bad-events": (400, "The body holds no events that can be taken"),
+    "bad-request": (400, "The request cannot be understood"),
+    "bad-value": (400, "A value cannot be used"),
+    "bad-settings": (400, "The settings cannot be used"),
+    "bad-rule": (400, "The rule cannot be taken"),
+    "no-token": (401, "A token is needed"),
+    "not-allowed": (403, "The token does not allow this"),
+    "not-here": (403, "Without tokens the API answers on this machine only"),
+    "not-found": (404, "There is nothing here"),
+    "unknown-target": (404, "There is no such target"),
+    "wrong-method": (405, "This cannot be done here"),
+    "target-in-use": (409, "The target is in use"),
+    "read-only-target": (409, "The target belongs to the environment"),
+    "too-large": (413, "The body is too large"),
+    "unknown-encoding": (415, "The body's encoding is not known"),
+    "not-json": (415, "The body has to be JSON"),
+    "internal": (500, "Something went wrong here"),
+    "database-away": (503, "The outbox database is away"),
+    "queue-full": (503, "A target's queue is full"),
+    "staging-failed": (503, "The staging folder cannot be written"),
+    "staging-full": (507, "The staging folder's disk is full"),
+}
+_RETRY = {"database-away": 5, "queue-full": 10, "staging-failed": 10, "staging-full": 30}  # seconds
+
+
+@dataclass
+class Refusal(Exception):
+    """A problem of one of the `KINDS`, raised wherever it is found.
+
+    `members` are the problem's own: the field, the position, the names. `status` differs from the kind's only where
+    the parser knows better.
+    """
+
+    kind: str
+    detail: str
+    members: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    status: int = 0
+
+    def response(self) -> Response:
+        """The problem as it is sent."""
+        status, title = KINDS[self.kind]
+        status = self.status or status
+        body = {"type": f"urn:bucketwire:problem:{self.kind}", "title": title, "status": status, "detail": self.detail}
+        members = {name: value for name, value in self.members.items() if value is not None}
+        response = Response(orjson.dumps(body | members), status, mimetype="application/problem+json")
+        if self.kind in _RETRY:
+            response.headers["Retry-After"] = str(_RETRY[self.kind])
+        response.headers.update(self.headers)
+        return response
+
+
+@singledispatch
+def refusal(error: Exception) -> Refusal:
+    """The problem that an exception amounts to. What nobody expected is logged under an id that the problem carries."""
+    number = uuid.uuid4().hex
+    log.error("unexpected error %s", number, exc_info=error)
+    return Refusal("internal", "the log tells more under this id", {"id": number})
+
+
+@refusal.register
+def _(error: Refusal) -> Refusal:
+    return error
+
+
+@refusal.register
+def _(error: BadEvents) -> Refusal:
+    members = {"index": error.index, "field": error.field, "offset": error.offset}
+    return Refusal("bad-events", error.problem, members, status=error.status)
+
+
+@refusal.register
+def _(error: BadSettings) -> Refusal:
+    wrong = [
+        {"field": each.key, "value": each.value, "problem": each.problem, "hint": each.hint} for each in error.problems
+    ]
+    return Refusal("bad-rule" if isinstance(error, BadRules) else "bad-settings", str(error), {"errors": wrong})
+
+
+@refusal.register
+def _(error: BadValue) -> Refusal:
+    return Refusal("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
+
+
+@refusal.register
+def _(error: UnknownTarget) -> Refusal:
+    return Refusal("unknown-target", str(error))
+
+
+@refusal.register
+def _(error: TargetInUse) -> Refusal:
+    return Refusal("target-in-use", str(error))
+
+
+@refusal.register
+def _(error: ReadOnlyTarget) -> Refusal:
+    return Refusal("read-only-target", str(error))
+
+
+@refusal.register
+def _(_error: NotFound) -> Refusal:
+    return Refusal("not-found", "there is no such path; GET /openapi.json describes those there are")
+
+
+@refusal.register
+def _(error: MethodNotAllowed) -> Refusal:
+    allowed = ", ".join(sorted(error.valid_methods or ()))
+    return Refusal("wrong-method", f"the methods here are {allowed}", headers={"Allow": allowed})
+
+
+@refusal.register
+def _(error: HTTPException) -> Refusal:
+    return Refusal("bad-request", error.description or error.name, status=error.code or 400)
+
+
+def away(error: Exception) -> Refusal:
+    """The database is away or not set up. Its own words are logged and not sent: they may name its place."""
+    log.warning("the outbox database is away: %s", said(error))
+    if isinstance(error, sa.exc.ProgrammingError):
+        return Refusal("database-away", "its tables are missing or of another version: run `bucketwire migrate`")
+    return Refusal("database-away", "nothing is promised of what this request asked for; send it again")
+
+
+for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, TimeoutError):
+    refusal.register(kind, away)
+
+
+def install(app: Flask) -> None:
+    """Have every error of the app answered by a problem."""
+
+    @app.errorhandler(Exception)
+    def _answer(error: Exception) -> Response:
+        return refusal(error).response()

@@ -1,0 +1,76 @@
+"""Replays: deliver retained events to a target again, from a range of time and by filter."""
+
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from app.api.access import ADMIN, READ, needs
+from app.api.answers import answer, bad_value, parsed_target, parsed_text, parsed_time, refuse_unknown, written_time
+from app.api.bodies import json_object
+from app.api.parts import parts
+from app.outbox import models as m
+from app.outbox.replays import Replay, Selection
+
+routes = Blueprint("replays", __name__)
+
+
+@routes.get("/v1/replays")
+@needs(READ)
+def ls() -> Response:
+    """List the replays.
+    ---
+    get:
+      summary: Every replay, newest first
+      security: [{token: [read]}]
+      responses:
+        200: {description: the replays, content: {application/json: {schema: Replays}}}
+        default: Problem
+    """
+    return answer({"replays": [_replay_json(replay) for replay in parts().replays.list()]})
+
+
+@routes.post("/v1/replays")
+@needs(ADMIN)
+def begin() -> Response:
+    """Begin a replay.
+    ---
+    post:
+      summary: Deliver retained events to a target again
+      description: Events that are still pending come anyway and are not counted. Needs a selection, or `all`.
+      security: [{token: [admin]}]
+      requestBody: {required: true, content: {application/json: {schema: NewReplay}}}
+      responses:
+        201: {description: the replay, content: {application/json: {schema: Replay}}}
+        default: Problem
+    """
+    given = json_object(request)
+    refuse_unknown(given, ("target", "since", "before", "bucket", "prefix", "events", "all"))
+    names = given.get("events", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:Put"], or leave it out')
+    selection = Selection(
+        since=parsed_time("since", given.get("since"), 0),
+        before=parsed_time("before", given.get("before"), m.NEVER),
+        bucket=parsed_text("bucket", given.get("bucket")),
+        prefix=parsed_text("prefix", given.get("prefix")),
+        names=tuple(names),
+    )
+    if selection == Selection() and given.get("all") is not True:
+        raise bad_value("all", "is not set and nothing else is", 'say which events, or {"all": true}')
+    return answer(_replay_json(parts().replays.begin(parsed_target("target", given.get("target")), selection)), 201)
+
+
+def _replay_json(replay: Replay) -> dict[str, Any]:
+    chosen = replay.selection
+    return {
+        "id": replay.replay_id,
+        "target": replay.target.arn(parts().settings.region),
+        "since": written_time(chosen.since),
+        "before": None if chosen.before == m.NEVER else written_time(chosen.before),
+        "bucket": chosen.bucket,
+        "prefix": chosen.prefix,
+        "events": list(chosen.names),
+        "created_at": written_time(replay.created_at),
+        "matched": replay.matched,
+        "finished": replay.finished,
+    }

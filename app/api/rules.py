@@ -1,0 +1,103 @@
+"""Rules: which events go to which target."""
+
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from app.api.access import ADMIN, READ, needs
+from app.api.answers import answer, bad_value, parsed_target, parsed_text, refuse_unknown
+from app.api.bodies import json_object
+from app.api.parts import parts
+from app.api.problems import Refusal
+from app.outbox.registry import StoredRule, UnknownTarget
+from app.rules.model import Rule, check
+
+routes = Blueprint("rules", __name__)
+_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id")
+
+
+@routes.get("/v1/rules")
+@needs(READ)
+def ls() -> Response:
+    """List the rules.
+    ---
+    get:
+      summary: Every rule, or those of one bucket, oldest first
+      security: [{token: [read]}]
+      parameters:
+        - {name: bucket, in: query, schema: {type: string}, description: only the rules that name this bucket}
+      responses:
+        200: {description: the rules, content: {application/json: {schema: Rules}}}
+        default: Problem
+    """
+    return answer({"rules": [_rule_json(stored) for stored in parts().registry.rules(request.args.get("bucket"))]})
+
+
+@routes.post("/v1/rules")
+@needs(ADMIN)
+def add() -> Response:
+    """Add a rule.
+    ---
+    post:
+      summary: Add a rule; the same rule again is the same number
+      security: [{token: [admin]}]
+      requestBody: {required: true, content: {application/json: {schema: NewRule}}}
+      responses:
+        201: {description: the rule, content: {application/json: {schema: Rule}}}
+        default: Problem
+    """
+    rule = _rule(json_object(request))
+    try:
+        number = parts().registry.add_rule(rule)
+    except UnknownTarget as error:
+        raise bad_value("target", "is not configured", str(error)) from None
+    return answer(_rule_json(StoredRule(number, rule)), 201)
+
+
+@routes.delete("/v1/rules/<int:number>")
+@needs(ADMIN)
+def remove(number: int) -> Response:
+    """Remove a rule.
+    ---
+    delete:
+      summary: Remove a rule; events recorded before still go where it said
+      security: [{token: [admin]}]
+      parameters:
+        - {name: number, in: path, required: true, schema: {type: integer}, description: the rule's number}
+      responses:
+        204: {description: it is gone}
+        default: Problem
+    """
+    if not parts().registry.remove_rules([number]):
+        raise Refusal("not-found", f"there is no rule {number}; GET /v1/rules shows those there are")
+    return Response(status=204)
+
+
+def _rule(given: dict[str, Any]) -> Rule:
+    refuse_unknown(given, _MEMBERS)
+    names = given.get("events", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:*"], or ["*"] for every event')
+    rule = Rule(
+        bucket=parsed_text("bucket", given.get("bucket")),
+        events=tuple(names),
+        prefix=parsed_text("prefix", given.get("prefix")),
+        suffix=parsed_text("suffix", given.get("suffix")),
+        target=parsed_target("target", given.get("target")),
+        rule_id=parsed_text("rule_id", given.get("rule_id")),
+    )
+    check([rule])
+    return rule
+
+
+def _rule_json(stored: StoredRule) -> dict[str, Any]:
+    rule = stored.rule
+    return {
+        "number": stored.row_id,
+        "bucket": rule.bucket,
+        "events": list(rule.events),
+        "prefix": rule.prefix,
+        "suffix": rule.suffix,
+        "target": rule.target.arn(parts().settings.region),
+        "rule_id": rule.rule_id,
+    }

@@ -1,0 +1,42 @@
+"""How gunicorn serves the API: `options` for whoever starts it, `app.api.gunicorn_conf` for gunicorn itself."""
+
+from pathlib import Path
+from typing import Any
+
+from gunicorn.config import KNOWN_SETTINGS
+
+from app.config.settings import Settings
+
+APP = "app.api.wsgi:app"
+CONFIG = "python:app.api.gunicorn_conf"
+WORKERS, THREADS = 2, 32
+_MEMORY = "/dev/shm"  # noqa: S108 - gunicorn makes its own files there, unguessable and unlinked
+
+
+def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREADS) -> dict[str, Any]:
+    """Gunicorn's settings for the API. Not preloaded: each worker opens the database for itself."""
+    wanted = {
+        "bind": f"{_bracketed(settings.listen.host)}:{settings.listen.port}",
+        "worker_class": "gthread",
+        "workers": workers,
+        "threads": threads,
+        "keepalive": 75,  # longer than senders keep an idle connection, so that it is they who close it
+        "graceful_timeout": 30,
+        "timeout": 60,
+        "worker_tmp_dir": _MEMORY if Path(_MEMORY).is_dir() else None,  # a slow disk must not make a worker look dead
+        "proc_name": "bucketwire api",
+        "accesslog": None,
+        "forwarded_allow_ips": "127.0.0.1,::1",
+        "control_socket_disable": True,
+    }
+    known = {setting.name for setting in KNOWN_SETTINGS}  # older releases do not know the last one, nor need it
+    return {name: value for name, value in wanted.items() if name in known}
+
+
+def command() -> list[str]:
+    """The words after `python -m` that run the API as the environment says."""
+    return ["gunicorn", "--config", CONFIG, APP]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,202 @@
+"""Targets: what is configured, how each stands, and its books."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from app.api.access import ADMIN, READ, needs
+from app.api.answers import answer, parsed_flag, parsed_text, refuse_unknown, written_time
+from app.api.bodies import json_object
+from app.api.parts import parts
+from app.config.arn import TargetId
+from app.config.declaration import REDACTED, merged, redacted, texts
+from app.config.targets import settings_type
+from app.outbox.books import Books, read_books, snapshot
+from app.outbox.database import now_ms
+from app.outbox.registry import StoredTarget, UnknownTarget
+
+routes = Blueprint("targets", __name__)
+
+
+@routes.get("/v1/targets")
+@needs(READ)
+def ls() -> Response:
+    """List the targets.
+    ---
+    get:
+      summary: Every target with its settings, its state and its books
+      security: [{token: [read]}]
+      responses:
+        200: {description: the targets, content: {application/json: {schema: Targets}}}
+        default: Problem
+    """
+    return answer({"targets": _described(parts().registry.targets())})
+
+
+@routes.get("/v1/targets/<type_name>/<name>")
+@needs(READ)
+def show(type_name: str, name: str) -> Response:
+    """Show a target.
+    ---
+    get:
+      summary: One target with its settings, its state and its books
+      security: [{token: [read]}]
+      parameters: [target_type, target_name]
+      responses:
+        200: {description: the target, content: {application/json: {schema: Target}}}
+        default: Problem
+    """
+    return answer(_one(_target(type_name, name)))
+
+
+@routes.put("/v1/targets/<type_name>/<name>")
+@needs(ADMIN)
+def put(type_name: str, name: str) -> Response:
+    """Create or change a target.
+    ---
+    put:
+      summary: Create a target, or replace its settings
+      description: >
+        The body holds the settings by their names, as texts or JSON values. A secret given back as it was shown
+        (`*redacted*`) stays as it is; any other setting that is left out goes back to its default.
+      security: [{token: [admin]}]
+      parameters: [target_type, target_name]
+      requestBody: {required: true, content: {application/json: {schema: Settings}}}
+      responses:
+        200: {description: the target as it is now, content: {application/json: {schema: Target}}}
+        201: {description: the new target, content: {application/json: {schema: Target}}}
+        default: Problem
+    """
+    target = _target(type_name, name)
+    given = json_object(request)
+    try:
+        stored = parts().registry.target(target)
+    except UnknownTarget:
+        parts().registry.put(target, given)
+        return answer(_one(target), 201)
+    parts().registry.put(target, _replaced(stored, given))
+    return answer(_one(target))
+
+
+@routes.delete("/v1/targets/<type_name>/<name>")
+@needs(ADMIN)
+def remove(type_name: str, name: str) -> Response:
+    """Remove a target.
+    ---
+    delete:
+      summary: Remove a target
+      description: Refused while rules name it, events wait for it or dead letters are left, unless forced.
+      security: [{token: [admin]}]
+      parameters:
+        - target_type
+        - target_name
+        - {name: force, in: query, schema: {type: boolean, default: false},
+           description: lose its rules, its undelivered events and its dead letters}
+      responses:
+        204: {description: it is gone}
+        default: Problem
+    """
+    parts().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
+    return Response(status=204)
+
+
+@routes.post("/v1/targets/<type_name>/<name>/pause")
+@needs(ADMIN)
+def pause(type_name: str, name: str) -> Response:
+    """Pause a target.
+    ---
+    post:
+      summary: Deliver nothing to a target until it is resumed; its events wait
+      security: [{token: [admin]}]
+      parameters: [target_type, target_name]
+      requestBody: {required: true, content: {application/json: {schema: Reason}}}
+      responses:
+        200: {description: the target, content: {application/json: {schema: Target}}}
+        default: Problem
+    """
+    given = json_object(request)
+    refuse_unknown(given, ("reason",))
+    target = _target(type_name, name)
+    parts().registry.pause(target, parsed_text("reason", given.get("reason")) or "paused through the API")
+    return answer(_one(target))
+
+
+@routes.post("/v1/targets/<type_name>/<name>/resume")
+@needs(ADMIN)
+def resume(type_name: str, name: str) -> Response:
+    """Resume a target.
+    ---
+    post:
+      summary: End a target's pause, or the wait before the next try of one that is unavailable
+      security: [{token: [admin]}]
+      parameters: [target_type, target_name]
+      requestBody: {required: true, content: {application/json: {schema: Empty}}}
+      responses:
+        200: {description: the target, content: {application/json: {schema: Target}}}
+        default: Problem
+    """
+    refuse_unknown(json_object(request), ())
+    target = _target(type_name, name)
+    parts().registry.resume(target)
+    return answer(_one(target))
+
+
+def state(stored: StoredTarget) -> tuple[str, str]:
+    """How a target stands, and why."""
+    if stored.problem:
+        return "broken", stored.problem
+    if not stored.enabled:
+        return "disabled", stored.reason
+    if stored.paused:
+        return "paused", stored.reason
+    if stored.breaker != "closed":
+        return "unavailable", stored.reason
+    return "running", ""
+
+
+def _target(type_name: str, name: str) -> TargetId:
+    settings_type(type_name)  # names the types that there are
+    return TargetId(type_name, name)
+
+
+def _one(target: TargetId) -> dict[str, Any]:
+    return _described([parts().registry.target(target)])[0]
+
+
+def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
+    with snapshot(parts().database) as connection:
+        books = {entry.target: entry for entry in read_books(connection)}
+    now = now_ms()
+    return [_target_json(one, books[one.target], now) for one in stored if one.target in books]
+
+
+def _target_json(stored: StoredTarget, books: Books, now: int) -> dict[str, Any]:
+    standing, reason = state(stored)
+    return {
+        "arn": stored.target.arn(parts().settings.region),
+        "type": stored.target.type,
+        "name": stored.target.name,
+        "state": standing,
+        "reason": reason,
+        "resume_at": written_time(stored.resume_at),
+        "origin": stored.origin,
+        "settings": redacted(stored.target.type, stored.values),
+        "events": books_json(books),
+        "oldest_age": max(0, now - books.oldest) / 1000 if books.oldest else None,
+    }
+
+
+def books_json(books: Books) -> dict[str, int]:
+    """A target's books. matched = recorded + discarded; recorded is the sum of what follows it, but for discarded."""
+    names = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
+    return {name: getattr(books, name) for name in names}
+
+
+def _replaced(stored: StoredTarget, given: dict[str, Any]) -> dict[str, Any]:
+    """What was given, with the secrets that were given back as they had been shown."""
+    kind = stored.target.type
+    if not any(REDACTED in text for text in texts(kind, given).values()):
+        return given
+    whole = merged(kind, parts().registry.texts(stored), given)
+    return {name: text for name, text in whole.items() if name in texts(kind, given)}

@@ -1,0 +1,119 @@
+"""Bearer tokens of the API: those in the database, kept as SHA-256, and those that the environment gives."""
+
+import hmac
+import re
+import secrets
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.config.problems import BadValue, did_you_mean
+from app.config.settings import SCOPES, ApiToken, hash_token
+from app.outbox import models as m
+from app.outbox.database import Database, now_ms
+from app.outbox.glance import Glance
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PREFIX = "bw_"  # so that people and secret scanners know one when they see it
+
+
+class TokenExists(Exception):
+    """There is a token of that name; a token cannot be shown again, only revoked and made anew."""
+
+
+class UnknownToken(LookupError):
+    """There is no token of that name in the database."""
+
+
+class TokensUnknown(Exception):
+    """The tokens in the database could not be read since this process began, so nobody can be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """A token as it can be listed. `origin` is `stored` or `environment`; `created_at` (ms) is 0 for the latter."""
+
+    name: str
+    scopes: frozenset[str]
+    origin: str
+    created_at: int
+
+
+class Tokens:
+    """Who may do what. One object for each process.
+
+    A change in the database holds within a second. While the database is away, the tokens read last still hold.
+    """
+
+    def __init__(self, database: Database, configured: Sequence[ApiToken] = ()) -> None:
+        self._database = database
+        self._configured = tuple(configured)
+        self._stored = Glance(self._read, age=1.0, patience=2.0)
+
+    def create(self, name: str, scopes: Collection[str]) -> str:
+        """Make a token and return it: the only time that it can be seen. Raises `BadValue` or `TokenExists`."""
+        if not _NAME.fullmatch(name):
+            raise BadValue("is no name of a token", "use 1 to 64 letters, digits, _ - or .")
+        if not scopes:
+            raise BadValue("names no scope", f"give one or more of {', '.join(SCOPES)}")
+        for scope in scopes:
+            if scope not in SCOPES:
+                raise BadValue(f"{scope!r} is no scope", did_you_mean(scope, SCOPES))
+        if any(token.name == name for token in self._configured):
+            raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; take another name")
+        token = _PREFIX + secrets.token_urlsafe(32)
+        row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
+        try:
+            with self._database.writing() as connection:
+                connection.execute(m.tokens.insert().values(created_at=now_ms(), **row))
+        except sa.exc.IntegrityError:
+            raise TokenExists(f"there is a token {name!r}; revoke it first, or take another name") from None
+        return token
+
+    def list(self) -> Sequence[StoredToken]:
+        """Every token that holds, by name, those of the environment first. The tokens themselves are not known."""
+        given = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(m.tokens).order_by(m.tokens.c.name)).all()
+        return given + [StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows]
+
+    def revoke(self, name: str) -> None:
+        """Make a token worthless. Raises `UnknownToken`."""
+        with self._database.writing() as connection:
+            gone = connection.execute(m.tokens.delete().where(m.tokens.c.name == name)).rowcount
+        if not gone:
+            where = "in BUCKETWIRE_API_TOKENS, not in the database; take it out there"
+            known = any(token.name == name for token in self._configured)
+            raise UnknownToken(f"the token {name!r} is {where}" if known else f"there is no token {name!r}")
+
+    def any(self) -> bool:
+        """Whether there is any token at all. Raises `TokensUnknown`."""
+        return bool(self._configured or self._known())
+
+    def find(self, token: str) -> ApiToken | None:
+        """The token's name and scopes, None for one that does not hold. Raises `TokensUnknown`.
+
+        Compares with every token and in constant time, so that an answer's time tells nothing.
+        """
+        digest = hash_token(token)
+        return _equal(self._configured, digest) or _equal(self._known(), digest)
+
+    def _known(self) -> Sequence[ApiToken]:
+        look = self._stored.look()
+        if look.value is None:
+            raise TokensUnknown("the database holds the tokens and cannot be read") from look.error
+        return look.value
+
+    def _read(self) -> Sequence[ApiToken]:
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(m.tokens.c.name, m.tokens.c.scopes, m.tokens.c.digest)).all()
+        return [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+
+
+def _equal(tokens: Sequence[ApiToken], digest: str) -> ApiToken | None:
+    found = None
+    for token in tokens:
+        if hmac.compare_digest(token.digest, digest):
+            found = token
+    return found
