@@ -1,0 +1,232 @@
+"""Events over HTTP: recorded once, counted, answered only then."""
+
+from __future__ import annotations
+
+import gzip
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from app.outbox.database import Database
+from app.outbox.registry import UnknownTarget
+from tests import services
+from tests.builders import add_target, event, registry
+from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
+
+FIXTURES = (Path(__file__).parents[2] / "fixtures/minio_webhook_events.jsonl").read_bytes().splitlines()
+
+
+def body(*names: str) -> bytes:
+    """A body with a record for each key, unlike any other."""
+    return b'{"Records":[%s]}' % b",".join(event(name).record.encode() for name in names)
+
+
+def test_what_minio_sends_is_recorded_byte_for_byte(api: Api, database: Database) -> None:
+    for line in FIXTURES:
+        answer = api.post(line, content_type="application/json")
+        assert answer.status_code == 202, answer.text
+    sent = [line[line.index(b'"Records":[') + len(b'"Records":[') : -len(b"]}")].decode() for line in FIXTURES]
+    assert records(database) == list(dict.fromkeys(sent))
+
+
+def test_the_same_body_again_is_recorded_once(api: Api, database: Database) -> None:
+    sent = body("a", "b")
+    assert api.post(sent).json() | {"matched": {}} == {
+        "recorded": 2, "repeated": 0, "ignored": 0, "matched": {}, "discarded": {},
+    }  # fmt: skip
+    assert api.post(sent).json()["repeated"] == 2
+    assert keys(database) == ["a", "b"]
+
+
+def test_the_same_body_thirty_two_times_at_once_is_recorded_once(api: Api, database: Database) -> None:
+    add_target(database)
+    sent = body(*(f"k{number}" for number in range(20)))
+
+    def post(_: int) -> httpx.Response:
+        return httpx.post(f"{api.url}/v1/events", content=sent, timeout=60)
+
+    with ThreadPoolExecutor(32) as threads:
+        answers = [answer.json() for answer in threads.map(post, range(32))]
+    assert sum(answer["recorded"] for answer in answers) == 20
+    assert sum(answer["repeated"] for answer in answers) == 31 * 20
+    assert len(keys(database)) == 20
+
+
+def test_the_answer_counts_for_each_target(api: Api, database: Database) -> None:
+    everything = add_target(database, "all")
+    small = add_target(database, "small", queue_limit=1, bucket="images")
+    answer = api.post(body("a", "b", "c")).json()
+    assert answer == {
+        "recorded": 3,
+        "repeated": 0,
+        "ignored": 0,
+        "matched": {everything.arn(): 3, small.arn(): 3},
+        "discarded": {small.arn(): 2},
+    }
+
+
+def test_a_body_may_be_lines_an_array_a_bare_record_or_packed(plain: Api, log: Database) -> None:
+    lines = b"\n".join(event(f"line {number}").record.encode() for number in range(1000))
+    assert plain.post(lines, content_type="application/x-ndjson").json()["recorded"] == 1000
+    assert plain.post(b"[%s]" % event("array").record.encode()).json()["recorded"] == 1
+    assert plain.post(event("bare").record.encode()).json()["recorded"] == 1
+    packed = gzip.compress(body("packed")) + gzip.compress(b"  ")
+    assert plain.post(packed, content_encoding="gzip").json()["recorded"] == 1
+    assert keys(log)[-3:] == ["array", "bare", "packed"]
+
+
+def test_senders_that_only_take_a_host_can_probe_and_post(plain: Api) -> None:
+    for path in ("/", "/v1/events", "/v1/events/"):
+        assert plain.client.head(path).status_code == 200
+        assert plain.client.get(path).status_code == 200
+    assert plain.client.post("/v1/events/", content=body("a")).status_code == 202
+    problem(plain.client.post("/", content=body("b")), 405, "wrong-method")
+
+
+def test_a_test_event_is_ignored_and_counted(plain: Api) -> None:
+    sent = {"Service": "Amazon S3", "Event": "s3:TestEvent", "Time": "2026-11-21T00:00:00.000Z", "Bucket": "images"}
+    assert plain.post(orjson.dumps(sent)).json()["ignored"] == 1
+
+
+def test_a_request_to_confirm_a_topic_calls_nobody_and_tells_the_operator(
+    plain: Api, receiver: services.Receiver
+) -> None:
+    sent = {
+        "Type": "SubscriptionConfirmation",
+        "MessageId": "1",
+        "Token": "abc",
+        "TopicArn": "arn:aws:sns:eu-west-1:1:images",
+        "Message": "You have chosen to subscribe",
+        "SubscribeURL": f"{receiver.url}/confirm?Token=abc",
+        "Timestamp": "2026-11-21T00:00:00.000Z",
+        "SignatureVersion": "1",
+        "Signature": "x",
+        "SigningCertURL": "https://sns.eu-west-1.amazonaws.com/x.pem",
+    }
+    headers = {"x_amz_sns_message_type": "SubscriptionConfirmation", "content_type": "text/plain; charset=UTF-8"}
+    answer = plain.post(orjson.dumps(sent), **headers)
+    assert answer.status_code == 202
+    assert answer.json()["topic"] == sent["TopicArn"]
+    services.until(lambda: f"{receiver.url}/confirm?Token=abc" in plain.log.read_text())
+    assert receiver.requests() == []
+
+
+# --- what is refused
+
+
+def test_a_bad_record_refuses_the_whole_body_and_is_named(plain: Api, log: Database) -> None:
+    good, bad = orjson.loads(event("good").record), orjson.loads(event("bad").record)
+    del bad["s3"]["bucket"]
+    sent = orjson.dumps({"Records": [good, bad]})
+    found = problem(plain.post(sent), 400, "bad-events")
+    assert found["index"] == 1
+    assert "bucket" in found["field"]
+    assert keys(log) == []
+    answer = plain.post(sent, query="?partial=true")
+    assert answer.status_code == 202
+    assert answer.json()["recorded"] == 1
+    assert [refused["index"] for refused in answer.json()["refused"]] == [1]
+    assert keys(log) == ["good"]
+
+
+def test_what_is_no_json_is_refused_with_the_byte_where_it_breaks_off(plain: Api) -> None:
+    assert problem(plain.post(b'{"Records":[}'), 400, "bad-events")["offset"] == 12
+    assert problem(plain.post(b""), 400, "bad-events")["offset"] == 0
+
+
+def test_a_large_body_is_refused_before_it_is_read_and_while_it_is_unpacked(log: Database, start: Start) -> None:
+    api = start(url_of(log), body_limit="64KiB")
+    limit = problem(api.post(b" " * 65537), 413, "too-large")["limit"]
+    assert limit == 65536
+    problem(api.client.post("/v1/events", content=iter([b" " * 8192] * 9)), 413, "too-large")  # chunked
+    bomb = gzip.compress(b" " * 30_000_000)
+    assert len(bomb) < limit
+    problem(api.post(bomb, content_encoding="gzip"), 413, "too-large")
+    problem(api.post(gzip.compress(b" " * 60_000) * 2, content_encoding="gzip"), 413, "too-large")
+    assert api.post(body("a")).status_code == 202
+    assert keys(log) == ["a"]
+
+
+def test_a_body_that_is_no_gzip_or_half_of_one_is_refused(plain: Api) -> None:
+    problem(plain.post(body("a"), content_encoding="gzip"), 400, "bad-request")
+    problem(plain.post(gzip.compress(body("a"))[:-9], content_encoding="gzip"), 400, "bad-request")
+    answer = plain.post(body("a"), content_encoding="br")
+    problem(answer, 415, "unknown-encoding")
+    assert "gzip" in answer.headers["accept-encoding"]
+
+
+def test_too_many_records_and_too_deep_ones_are_refused(log: Database, start: Start) -> None:
+    api = start(url_of(log), record_limit=3)
+    problem(api.post(body("a", "b", "c", "d")), 413, "bad-events")
+    deep = event("deep").record[:-1].encode() + b',"x":' + b"[" * 200 + b"]" * 200 + b"}"
+    problem(api.post(deep), 400, "bad-events")
+    problem(api.post(b"[" * 100_000), 400, "bad-events")
+    assert keys(log) == []
+
+
+ODD = (
+    ({"key": "zero\0byte"}, 400),
+    ({"key": "x" * 5000}, 400),
+    ({"versionId": "v" * 5000}, 400),
+    ({"sequencer": "A" * 500}, 400),
+    ({"key": "\U0010ffff\ufffe \\ \\. \t\r\n"}, 202),
+)
+
+
+def test_an_odd_value_is_taken_or_refused_and_harms_nobody_else(api: Api, database: Database) -> None:
+    for number, (member, status) in enumerate(ODD):
+        record = orjson.loads(event("odd").record)
+        record["s3"]["object"] |= member
+        sent = [body(f"{number}-{each}") for each in range(16)]
+        sent[7] = orjson.dumps(record)
+        before = len(keys(database))
+        with ThreadPoolExecutor(16) as threads:
+            answers = list(threads.map(api.post, sent))
+        assert answers.pop(7).status_code == status
+        assert [answer.status_code for answer in answers] == [202] * 15
+        assert len(keys(database)) == before + 15 + (status == 202)
+    assert api.post(body("after")).status_code == 202
+
+
+def test_a_full_queue_that_refuses_takes_nothing_and_names_the_target(api: Api, database: Database) -> None:
+    target = add_target(database, queue_limit=2, queue_full="reject")
+    other = add_target(database, "other")
+    answer = api.post(body("a", "b", "c"))
+    found = problem(answer, 503, "queue-full")
+    assert found["targets"] == [target.arn()]
+    assert int(answer.headers["retry-after"]) > 0
+    assert keys(database) == []
+    assert api.post(body("a", "b")).json()["matched"] == {target.arn(): 2, other.arn(): 2}
+
+
+def test_a_rule_counts_from_the_request_after_it(plain: Api, log: Database) -> None:
+    assert plain.post(body("before")).json()["matched"] == {}
+    target = add_target(log)
+    assert plain.post(body("with")).json()["matched"] == {target.arn(): 1}
+    registry(log).remove(target, force=True)
+    with pytest.raises(UnknownTarget):
+        registry(log).target(target)
+    assert plain.post(body("after")).json()["matched"] == {}
+
+
+# --- an object's history
+
+
+def test_an_objects_history_tells_where_each_event_stands(api: Api, database: Database) -> None:
+    target = add_target(database)
+    for key in ("a b/ü", "other", "a b/ü"):
+        api.post(body(key))
+    answer = api.client.get("/v1/events", params={"bucket": "images", "key": "a b/ü"})
+    found = answer.json()["events"]
+    assert [one["seq"] for one in found] == [1, 3]
+    assert [one["standings"] for one in found] == [[{"target": target.arn(), "state": "pending", "reason": ""}]] * 2
+    assert found[0]["record"] == orjson.loads(records(database)[0])
+    assert [
+        one["seq"] for one in api.client.get("/v1/events?bucket=images&key=a%20b/%C3%BC&limit=1").json()["events"]
+    ] == [3]
+    assert api.client.get("/v1/events?bucket=images&key=none").json()["events"] == []
+    problem(api.client.get("/v1/events?bucket=images"), 400, "bad-value")
+    problem(api.client.get("/v1/events?bucket=images&kye=a"), 400, "bad-value")

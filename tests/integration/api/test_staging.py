@@ -1,0 +1,264 @@
+"""The staging folder: order, exactly once, what a crash or a bad file leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.database import Database, DatabaseUnavailable
+from app.outbox.staging import Damaged, Feeder, Staging, decoded, encoded
+from tests import services
+from tests.builders import add_target, event, migrated
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "staging"
+
+
+def recorded(database: Database) -> list[str]:
+    with database.reading() as connection:
+        return list(connection.execute(sa.select(m.events.c.id).order_by(m.events.c.seq)).scalars())
+
+
+def many(number: int, size: int = 2) -> list[list[Event]]:
+    return [[event(f"{request}-{place}") for place in range(size)] for request in range(number)]
+
+
+def test_what_is_staged_comes_out_as_it_went_in(folder: Path) -> None:
+    odd = [event("a\tb\nc \\ \U0001f600", version="v1"), event("ü" * 500, sequencer="")]
+    staging = Staging(folder)
+    staging.append(odd)
+    [path] = staging.files()
+    assert decoded(path.read_bytes()) == odd
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_requests_are_fed_in_the_order_in_which_they_were_staged(outbox_url: str, folder: Path) -> None:
+    database = migrated(outbox_url)
+    add_target(database)
+    requests = many(1203)
+    writers = [Staging(folder) for _ in range(3)]
+    for number, events in enumerate(requests):
+        writers[number % 3].append(events)
+    assert Feeder(Staging(folder), database).feed() == len(requests)
+    assert recorded(database) == [one.id for events in requests for one in events]
+    assert not Staging(folder).pending()
+    database.close()
+
+
+def test_a_crash_between_commit_and_removal_records_nothing_twice(outbox_url: str, folder: Path) -> None:
+    database = migrated(outbox_url)
+    requests = many(5)
+    staging = Staging(folder)
+    for events in requests:
+        staging.append(events)
+    kept = {path: path.read_bytes() for path in staging.files()}
+    Feeder(staging, database).feed()
+    for path, content in kept.items():
+        path.write_bytes(content)  # as if the process had been killed after the commit
+    assert Feeder(staging, database).feed() == 5
+    assert recorded(database) == [one.id for events in requests for one in events]
+    database.close()
+
+
+def test_nothing_is_removed_while_the_database_is_away(folder: Path) -> None:
+    server = services.postgres()
+    with server:
+        database = migrated(server.create_database("outbox"))
+        requests = many(3)
+        staging = Staging(folder)
+        for events in requests:
+            staging.append(events)
+        server.stop()
+        with pytest.raises(DatabaseUnavailable):
+            Feeder(staging, database).feed()
+        assert len(staging.files()) == 3
+        server.start()
+        assert _fed(Feeder(staging, database)) == 3
+        assert recorded(database) == [one.id for events in requests for one in events]
+        database.close()
+
+
+def _fed(feeder: Feeder) -> int:
+    """Feed; the first use of a pooled connection that the server's restart has cut is an error like any other."""
+    for _ in range(10):
+        try:
+            return feeder.feed()
+        except DatabaseUnavailable:
+            continue
+    raise AssertionError("the database does not come back")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: content[: len(content) // 2],
+        lambda content: b"",
+        lambda content: content.replace(b"images", b"imagex"),
+        lambda content: b"something else\n" + content,
+        lambda content: encoded([])[:20] + b"\0" * 100,
+    ],
+    ids=["cut", "empty", "changed", "foreign", "zeros"],
+)
+def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str, folder: Path, damage: object) -> None:
+    database = migrated(postgres_database)
+    staging = Staging(folder)
+    before, broken, after = many(3)
+    for events in (before, broken, after):
+        staging.append(events)
+    path = staging.files()[1]
+    path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator] # pytest's parameters have no type
+    Feeder(staging, database).feed()
+    assert recorded(database) == [one.id for one in (*before, *after)]
+    assert staging.damaged() == 1
+    assert path.with_suffix(".bad").exists()
+    assert not staging.pending()
+    database.close()
+
+
+def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
+    postgres_database: str, folder: Path
+) -> None:
+    database = migrated(postgres_database)
+    staging = Staging(folder)
+    before, after = many(2)
+    staging.append(before)
+    staging.append([event("zero\0byte")])
+    staging.append(after)
+    Feeder(staging, database).feed()
+    assert recorded(database) == [one.id for one in (*before, *after)]
+    assert staging.damaged() == 1
+    database.close()
+
+
+def test_a_database_without_tables_is_no_reason_to_set_anything_aside(postgres_database: str, folder: Path) -> None:
+    database = Database(postgres_database)
+    staging = Staging(folder)
+    staging.append([event()])
+    with pytest.raises(sa.exc.ProgrammingError):
+        Feeder(staging, database).feed()
+    assert len(staging.files()) == 1
+    assert not staging.damaged()
+    database.close()
+
+
+def test_a_promised_request_is_taken_over_the_limit_of_a_target_that_refuses(outbox_url: str, folder: Path) -> None:
+    database = migrated(outbox_url)
+    add_target(database, queue_limit=1, queue_full="reject")
+    staging = Staging(folder)
+    requests = many(3)
+    for events in requests:
+        staging.append(events)
+    Feeder(staging, database).feed()
+    assert len(recorded(database)) == 6
+    with database.reading() as connection:
+        assert connection.execute(sa.select(m.targets.c.recorded, m.targets.c.discarded)).one() == (6, 0)
+    database.close()
+
+
+def test_numbers_only_grow_also_after_the_counter_is_lost(folder: Path) -> None:
+    Staging(folder).append([event("first")])
+    Staging(folder).append([event("second")])
+    (folder / "number.lock").write_bytes(b"")  # what a power cut may leave of it
+    Staging(folder).append([event("third")])
+    keys = [decoded(path.read_bytes())[0].key for path in Staging(folder).files()]
+    assert keys == ["first", "second", "third"]
+
+
+def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) -> None:
+    database = migrated(postgres_database)
+    staging = Staging(folder)
+    staging.append([event()])
+    with staging.feeding() as mine:
+        assert mine
+        assert Feeder(Staging(folder), database).feed() == 0
+        assert staging.pending()
+    assert Feeder(Staging(folder), database).feed() == 1
+    database.close()
+
+
+def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.builders import event\n"
+        "from app.outbox.staging import Staging\n"
+        "staging = Staging(Path(sys.argv[1]))\n"
+        "for number in range(50): staging.append([event(f'{sys.argv[2]}-{number:03d}')])"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, folder, str(child)], cwd=Path(__file__).parents[3])
+        for child in range(2)
+    ]
+    staging = Staging(folder)
+    threads = [
+        threading.Thread(target=lambda name=name: [staging.append([event(f"{name}-{n:03d}")]) for n in range(50)])
+        for name in ("t1", "t2")
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [child.wait(60) for child in children] == [0, 0]
+    keys = [decoded(path.read_bytes())[0].key for path in staging.files()]
+    assert len(set(keys)) == 200
+    for writer in ("0", "1", "t1", "t2"):
+        mine = [key for key in keys if key.startswith(f"{writer}-")]
+        assert mine == sorted(mine)
+
+
+def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.builders import event\n"
+        "from app.outbox.staging import Staging\n"
+        "staging = Staging(Path(sys.argv[1]))\n"
+        "while True: staging.append([event(f'{n}') for n in range(200)])"
+    )
+    for _ in range(5):
+        child = subprocess.Popen([sys.executable, "-c", program, folder], cwd=Path(__file__).parents[3])
+        seen = len(Staging(folder).files())
+        services.until(lambda seen=seen: len(Staging(folder).files()) > seen + 3, 30)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    staging = Staging(folder)
+    for path in staging.files():
+        assert len(decoded(path.read_bytes())) == 200
+    staging.append([event("next")])
+    assert decoded(staging.files()[-1].read_bytes())[0].key == "next"
+
+
+def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
+    program = (
+        "import errno, sys; from pathlib import Path; from tests.builders import event\n"
+        "from app.outbox.staging import Staging, decoded\n"
+        "staging = Staging(Path(sys.argv[1]) / 'staging')\n"
+        "staging.append([event('fits')])\n"
+        "try: staging.append([event(f'{number}') for number in range(2000)])\n"
+        "except OSError as error: assert error.errno == errno.ENOSPC, error\n"
+        "else: raise AssertionError('it took what cannot fit')\n"
+        "assert [decoded(path.read_bytes())[0].key for path in staging.files()] == ['fits']\n"
+        "assert not list(staging.folder.glob('*.draft'))\n"
+        "staging.append([event('fits too')])\n"
+    )
+    mounted = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$2" -c "$3" "$1"'
+    run = ["unshare", "--mount", "sh", "-c", mounted, "sh", tmp_path, sys.executable, program]
+    if not shutil.which("unshare"):
+        pytest.skip("there is no unshare, to mount a small disk with")
+    done = subprocess.run(run, cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False)
+    if done.returncode in (1, 77) and "ermi" in done.stderr:
+        pytest.skip(f"this user may not mount a small disk: {done.stderr}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_file_of_another_version_is_not_read_as_something_else() -> None:
+    content = encoded([event()]).replace(b"bucketwire-staged-1", b"bucketwire-staged-2")
+    with pytest.raises(Damaged, match="does not begin"):
+        decoded(content)
