@@ -174,8 +174,9 @@ class Reader:
         ]
         scanned = dict.fromkeys(positions, head)
         for lane, count in Counter(logged.lane for logged in events).items():
-            if count == share:
-                scanned[lane] = max(logged.seq for logged in events if logged.lane == lane)
+            last = max(logged.seq for logged in events if logged.lane == lane)
+            # What was recorded since the head was read may be in the batch too.
+            scanned[lane] = last if count == share else max(head, last)
         return Batch(events, scanned)
 
     def load_replay(self, replay: ReplayLane, limit: int) -> Batch:

@@ -42,6 +42,21 @@ def test_every_event_arrives_once_and_in_order(database: Database) -> None:
     assert_balanced(database)
 
 
+def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(database: Database) -> None:
+    courier = Courier(database, add_target(database), batch=100)
+    events = record(database, event("k"))
+    late = [event("k")]
+
+    def meanwhile(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
+        if "log_head" in statement and connection.get_execution_options().get("reading") and late:
+            events.extend(record(database, late.pop()))
+
+    sa.event.listen(database.engine, "after_cursor_execute", meanwhile)
+    assert courier.run().counts == {"delivered": 2}
+    assert_in_order(events, courier.scripted.got)
+    assert_balanced(database)
+
+
 def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> None:
     courier = Courier(database, add_target(database), schedule=RetrySchedule(base=3_600_000, cap=3_600_000))
     first, second = event("bad"), event("bad")
