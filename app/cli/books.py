@@ -1,0 +1,43 @@
+"""`bucketwire status`: the books of every target."""
+
+import click
+
+from app.cli.shell import Shell, with_shell
+from app.cli.words import age, iso
+from app.outbox.books import read_books, snapshot
+from app.outbox.database import now_ms
+
+
+@click.command()
+@with_shell
+def status(shell: Shell) -> None:
+    """Show where each target's events are.
+
+    matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
+    """
+    stored = {each.target: each for each in shell.registry.targets()}
+    with snapshot(shell.database) as connection:
+        books = read_books(connection)
+    now = now_ms()
+    rows = [
+        {
+            "target": str(each.target),
+            "arn": each.target.arn(shell.settings.region),
+            "state": stored[each.target].standing[0] if each.target in stored else "new",
+            "matched": each.matched,
+            "recorded": each.recorded,
+            "delivered": each.delivered,
+            "superseded": each.superseded,
+            "pending": each.pending,
+            "parked": each.parked,
+            "dead": each.dead,
+            "purged": each.purged,
+            "discarded": each.discarded,
+            "oldest": iso(each.oldest),
+            "waiting": age(each.oldest, now),
+        }
+        for each in books
+    ]
+    names = ("state", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
+    columns = {"target": "target"} | {name: name for name in names} | {"oldest waits": "waiting"}
+    shell.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")

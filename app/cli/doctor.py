@@ -1,0 +1,140 @@
+"""`bucketwire doctor`: is everything as it has to be? Exit code 1 when it is not."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+import click
+import kombu
+import sqlalchemy as sa
+
+from app.cli.problems import CannotDo, in_words
+from app.cli.shell import Shell, counted, printable, with_shell
+from app.cli.words import age
+from app.config.declaration import BadSettings
+from app.outbox import models as m
+from app.outbox.books import audit
+from app.outbox.database import now_ms
+from app.outbox.schema import current
+
+_PULSE = 10_000  # milliseconds after which the drain counts as stopped: it writes one each second
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look came to. A `note` is worth knowing and no problem of the service."""
+
+    subject: str
+    grade: str  # ok | note | problem
+    text: str
+
+
+Look = Callable[[Shell], Iterator[Finding]]
+
+
+@click.command()
+@with_shell
+def doctor(shell: Shell) -> None:
+    """Look at settings, database, broker, drain, targets and books. Exit code 1 on a problem."""
+    findings = [finding for subject, look in LOOKS.items() for finding in _guarded(shell, subject, look)]
+    bad = sum(finding.grade == "problem" for finding in findings)
+    if shell.as_json:
+        shell.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            click.echo(f"{finding.grade:>7}  {finding.subject:<12} {printable(finding.text)}")
+        click.echo(f"\n{counted(bad, 'problem')}" if bad else "\nall is well")
+    click.get_current_context().exit(1 if bad else 0)
+
+
+def _guarded(shell: Shell, subject: str, look: Look) -> Iterator[Finding]:
+    """A look whose own failure is a finding too: the others have to follow."""
+    try:
+        yield from look(shell)
+    except Exception as error:  # noqa: BLE001 - see above
+        yield Finding(subject, "problem", in_words(error))
+
+
+def _look_at_settings(shell: Shell) -> Iterator[Finding]:
+    settings = shell.settings
+    database = shell.bare_database.url.render_as_string(hide_password=True)
+    yield Finding("settings", "ok", f"listen on {settings.listen}, folder {settings.folder}, database {database}")
+
+
+def _look_at_database(shell: Shell) -> Iterator[Finding]:
+    yield Finding("database", "ok", f"{shell.database.dialect}, at revision {current(shell.database)}")
+
+
+def _look_at_broker(shell: Shell) -> Iterator[Finding]:
+    url = shell.settings.broker_url
+    with kombu.Connection(url, connect_timeout=5) as connection:
+        shown = connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, timeout=5)
+        except kombu.exceptions.OperationalError as error:
+            hint = "is `bucketwire up` running?" if shell.settings.embedded_broker else "BUCKETWIRE_BROKER_URL names it"
+            raise CannotDo(f"{shown} does not answer: {error}; {hint}") from None
+    yield Finding("broker", "ok", shown)
+
+
+def _look_at_drain(shell: Shell) -> Iterator[Finding]:
+    with shell.database.reading() as connection:
+        at = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
+    now = now_ms()
+    if at is None:
+        yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
+    elif now - at > _PULSE:
+        what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
+        yield Finding("drain", "problem", f"last ran {age(at, now)} ago; {what}")
+    else:
+        yield Finding("drain", "ok", f"last ran {age(at, now)} ago")
+
+
+def _look_at_targets(shell: Shell) -> Iterator[Finding]:
+    named = {rule.rule.target for rule in shell.registry.rules()}
+    targets = shell.registry.targets()
+    for stored in targets:
+        subject, (state, reason) = str(stored.target), stored.standing
+        try:
+            if not stored.problem:
+                shell.registry.settings(stored)
+        except BadSettings as error:
+            yield Finding(subject, "problem", in_words(error))
+            continue
+        if state == "broken":
+            yield Finding(subject, "problem", f"its settings cannot be used: {reason}; its events wait")
+        elif state != "running":
+            yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
+        elif stored.target not in named:
+            yield Finding(subject, "note", f"no rule names it, so it gets nothing: bucketwire event add '*' {subject}")
+        else:
+            yield Finding(subject, "ok", "gets events")
+    if not targets:
+        yield Finding("targets", "note", "there are none; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+
+
+def _look_at_books(shell: Shell) -> Iterator[Finding]:
+    for found in audit(shell.database):
+        books = found.books
+        sums = (
+            f"matched {books.matched} = delivered {books.delivered} + superseded {books.superseded} + pending "
+            f"{books.pending} + parked {books.parked} + dead {books.dead} + purged {books.purged} + discarded "
+            f"{books.discarded}"
+        )
+        if found.difference:
+            text = f"{books.target} do not balance: {sums}, but the log holds {found.counted} pending"
+            yield Finding("books", "problem", text)
+        else:
+            yield Finding("books", "ok", f"{books.target} balance: {sums}")
+
+
+LOOKS: Mapping[str, Look] = MappingProxyType(
+    {
+        "settings": _look_at_settings,
+        "database": _look_at_database,
+        "broker": _look_at_broker,
+        "drain": _look_at_drain,
+        "targets": _look_at_targets,
+        "books": _look_at_books,
+    }
+)

@@ -1,0 +1,40 @@
+"""`bucketwire events BUCKET KEY`: what happened to an object, and where each event stands."""
+
+import click
+import orjson
+
+from app.cli.shell import Shell, with_shell
+from app.cli.words import iso
+from app.outbox.history import Standing, object_history
+
+
+@click.command()
+@click.argument("bucket")
+@click.argument("key")
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="The last so many.")
+@with_shell
+def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
+    """Show an object's events, oldest first, and where each stands at each of its targets."""
+    rows = [
+        {
+            "id": event.event_id,
+            "seq": event.seq,
+            "name": event.name,
+            "version": event.version,
+            "time": iso(event.time),
+            "received_at": iso(event.received_at),
+            "targets": [
+                {"target": str(each.target), "state": each.state, "reason": each.reason} for each in event.standings
+            ],
+            "standing": "; ".join(map(_standing, event.standings)) or "no rule named a target",
+            "record": orjson.loads(event.record),
+        }
+        for event in object_history(shell.database, bucket, key, limit=limit)
+    ]
+    columns = {"received": "received_at", "event": "name", "version": "version", "id": "id", "standing": "standing"}
+    shell.rows(rows, columns, f"the log has no event of {bucket}/{key}; it keeps them as long as BUCKETWIRE_RETENTION")
+
+
+def _standing(standing: Standing) -> str:
+    reason = f" ({standing.reason})" if standing.reason else ""
+    return f"{standing.target} {standing.state}{reason}"

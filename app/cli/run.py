@@ -1,0 +1,123 @@
+"""`bucketwire api|worker|beat|flower`: one part of the service, for production where each runs by itself.
+
+Each becomes the program that does the work (gunicorn, celery), so that signals and exit codes are that program's.
+"""
+
+import ipaddress
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import click
+
+from app.api.server import command
+from app.cli.problems import CannotDo, in_words
+from app.cli.shell import Shell, printable
+from app.cli.words import served
+from app.outbox.database import DatabaseUnavailable
+from app.service.start import sync_environment
+
+# The one seam between app and workers: a name that celery imports, so that nothing here does.
+CELERY = ("celery", "-A", "workers.celery")
+SERVICE_QUEUE = "bucketwire"  # as workers.celery has it; a test keeps them equal
+
+
+@click.command()
+@click.option("--workers", type=click.IntRange(1, 64), help="Processes; 2 unless given.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads of each process; 32 unless given.")
+def api(workers: int | None, threads: int | None) -> None:
+    """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
+    shell = Shell()
+    try:
+        for problem in sync_environment(shell.registry, os.environ):
+            click.echo(f"environment: {printable(problem)}", err=True)
+    except (CannotDo, *DatabaseUnavailable) as error:
+        # The API starts all the same: it answers 503, or keeps events in its staging folder, until there is a database.
+        click.echo(f"targets of the environment are not looked at: {in_words(error)}", err=True)
+    finally:
+        shell.close()
+    options = [] if workers is None else ["--workers", str(workers)]
+    options += [] if threads is None else ["--threads", str(threads)]
+    program, *rest = command()
+    _become([program, *options, *rest])
+
+
+@click.command()
+@click.option("--targets", metavar="TARGETS", help="Serve only these, such as kafka,webhook:audit. All unless given.")
+@click.option(
+    "--only", type=click.Choice(["drain", "targets"]),
+    help="drain: look for work and never deliver; targets: deliver and never look. Both unless given.",
+)  # fmt: skip
+@click.option(
+    "--concurrency", type=click.IntRange(1, 256), help="Processes that deliver; as many as processors unless given."
+)
+@click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
+def worker(targets: str | None, only: str | None, concurrency: int | None, log_level: str) -> None:
+    """Run a worker: it drains the log, delivers to targets, or both."""
+    _checked()
+    if only == "drain" and (targets or concurrency):
+        raise click.UsageError("--only drain delivers nothing, so --targets and --concurrency say nothing to it")
+    environment = {"BUCKETWIRE_WORKER_TARGETS": "" if only == "drain" else served(targets) if targets else "*"}
+    argv = [*CELERY, "worker", "--loglevel", log_level, "--without-gossip", "--without-mingle", "--events"]
+    argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
+    if only == "drain":
+        argv += ["--queues", SERVICE_QUEUE, "--pool", "solo"]
+    elif only == "targets":
+        argv += ["--exclude-queues", SERVICE_QUEUE]
+    if concurrency:
+        argv += ["--concurrency", str(concurrency)]
+    _become(argv, environment)
+
+
+@click.command()
+@click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
+def beat(log_level: str) -> None:
+    """Run the clock that has the log drained. One is enough; two do no harm."""
+    _checked()
+    _become([*CELERY, "beat", "--loglevel", log_level])
+
+
+@click.command()
+@click.option("--listen", default="127.0.0.1:5555", show_default=True, metavar="HOST:PORT", help="Where it listens.")
+def flower(listen: str) -> None:
+    """Run Flower, which shows workers and tasks.
+
+    Its API is open to this machine; on any other address it needs FLOWER_BASIC_AUTH=user:password.
+    """
+    _checked()
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal():
+        raise click.BadParameter(f"{listen!r} is no HOST:PORT", param_hint="--listen")
+    environment = {}
+    if is_loopback(host):
+        environment["FLOWER_UNAUTHENTICATED_API"] = "true"
+    elif not os.environ.get("FLOWER_BASIC_AUTH"):
+        raise CannotDo(
+            f"Flower on {listen} could be used by everyone who reaches it: set FLOWER_BASIC_AUTH=user:password, "
+            "or listen on 127.0.0.1"
+        )
+    _become([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+
+
+def worker_name(only: str | None, targets: str | None) -> str:
+    """What Flower calls a worker: what it does, and for whom if not for all."""
+    return "-".join(filter(None, [only or "worker", (targets or "").replace(",", "+").replace(":", ".")]))
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _checked() -> None:
+    """Say here what is wrong with the settings: what is started next would show a stack trace."""
+    _ = Shell().settings
+
+
+def _become(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Replace this process by a module's program."""
+    sys.stdout.flush()
+    os.execve(sys.executable, [sys.executable, "-m", *argv], os.environ | (environment or {}))  # noqa: S606 - no shell

@@ -1,0 +1,141 @@
+"""What commands have in common: the service as it is configured, and answers for people or for programs."""
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, update_wrapper
+from typing import Any, TypeVar
+
+import click
+import orjson
+import rich.box
+import rich.console
+import rich.table
+import rich.text
+
+from app.cli.problems import CannotDo
+from app.config.settings import Settings
+from app.outbox.database import Database
+from app.outbox.registry import Registry, open_registry
+from app.outbox.schema import current, head
+
+R = TypeVar("R")
+Row = Mapping[str, Any]
+
+_WIDTH_OF_FILES = 250
+
+
+class Shell:
+    """The service that the environment describes, opened as far as a command needs it."""
+
+    def __init__(self, *, as_json: bool = False) -> None:
+        self.as_json = as_json
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The service's settings. Raises `BadSettings`."""
+        return Settings.from_environ(os.environ)
+
+    @cached_property
+    def database(self) -> Database:
+        """The outbox, at the schema of this code. Raises `CannotDo` where it is not, or is not there at all."""
+        path = self.bare_database.url.database
+        if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
+            raise CannotDo(f"there is no outbox yet at {path}; `bucketwire up` or `bucketwire migrate` makes it")
+        found, needed = current(self.bare_database), head()
+        if found != needed:
+            stands = f"stands at revision {found}" if found else "has no tables yet"
+            raise CannotDo(f"the outbox database {stands}, this version needs {needed}; run `bucketwire migrate`")
+        return self.bare_database
+
+    @cached_property
+    def bare_database(self) -> Database:
+        """The outbox database in whatever state it is."""
+        return Database(self.settings.database_url, pool_size=1)
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Targets and rules."""
+        return open_registry(self.database, self.settings)
+
+    def rows(self, rows: Iterable[Row], columns: Mapping[str, str], nothing: str = "") -> None:
+        """Answer with rows: a JSON array of all their members, or a table of `columns` (header to member)."""
+        found = list(rows)
+        if self.as_json:
+            self.json(found)
+        elif not found:
+            click.echo(nothing or "nothing")
+        else:
+            table = rich.table.Table(box=rich.box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+            for header, member in columns.items():
+                numeric = all(isinstance(row[member], int) for row in found)
+                table.add_column(header, justify="right" if numeric else "left", overflow="fold")
+            for row in found:
+                table.add_row(*(rich.text.Text(shown(row[member])) for member in columns.values()))
+            console().print(table)
+
+    def json(self, value: object) -> None:
+        """Answer a program."""
+        click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
+
+    def done(self, sentence: str, **facts: object) -> None:
+        """Answer that something was done: a sentence for people, `facts` for programs."""
+        if self.as_json:
+            self.json(facts)
+        else:
+            click.echo(printable(sentence))
+
+    def close(self) -> None:
+        """Let go of the database."""
+        if "bare_database" in self.__dict__:
+            self.bare_database.close()
+
+
+def with_shell(function: Callable[..., R]) -> Callable[..., R]:
+    """A command that gets a `Shell` first and has the option `--json`."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.pass_context
+    def command(context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
+        shell = Shell(as_json=as_json)
+        context.call_on_close(shell.close)
+        return function(shell, *arguments, **options)
+
+    return update_wrapper(command, function)
+
+
+def console() -> rich.console.Console:
+    """Where tables go; in a file or a pipe they are not folded to a terminal's width."""
+    plain = rich.console.Console(soft_wrap=False, highlight=False, emoji=False, markup=False)
+    if not plain.is_terminal:
+        plain.width = _WIDTH_OF_FILES
+    return plain
+
+
+def shown(value: object) -> str:
+    """A table's cell."""
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "yes" if value else "no"
+        case list() | tuple():
+            return ", ".join(map(shown, value))
+        case _:
+            return printable(str(value))
+
+
+def printable(text: str) -> str:
+    """The text with its control characters spelt out: an object's key must not steer the terminal."""
+    return "".join(
+        char if char.isprintable() or char == " " else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def columns(*names: str) -> Mapping[str, str]:
+    """Columns that are called as their members are."""
+    return {name.replace("_", " "): name for name in names}
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 event`, `2 events`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,143 @@
+"""`bucketwire up`: the whole service in one process group."""
+
+import asyncio
+import importlib.metadata
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import click
+
+from app.api.access import check_listen
+from app.cli.shell import Shell, printable
+from app.config.settings import Settings
+from app.outbox.schema import migrate
+from app.service import start
+from app.service.children import broker, service
+from app.service.supervisor import Supervisor
+
+_EXAMPLE = Path(__file__).parents[2] / "examples" / "event.json"  # in a checkout; a wheel has none
+_SMALL = (
+    '{"Records":[{"eventName":"s3:ObjectCreated:Put","eventTime":"2026-11-21T00:33:56.082Z",'
+    '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
+)
+
+
+@click.command()
+@click.option(
+    "--concurrency", default=2, show_default=True, type=click.IntRange(1, 256), help="Processes that deliver."
+)
+def up(concurrency: int) -> None:
+    """Run everything here: API, beat, workers, Flower, and a Redis of their own unless BUCKETWIRE_BROKER_URL is set.
+
+    Ctrl-C ends all of it. What dies is started again. Logs are in the folder's log/.
+    """
+    settings = Shell().settings
+    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (settings.folder / "log").mkdir(exist_ok=True)
+    lock = start.lock_folder(settings.folder)
+    if not settings.listen.port:
+        os.environ["BUCKETWIRE_LISTEN"] = f"{settings.listen.host}:{start.free_port()}"
+        settings = Shell().settings
+    start.check_address(settings.listen)
+    asyncio.run(_Service(settings, concurrency).run(lock))
+    click.echo("all ended")
+
+
+class _Service:
+    """One run of the whole service."""
+
+    def __init__(self, settings: Settings, concurrency: int) -> None:
+        self._settings = settings
+        self._concurrency = concurrency
+        self._sample = False
+        self._arns: list[str] = []
+
+    async def run(self, lock: int) -> None:
+        """Run until a signal asks for the end; the lock is held until the last process has ended."""
+        await Supervisor(self._settings.folder / "log", _say, held=[lock]).run(self._start)
+
+    async def _start(self, supervisor: Supervisor) -> None:
+        """Start everything in its order, say where it is, and look after the sample for as long as it runs."""
+        settings = self._settings
+        if settings.embedded_broker:
+            supervisor.keep([broker(settings)])
+            await start.until(lambda: start.broker_answers(settings), 15, "the embedded Redis did not answer")
+        await asyncio.to_thread(self._prepare)
+        flower = start.remembered_port(settings.folder / "flower.port")
+        supervisor.keep(service(concurrency=self._concurrency, flower_port=flower))
+        await start.until(
+            lambda: start.api_answers(settings.listen),
+            60,
+            f"the API did not answer (see {settings.folder}/log/api.log)",
+        )
+        click.echo(greeting(settings, flower, self._arns, sample=self._sample))
+        while self._sample:
+            await asyncio.sleep(60)
+            await asyncio.to_thread(start.trim_sample, settings)
+
+    def _prepare(self) -> None:
+        shell = Shell()
+        migrate(shell.bare_database, lanes=self._settings.lanes)
+        check_listen(self._settings, shell.database)
+        for problem in start.sync_environment(shell.registry, os.environ):
+            _say(f"environment: {problem}")
+        self._sample = start.add_sample(shell.registry, self._settings)
+        self._arns = [stored.target.arn(self._settings.region) for stored in shell.registry.targets() if stored.enabled]
+        shell.close()
+
+
+def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) -> str:
+    """What a person needs to know now: where everything is, what to try, what to set next."""
+    base = f"http://{settings.listen}"
+    post = f"{base}/v1/events"
+    data = f"@{_relative(_EXAMPLE)}" if _EXAMPLE.exists() else _SMALL
+    lines = [
+        "",
+        f"Bucketwire {importlib.metadata.version('bucketwire')} runs in {settings.folder}",
+        "",
+        f"  API          {base}   described at {base}/openapi.json",
+        f"  Flower       http://127.0.0.1:{flower}",
+        f"  Logs         {settings.folder}/log",
+        f"  SQS ARNs:    {'  '.join(arns) or 'none'}",
+        "",
+        "Post an event:",
+        f"  curl -sS {post} -H 'Content-Type: application/json' --data {shlex.quote(data)}",
+    ]
+    if sample:
+        lines += ["See it delivered:", f"  {_command()} sample"]
+    else:
+        lines += ["See where it went:", f"  {_command()} status"]
+    lines += [
+        "",
+        "What to set next:",
+        f"  in MinIO     MINIO_NOTIFY_WEBHOOK_ENABLE_bw=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_bw={post}",
+        "  a target     MINIO_NOTIFY_WEBHOOK_ENABLE_x=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_x=https://… here, or",
+        f"               {_command()} target set webhook:x endpoint=https://…",
+        f"               {_command()} event add '*' arn:minio:sqs:{settings.region}:x:webhook --event '*'",
+    ]
+    if settings.embedded_database:
+        lines.append("  a database   BUCKETWIRE_DATABASE_URL=postgresql://user:password@host/bucketwire")
+    if settings.embedded_broker:
+        lines.append("  a broker     BUCKETWIRE_BROKER_URL=amqp://user:password@host or redis://host")
+    return "\n".join([*lines, "", "Ctrl-C ends all of it.", ""])
+
+
+def _command() -> str:
+    """How this person calls `bucketwire`."""
+    found = shutil.which("bucketwire")
+    called = Path(sys.argv[0])
+    if found is None or (called.name == "bucketwire" and called.exists() and not called.samefile(found)):
+        return _relative(called) if called.name == "bucketwire" else f"{sys.executable} -m app.cli"
+    return "bucketwire"
+
+
+def _relative(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path)
+
+
+def _say(line: str) -> None:
+    click.echo(printable(line), err=True)
