@@ -1,0 +1,1 @@
+"""The whole service as one process group, as `bucketwire up` runs it."""
