@@ -1,0 +1,22 @@
+# One image for every part of the service; the command says which: `api`, `beat`, `worker --only drain`, …
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /src
+COPY pyproject.toml constraints.txt README.md ./
+COPY app app
+COPY workers workers
+COPY migrations migrations
+RUN python -m venv /opt/bucketwire \
+    && /opt/bucketwire/bin/pip install --no-cache-dir --disable-pip-version-check --constraint constraints.txt .
+
+FROM python:3.11-slim-bookworm
+RUN useradd --system --uid 10001 --home-dir /var/lib/bucketwire --create-home bucketwire
+COPY --from=build /opt/bucketwire /opt/bucketwire
+ENV PATH=/opt/bucketwire/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    BUCKETWIRE_VAR=/var/lib/bucketwire/var
+USER bucketwire
+WORKDIR /var/lib/bucketwire
+EXPOSE 8730
+# SIGTERM ends each part cleanly: the API answers what it has begun, a worker finishes its batch.
+ENTRYPOINT ["bucketwire"]
+CMD ["api"]

@@ -1,0 +1,49 @@
+# Two commands matter: `make run` and `make test`. Everything is in .venv; remove that folder to begin anew.
+SUITABLE = import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON  ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$each -c '$(SUITABLE)' 2>/dev/null && echo $$each && break; done)
+VENV    ?= .venv
+BIN      = $(VENV)/bin
+# A new package at the top has to be made known to an editable installation, like a new dependency.
+CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
+
+.PHONY: run test lint types fmt bench
+
+run: $(VENV)/.installed
+	@exec $(BIN)/bucketwire up
+
+test: $(VENV)/.developing
+	$(BIN)/python -m tests.provision
+	@$(MAKE) --no-print-directory lint types
+	$(BIN)/pytest
+
+lint: $(VENV)/.developing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.developing
+	$(BIN)/mypy
+
+fmt: $(VENV)/.developing
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(VENV)/.developing
+	$(BIN)/python -m bench
+
+$(VENV)/.installed: $(CAUSES) | $(BIN)/pip
+	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/.developing: $(CAUSES) | $(BIN)/pip
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.installed
+
+$(BIN)/pip:
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(SUITABLE)' 2>/dev/null; then \
+		echo "Bucketwire needs Python 3.11 or newer, and $(or $(PYTHON),none) of this machine's is; install it," >&2; \
+		echo "or name one: make run PYTHON=/path/to/python3.11" >&2; \
+		exit 1; \
+	fi
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
