@@ -404,6 +404,17 @@ def test_of_several_hosts_one_that_answers_is_taken(postgres: Namespace) -> None
     assert delivered(postgres, [events.put("a")], connection_string=both) == [DELIVERED]
 
 
+def test_a_schema_is_chosen_by_the_search_path(postgres: Namespace) -> None:
+    postgres.ask("CREATE SCHEMA elsewhere")
+    try:
+        dsn = f"{postgres.server.dsn()} options=-csearch_path=elsewhere"
+        assert delivered(postgres, [events.put("a")], connection_string=dsn) == [DELIVERED]
+        assert postgres.ask("SELECT key FROM elsewhere.bucketevents") == [("images/a",)]
+        assert postgres.held() == []
+    finally:
+        postgres.ask("DROP SCHEMA elsewhere CASCADE")
+
+
 def test_a_client_certificate_is_shown(postgres: Namespace, certificates: services.Certificates) -> None:
     dsn = f"host={services.LOOPBACK} port={postgres.server.port} user=client dbname=postgres sslmode=verify-full"
     trusted = f"{dsn} sslrootcert={certificates.ca}"

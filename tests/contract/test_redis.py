@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -190,6 +191,19 @@ def test_a_unix_socket_is_an_address() -> None:
         target.close()
         with server.client() as client:
             assert client.hlen("bucketevents") == 1
+
+
+def test_the_time_limit_is_the_settings(redis: Namespace) -> None:
+    target = redis.target(timeout="300ms")
+    target.open()
+    redis.server.freeze()
+    began = time.monotonic()
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    took = time.monotonic() - began
+    redis.server.thaw()
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert 0.3 <= took < 2
 
 
 @WINDOWS

@@ -154,7 +154,6 @@ class WebhookTarget:
                 each.result()
         finally:
             # Also when this thread is interrupted no request may outlive the call.
-            waiting.clear()
             work.refused = work.refused or Unavailable("not tried: the call was ended")
             wait(running)
 

@@ -1,0 +1,115 @@
+"""The reference pages of the targets: every key is explained, and the consumers on them work as they stand."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from app.config.targets import TYPES, TargetSettings
+from tests import services
+from tests.contract import events
+from tests.contract.probes import postgresql, redis
+from tests.contract.test_webhook import webhook
+from workers.outcomes import DELIVERED
+from workers.targets import TARGETS
+from workers.targets.base import TargetUnavailable
+
+PAGES = Path(__file__).parents[2] / "docs" / "reference" / "targets"
+
+
+def page(type_: str) -> str:
+    return (PAGES / f"{type_}.md").read_text(encoding="utf-8")
+
+
+def consumers(type_: str, **places: str) -> list[str]:
+    """The programs on a page, with the places in them changed to those of this test."""
+    found = re.findall(r"```python\n(.*?)```", page(type_), re.DOTALL)
+    for old, new in places.items():
+        found = [program.replace(old, new) for program in found]
+    return found
+
+
+def output(program: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("type_", sorted(TARGETS))
+def test_a_page_names_every_key_of_its_type_and_no_other(type_: str) -> None:
+    common = {each.name for each in fields(TargetSettings)}
+    own = {each.name for each in fields(TYPES[type_])} - common
+    rows = re.findall(r"^\| (`.*?) \|", page(type_).partition("## Settings")[2].partition("\n## ")[0], re.MULTILINE)
+    named = set(re.findall(r"`(\w+)`", " ".join(rows)))
+    assert own <= named
+    assert named <= own | common
+
+
+def test_the_consumers_of_redis_read_what_was_delivered() -> None:
+    with services.redis() as server:
+        probe = redis.Namespace.__new__(redis.Namespace)
+        probe.server = server
+        event = events.put("cat.jpg", number=77)
+        for changes in ({"key": "bucketevents", "format": "access"}, {"key": "bucketobjects", "format": "namespace"}):
+            target = probe.target(password="", **changes)
+            assert list(target.deliver([event], 1)) == [DELIVERED]
+            target.close()
+        reading_list, reading_hash = consumers("redis", **{"6379": str(server.port)})
+        assert output(reading_list) == ["s3:ObjectCreated:Put images cat.jpg"]
+        assert output(reading_hash) == ["images/cat.jpg 77"]
+
+
+def test_the_consumers_of_postgresql_read_what_was_delivered() -> None:
+    with services.postgres() as server:
+        probe = postgresql.Namespace.__new__(postgresql.Namespace)
+        probe.server, probe.table = server, ""
+        event = events.put("cat.jpg", number=77)
+        for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
+            target = probe.target(table=table, format=format_)
+            assert list(target.deliver([event], 1)) == [DELIVERED]
+            target.close()
+        dsn = "host=localhost port=5432 user=me password=secret dbname=events"
+        reading_rows, reading_events = consumers("postgresql", **{dsn: server.dsn()})
+        assert output(reading_rows) == ["images/cat.jpg 77"]
+        (line,) = output(reading_events)
+        assert line.endswith(" s3:ObjectCreated:Put cat.jpg")
+
+
+def test_the_receiver_of_the_webhook_page_takes_what_is_sent() -> None:
+    port = services.free_port()
+    secret = f"whsec_{base64.b64encode(bytes(range(32))).decode()}"
+    (program,) = consumers("webhook", **{"8080": str(port)})
+    log = services.new_folder("consumer") / "log"
+    with log.open("w") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=file, stderr=file, env=os.environ | {"SIGNING_SECRET": secret}
+        )
+    try:
+        target = webhook(f"http://127.0.0.1:{port}/", signing_secret=secret)
+
+        def opens() -> bool:
+            assert child.poll() is None, log.read_text()
+            try:
+                target.open()
+            except TargetUnavailable:
+                return False
+            return True
+
+        services.until(opens)
+        event = events.put("cat.jpg")
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+        target.close()
+        forged = webhook(f"http://127.0.0.1:{port}/", signing_secret=f"whsec_{base64.b64encode(bytes(32)).decode()}")
+        assert list(forged.deliver([event], 1)) != [DELIVERED]
+        forged.close()
+    finally:
+        child.kill()
+        child.wait()
+    assert log.read_text().splitlines()[0] == f"{event.id} s3:ObjectCreated:Put images/cat.jpg"
