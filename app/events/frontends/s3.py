@@ -1,0 +1,76 @@
+"""Records of the S3 shape: as MinIO and RustFS send them, as AWS does, as Ceph does (§1.4, §12.3, §13)."""
+
+from collections.abc import Callable
+from typing import Any
+
+from app.events import encoding
+from app.events.problems import BadRecord, excerpt
+
+Record = dict[str, Any]
+
+
+def form_of(record: Record) -> Callable[[Record], Record]:
+    """How this record is normalised, by its `eventSource` and, where that says nothing, by its name's spelling.
+
+    AWS and MinIO before 2018 both say `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
+    """
+    source = record.get("eventSource")
+    if source in ("minio:s3", "rustfs:s3"):  # a tuple: what came need not be hashable
+        return as_sent
+    if source == "ceph:s3":
+        return ceph
+    name = record.get("eventName")
+    return as_sent if isinstance(name, str) and name.startswith("s3:") else aws
+
+
+def as_sent(record: Record) -> Record:
+    """MinIO, old MinIO, RustFS: the record is the measure of the others and travels as it came, byte for byte."""
+    return record
+
+
+def aws(record: Record) -> Record:
+    """AWS S3: the name gets its `s3:`, the key's `/` are encoded as MinIO's are; nothing else changes."""
+    _prefix_name(record)
+    thing = _object(record)
+    key = thing.get("key")
+    if isinstance(key, str):
+        try:
+            thing["key"] = encoding.encode_key(encoding.decode_key(key))
+        except encoding.BadKey as problem:
+            raise BadRecord("s3.object.key", f"{excerpt(key)} {problem}") from None
+    return record
+
+
+def ceph(record: Record) -> Record:
+    """Ceph RGW: as `aws`, but the key came raw; a size in text becomes a number, `metadata` also `userMetadata`."""
+    _prefix_name(record)
+    thing = _object(record)
+    key, size = thing.get("key"), thing.get("size")
+    if isinstance(key, str):
+        thing["key"] = encoding.encode_key(key)
+    if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 20:
+        thing["size"] = int(size)
+    named = _pairs(thing.get("metadata"))
+    if named and "userMetadata" not in thing:
+        thing["userMetadata"] = dict(sorted(named.items()))
+    return record
+
+
+def _prefix_name(record: Record) -> None:
+    name = record.get("eventName")
+    if isinstance(name, str) and name and not name.startswith("s3:"):
+        record["eventName"] = f"s3:{name}"
+
+
+def _object(record: Record) -> Record:
+    s3 = record.get("s3")
+    thing = s3.get("object") if isinstance(s3, dict) else None
+    return thing if isinstance(thing, dict) else {}
+
+
+def _pairs(found: object) -> dict[str, str]:
+    """`[{"key": …, "val": …}]` as a map; whatever is of another shape is left out (it still travels as it came)."""
+    if not isinstance(found, list):
+        return {}
+    pairs = [(each.get("key"), each.get("val")) for each in found if isinstance(each, dict)]
+    return {name: value for name, value in pairs if isinstance(name, str) and isinstance(value, str)}

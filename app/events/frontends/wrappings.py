@@ -1,0 +1,87 @@
+"""Messages in other messages: SNS, the records of SQS and SNS that a Lambda passes on, CloudEvents (§13, §14.1)."""
+
+import base64
+import binascii
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.events import encoding
+from app.events.frontends.members import text
+from app.events.problems import BadRecord, excerpt
+
+_SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
+
+
+@dataclass(frozen=True, slots=True)
+class SnsConfirmation:
+    """SNS asks whether the topic's owner may send here: GET `subscribe_url` once to agree, for allowed topics only.
+
+    Nothing of it has been verified. `message` is the whole of what came: the signature covers several members (§14.3).
+    """
+
+    topic_arn: str
+    token: str
+    subscribe_url: str
+    message: Mapping[str, Any]
+
+
+def sns_type(value: Mapping[str, Any]) -> str | None:
+    """Which of SNS's own messages the object is, if it is one."""
+    found = value.get("Type")
+    return found if isinstance(found, str) and found in _SNS_TYPES and "Message" in value else None
+
+
+def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:
+    """What a `SubscriptionConfirmation` asks. Raises `BadRecord`."""
+    return SnsConfirmation(text(value, "TopicArn"), text(value, "Token"), text(value, "SubscribeURL"), value)
+
+
+def is_test(value: Mapping[str, Any]) -> bool:
+    """Whether this is what AWS sends when a configuration is saved; it has no records and says nothing (§13)."""
+    return value.get("Event") == "s3:TestEvent" and "Service" in value
+
+
+def is_cloud_event(value: Mapping[str, Any]) -> bool:
+    """Whether the object is a CloudEvent in structured mode."""
+    return "specversion" in value and ("data" in value or "data_base64" in value)
+
+
+def cloud_event_data(value: Mapping[str, Any]) -> tuple[str, Any]:
+    """The member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
+    if "data" in value:
+        data = value["data"]
+        return ("data", nested(data, "data")) if isinstance(data, str) else ("data", data)
+    try:
+        decoded = base64.b64decode(text(value, "data_base64"), validate=True)
+    except (binascii.Error, ValueError) as problem:
+        if isinstance(problem, BadRecord):
+            raise
+        raise BadRecord("data_base64", f"is not base64: {problem}") from None
+    return "data_base64", nested(decoded, "data_base64")
+
+
+def passed_on(record: Mapping[str, Any]) -> tuple[str, Any] | None:
+    """What a record of SQS or SNS carries, with the member that holds it; None if it is neither. Raises `BadRecord`."""
+    source = record.get("eventSource") or record.get("EventSource")
+    if source == "aws:sqs":
+        return "body", nested(text(record, "body"), "body")
+    if source == "aws:sns":
+        return "Sns.Message", nested(text(record, "Sns", "Message"), "Sns.Message")
+    return None
+
+
+def sns_message(value: Mapping[str, Any]) -> Any:
+    """What a `Notification` carries. Raises `BadRecord`."""
+    return nested(text(value, "Message"), "Message")
+
+
+def nested(inner: str | bytes, member: str) -> Any:
+    """The value that a member's JSON text holds. Raises `BadRecord`."""
+    raw = inner.encode() if isinstance(inner, str) else inner
+    try:
+        return encoding.load(raw)
+    except encoding.BadJson as problem:
+        shown = excerpt(inner) if isinstance(inner, str) else "its content"
+        said = f"is not JSON at its byte {problem.offset}: {problem}; it is {shown}"
+        raise BadRecord(member, said, problem.offset) from None

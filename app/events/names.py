@@ -1,0 +1,173 @@
+"""The names that events have and that rules ask for: MinIO's (§1.1, §1.2), with those of Ceph (§12) and AWS (§13).
+
+Names are matched exactly and case-sensitively (as MinIO: §1.1). An event whose name stands nowhere here is kept; only
+a rule for `EVERY` asks for it.
+"""
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+
+EVERY = "*"  # in a rule: every event, known or not
+
+
+def _family(prefix: str, *members: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}:{member}" for member in members)
+
+
+_ACCESSED = _family("s3:ObjectAccessed", "Get", "Head", "GetRetention", "GetLegalHold", "Attributes")
+_CREATED = _family(
+    "s3:ObjectCreated",
+    "CompleteMultipartUpload",
+    "Copy",
+    "Post",
+    "Put",
+    "PutRetention",
+    "PutLegalHold",
+    "PutTagging",
+    "DeleteTagging",
+)
+_REMOVED = _family("s3:ObjectRemoved", "Delete", "DeleteMarkerCreated", "NoOP", "DeleteAllVersions")
+_REPLICATION = _family(
+    "s3:Replication",
+    "OperationFailedReplication",
+    "OperationCompletedReplication",
+    "OperationMissedThreshold",
+    "OperationReplicatedAfterThreshold",
+    "OperationNotTracked",
+)
+_RESTORE = _family("s3:ObjectRestore", "Post", "Completed")
+_TRANSITION = _family("s3:ObjectTransition", "Failed", "Complete")
+_SCANNER = _family("s3:Scanner", "ManyVersions", "LargeVersions", "BigPrefix")
+
+# What MinIO sends. `:*` is part of the literal name of bucket events (§1.1); the guides write them without it.
+MINIO: frozenset[str] = frozenset(
+    (
+        *_ACCESSED,
+        *_CREATED,
+        *_REMOVED,
+        *_REPLICATION,
+        *_RESTORE,
+        *_TRANSITION,
+        *_SCANNER,
+        "s3:LifecycleDelMarkerExpiration:Delete",
+        "s3:BucketCreated:*",
+        "s3:BucketRemoved:*",
+    )
+)
+
+_EXPIRATION = _family("s3:ObjectLifecycle:Expiration", "Current", "NonCurrent", "DeleteMarker", "AbortMultipartUpload")
+_LIFECYCLE_TRANSITION = _family("s3:ObjectLifecycle:Transition", "Current", "NonCurrent")
+_SYNCED = _family("s3:ObjectSynced", "Create", "Delete", "DeletionMarkerCreated")
+CEPH: frozenset[str] = frozenset((*_EXPIRATION, *_LIFECYCLE_TRANSITION, *_SYNCED))
+
+_EXPIRED = _family("s3:LifecycleExpiration", "Delete", "DeleteMarkerCreated")
+_TAGGING = _family("s3:ObjectTagging", "Put", "Delete")
+_ACL = _family("s3:ObjectAcl", "Put")
+_ANNOTATION = _family("s3:ObjectAnnotation", "Put", "Delete")
+AWS: frozenset[str] = frozenset(
+    (
+        *_EXPIRED,
+        *_TAGGING,
+        *_ACL,
+        *_ANNOTATION,
+        "s3:ObjectRestore:Delete",
+        "s3:LifecycleTransition",
+        "s3:IntelligentTiering",
+        "s3:ReducedRedundancyLostObject",
+    )
+)
+
+KNOWN: frozenset[str] = MINIO | CEPH | AWS | {"s3:BucketCreated", "s3:BucketRemoved"}
+
+# As MinIO: §1.2. Beyond it: the Scanner family, which MinIO has no spelling for, the families of Ceph and AWS, and
+# AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` is in none of them.
+AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
+    {
+        "s3:ObjectAccessed:*": frozenset(_ACCESSED),
+        "s3:ObjectCreated:*": frozenset(_CREATED),
+        "s3:ObjectRemoved:*": frozenset(_REMOVED),
+        "s3:Replication:*": frozenset(_REPLICATION),
+        "s3:ObjectRestore:*": frozenset((*_RESTORE, "s3:ObjectRestore:Delete")),
+        "s3:ObjectTransition:*": frozenset(_TRANSITION),
+        "s3:Scanner:*": frozenset(_SCANNER),
+        "s3:ObjectLifecycle:*": frozenset((*_EXPIRATION, *_LIFECYCLE_TRANSITION)),
+        "s3:ObjectLifecycle:Expiration:*": frozenset(_EXPIRATION),
+        "s3:ObjectLifecycle:Transition:*": frozenset(_LIFECYCLE_TRANSITION),
+        "s3:ObjectSynced:*": frozenset(_SYNCED),
+        "s3:LifecycleExpiration:*": frozenset(_EXPIRED),
+        "s3:ObjectTagging:*": frozenset(_TAGGING),
+        "s3:ObjectAcl:*": frozenset(_ACL),
+        "s3:ObjectAnnotation:*": frozenset(_ANNOTATION),
+    }
+)
+
+_BOTH_SPELLINGS = {
+    spelling: frozenset((name, f"{name}:*"))
+    for name in ("s3:BucketCreated", "s3:BucketRemoved")
+    for spelling in (name, f"{name}:*")
+}
+
+# The words of `mc event add --event` (§1.2).
+SHORTHANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "put": ("s3:ObjectCreated:*",),
+        "delete": ("s3:ObjectRemoved:*",),
+        "get": ("s3:ObjectAccessed:*",),
+        "replica": ("s3:Replication:*",),
+        "ilm": ("s3:ObjectRestore:*", "s3:ObjectTransition:*"),
+        "scanner": ("s3:Scanner:ManyVersions", "s3:Scanner:BigPrefix"),
+    }
+)
+
+
+class UnknownEventName(ValueError):
+    """No event and no family of events has this name; the message says which name is nearest."""
+
+    def __init__(self, name: str, nearest: str | None) -> None:
+        self.name = name
+        self.nearest = nearest
+        hint = f"; did you mean {nearest!r}?" if nearest else "; `*` asks for every event"
+        super().__init__(f"{_shortened(name)} is not an event name{hint}")
+
+
+def is_known(name: str) -> bool:
+    """Whether an event may have this name, as far as anyone has said; aggregates and `EVERY` are no event's name."""
+    return name in KNOWN
+
+
+def expand(name: str) -> frozenset[str]:
+    """The event names that a rule's name stands for: itself, or the members of an aggregate.
+
+    `EVERY` stands for itself, as it includes names that nobody knows yet. A bucket event in either spelling stands for
+    both. `mc`'s words are not names: see `shorthand`. Raises `UnknownEventName`.
+    """
+    if name == EVERY:
+        return frozenset((EVERY,))
+    found = AGGREGATES.get(name) or _BOTH_SPELLINGS.get(name)
+    if found is not None:
+        return found
+    if name in KNOWN:
+        return frozenset((name,))
+    raise UnknownEventName(name, nearest(name))
+
+
+def shorthand(word: str) -> tuple[str, ...]:
+    """The names that a word of `mc event add` stands for; any other text stands for itself, unchecked."""
+    return SHORTHANDS.get(word, (word,))
+
+
+def nearest(name: str) -> str | None:
+    """The name or aggregate that was probably meant, or None. `s3:` may be missing and letters of the wrong case."""
+    if name == "s3:*":
+        return EVERY
+    # Cut, because comparing costs the square of the length and the text is a stranger's.
+    folded = name[:64].casefold()
+    folded = folded if folded.startswith("s3:") else f"s3:{folded}"
+    choices = {choice.casefold(): choice for choice in sorted(KNOWN | AGGREGATES.keys())}
+    found = difflib.get_close_matches(folded, choices, n=1, cutoff=0.6)
+    return choices[found[0]] if found else None
+
+
+def _shortened(name: str) -> str:
+    return repr(name) if len(name) <= 80 else f"{name[:77]!r}…"

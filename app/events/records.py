@@ -1,0 +1,108 @@
+"""Make an event of a normalised record: read the members that the rest of the product goes by, and check them."""
+
+from typing import Any
+
+from app.events import encoding
+from app.events.model import Event
+from app.events.names import is_known
+from app.events.problems import BadRecord, excerpt
+
+# What the outbox has room for; S3 itself ends long before, but for a key's 1,024 bytes.
+_MAX_NAME = 255
+_MAX_BUCKET = 255
+_MAX_VERSION = 1024
+_MAX_SEQUENCER = 64
+MAX_KEY_BYTES = 4096
+
+_KEYLESS = ("s3:Bucket", "s3:Scanner:")  # events of a bucket, or of the root folder
+_BEFORE_VERSIONS = "1"  # what MinIO sent until 2018 where there was no version (§1.9)
+
+
+def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
+    """The event that the record is. Raises `BadRecord`.
+
+    Its time is the record's, or `arrived` (milliseconds since 1970) if the record has none that can be read. The
+    record's members are neither added to nor changed. `nesting` is how deep objects and arrays may lie in each other.
+    """
+    name = record.get("eventName")
+    if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "\0" in name:
+        raise _unusable("eventName", name, 'text such as "s3:ObjectCreated:Put"', _MAX_NAME)
+    bucket, thing = _bucket_and_object(record)
+    encoded = thing.get("key", "")
+    if type(encoded) is not str or (not encoded and not _may_lack_key(name)):
+        raise _unusable("s3.object.key", thing.get("key"), "the object's key as text")
+    try:
+        key = encoding.decode_key(encoded)
+    except encoding.BadKey as problem:
+        raise BadRecord("s3.object.key", f"{excerpt(encoded)} {problem}") from None
+    if "\0" in key:
+        raise BadRecord("s3.object.key", f"{excerpt(encoded)} holds U+0000, which no S3 key may")
+    if len(key) > MAX_KEY_BYTES // 4 and len(key.encode()) > MAX_KEY_BYTES:
+        raise BadRecord("s3.object.key", f"is of {len(key.encode())} bytes; {MAX_KEY_BYTES} are the most")
+    version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
+    sequencer = _optional(thing, "sequencer", _MAX_SEQUENCER) if "sequencer" in thing else ""
+    moment = record.get("eventTime")
+    time = encoding.milliseconds(moment) if type(moment) is str else None
+    text = _text(record, nesting)
+    return Event(
+        encoding.digest(record),
+        name,
+        bucket,
+        key,
+        "" if version == _BEFORE_VERSIONS else version,
+        sequencer,
+        arrived if time is None else time,
+        text,
+    )
+
+
+def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    s3 = record.get("s3")
+    if type(s3) is not dict:
+        raise _unusable("s3", s3, "an object with bucket and object")
+    bucket = s3.get("bucket")
+    if type(bucket) is not dict:
+        raise _unusable("s3.bucket", bucket, "an object with the bucket's name")
+    name = bucket.get("name")
+    if type(name) is not str or not 0 < len(name) <= _MAX_BUCKET or "\0" in name:
+        raise _unusable("s3.bucket.name", name, "the bucket's name as text", _MAX_BUCKET)
+    thing = s3.get("object", {})
+    if type(thing) is not dict:
+        raise _unusable("s3.object", thing, "an object with the object's key")
+    return name, thing
+
+
+def _may_lack_key(name: str) -> bool:
+    return name.startswith(_KEYLESS) or not is_known(name)
+
+
+def _optional(thing: dict[str, Any], member: str, longest: int) -> str:
+    found = thing.get(member)
+    if found is None:
+        return ""
+    if type(found) is not str or len(found) > longest or "\0" in found:
+        raise _unusable(f"s3.object.{member}", found, "text, or left out", longest)
+    return found
+
+
+def _text(record: dict[str, Any], nesting: int) -> str:
+    try:
+        text = encoding.text(record)
+    except encoding.TooDeep:
+        raise _too_deep(nesting) from None
+    # Counting is cheap and tells of nearly every record that it cannot be too deep; looking is cheaper still.
+    opened = text.count("{") + (text.count("[") if "[" in text else 0)
+    if opened > nesting and encoding.deeper_than(record, nesting):
+        raise _too_deep(nesting)
+    return text
+
+
+def _too_deep(nesting: int) -> BadRecord:
+    return BadRecord("it", f"is nested more than {nesting} deep")
+
+
+def _unusable(field: str, value: Any, wanted: str, longest: int | None = None) -> BadRecord:
+    if value is None:
+        return BadRecord(field, f"is missing; it must be {wanted}")
+    limit = f" of at most {longest} characters, none of them U+0000" if longest and value else ""
+    return BadRecord(field, f"is {excerpt(value)}; it must be {wanted}{limit}")
