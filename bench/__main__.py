@@ -1,0 +1,10 @@
+"""Every benchmark in turn; each prints its table and writes bench/results/<name>.json."""
+
+import subprocess
+import sys
+
+BENCHMARKS = ("ingest", "deliver", "end_to_end", "latency")
+
+for name in BENCHMARKS:
+    print(f"--- {name}", flush=True)
+    subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
