@@ -145,8 +145,7 @@ def milliseconds(moment: str) -> int | None:
 
     Finer decimals are cut, not rounded, so that a time never moves into the next second.
     """
-    marks = (moment[4], moment[7], moment[10], moment[13], moment[19], moment[23]) if len(moment) == 24 else ()
-    if marks == ("-", "-", "T", ":", ".", "Z"):
+    if len(moment) == 24 and moment[4:20:3] == "--T::." and moment[23] == "Z":
         parsed = moment  # MinIO's own
     else:
         parts = _TIME.fullmatch(moment)

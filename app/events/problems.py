@@ -1,8 +1,7 @@
 """What is said of a body that cannot be taken, to the person who sent it."""
 
+import json
 from typing import Any
-
-import orjson
 
 
 class BadRecord(ValueError):
@@ -46,6 +45,6 @@ def excerpt(value: Any) -> str:
         return "an object"
     if isinstance(value, list):
         return "an array"
-    if isinstance(value, str):
-        value = value if len(value) <= 60 else f"{value[:57]}…"
-    return orjson.dumps(value, default=str).decode() if not isinstance(value, int) else str(value)[:60]
+    if isinstance(value, str) and len(value) > 60:
+        value = f"{value[:57]}…"
+    return json.dumps(value, ensure_ascii=False)[:80]

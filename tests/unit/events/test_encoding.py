@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import encoding
+from tests.unit.events.properties import unhurried
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 
@@ -90,6 +91,7 @@ JSON = st.recursive(
 )
 
 
+@unhurried
 @given(JSON)
 def test_every_value_comes_back_from_its_text(value: object) -> None:
     text = encoding.text(value)
@@ -98,6 +100,7 @@ def test_every_value_comes_back_from_its_text(value: object) -> None:
     assert encoding.load(text.encode()) == value
 
 
+@unhurried
 @given(st.dictionaries(KEYS, JSON, max_size=6), st.randoms(use_true_random=False))
 def test_the_order_of_members_does_not_change_the_digest(record: dict[str, object], chance: random.Random) -> None:
     members = list(record.items())
@@ -147,6 +150,7 @@ def test_a_key_in_a_record_is_form_encoded(key: str, encoded: str) -> None:
     assert encoding.decode_key(encoded) == key
 
 
+@unhurried
 @given(KEYS)
 def test_every_key_survives_the_round_trip(key: str) -> None:
     encoded = encoding.encode_key(key)
@@ -154,6 +158,7 @@ def test_every_key_survives_the_round_trip(key: str) -> None:
     assert encoding.decode_key(encoded) == key
 
 
+@unhurried
 @given(st.text(st.sampled_from("ab/%2Ff+ é0"), max_size=12))
 def test_whatever_decodes_decodes_as_the_standard_library_does(encoded: str) -> None:
     try:
@@ -221,6 +226,7 @@ def test_what_is_no_time_is_none(moment: str) -> None:
     assert encoding.milliseconds(moment) is None
 
 
+@unhurried
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001 (Hypothesis wants naive bounds)
 def test_a_time_survives_the_round_trip(moment: datetime) -> None:
     found = encoding.milliseconds(moment.isoformat().replace("+00:00", "Z"))

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events.mirror import Absent, Entry, Holding, Present, Unknown, current
 from app.events.sequencer import comparable, states_content
 from tests.unit.events.captured import record
+from tests.unit.events.properties import thorough
 
 PUT = "s3:ObjectCreated:Put"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -249,7 +250,7 @@ def version_held(history: Sequence[Entry]) -> str | None:
     return history[found.seq].version if isinstance(found, Present) else None
 
 
-@settings(max_examples=400)
+@thorough(400)
 @given(OPERATIONS)
 def test_the_mirror_of_any_life_of_a_key_is_what_the_bucket_holds(
     operations: list[tuple[str, tuple[int, ...]]],
@@ -262,7 +263,7 @@ def test_the_mirror_of_any_life_of_a_key_is_what_the_bucket_holds(
         assert not isinstance(current(history), Unknown)
 
 
-@settings(max_examples=400)
+@thorough(400)
 @given(OPERATIONS, st.randoms(use_true_random=False), st.booleans())
 def test_late_and_repeated_events_change_nothing(
     operations: list[tuple[str, tuple[int, ...]]], chance: random.Random, logged: bool
@@ -285,7 +286,7 @@ ANY = st.lists(
 )
 
 
-@settings(max_examples=400)
+@thorough(400)
 @given(ANY, st.randoms(use_true_random=False))
 def test_the_order_of_arrival_never_matters_where_sequencers_tell(
     steps: list[tuple[str, str]], chance: random.Random

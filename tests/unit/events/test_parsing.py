@@ -7,12 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events.encoding import encode_key
 from app.events.parsing import BadEvents, Limits, Parsed, Refused, parse
 from tests.unit.events.captured import LINES, line, record
+from tests.unit.events.properties import thorough
 from tests.unit.events.test_frontends import TEST_EVENT, aws, ceph, eventbridge, seaweed, sns
 
 NOW = 1_800_000_000_123
@@ -308,7 +309,7 @@ def survives(body: bytes, headers: dict[str, str]) -> None:
 HEADER_SETS = st.sampled_from([{}, NDJSON, {"x-amz-sns-message-type": "Notification"}])
 
 
-@settings(max_examples=500)
+@thorough(500)
 @given(st.binary(max_size=200), HEADER_SETS)
 def test_no_bytes_raise_anything_but_bad_events(body: bytes, headers: dict[str, str]) -> None:
     survives(body, headers)
@@ -394,13 +395,13 @@ SHAPED = st.recursive(
 )
 
 
-@settings(max_examples=1000)
+@thorough(1000)
 @given(SHAPED, HEADER_SETS)
 def test_no_json_raises_anything_but_bad_events(value: Any, headers: dict[str, str]) -> None:
     survives(json.dumps(value).encode(), headers)
 
 
-@settings(max_examples=500)
+@thorough(500)
 @given(st.data())
 def test_no_change_of_a_good_body_raises_anything_but_bad_events(data: st.DataObject) -> None:
     """One member of a real body, at any depth, becomes something else."""
@@ -419,7 +420,7 @@ def test_no_change_of_a_good_body_raises_anything_but_bad_events(data: st.DataOb
     survives(json.dumps(body).encode(), {})
 
 
-@settings(max_examples=200)
+@thorough(200)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60))
 def test_every_key_comes_through_every_sender(key: str) -> None:
     assert take(changed("s3.object.key", encode_key(key))).events[0].key == key

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from app.events import names
 from app.events.content import Says, says
 from app.events.sequencer import comparable, states_content
+from tests.unit.events.properties import unhurried
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)
 
@@ -30,6 +31,7 @@ def test_a_sequencer_is_made_comparable(sequencer: str, expected: str) -> None:
     assert comparable(expected) == expected
 
 
+@unhurried
 @given(HEX, HEX)
 def test_comparing_texts_is_the_rule_of_padding_on_the_right(one: str, other: str) -> None:
     longest = max(len(one), len(other))
