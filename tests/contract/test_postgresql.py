@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 
@@ -274,7 +273,7 @@ def test_any_mix_with_poison_leaves_what_its_events_leave_one_by_one(postgres: N
     rng = random.Random(3)
     for _ in range(15):
         batch = [any_event(rng) for _ in range(40)]
-        batch = [replace(event, effect=formats.compatible_effect(event)) for event in batch]
+        batch = [event._replace(effect=formats.compatible_effect(event)) for event in batch]
         postgres.renew()
         at_once = delivered(postgres, batch)
         held = dict(postgres.held())
