@@ -1,5 +1,7 @@
 """The HTTP face: events come in here, and operators look, change and measure. `create_app` puts it together."""
 
+from contextlib import suppress
+
 from flask import Flask
 
 from app.api import (
@@ -16,6 +18,7 @@ from app.api import (
     targets,
 )
 from app.config.settings import Settings
+from app.outbox.tokens import TokensUnknown
 
 _BLUEPRINTS = (
     events.routes,
@@ -45,6 +48,8 @@ def create_app(settings: Settings) -> Flask:
     health.install(app, made.database)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
+    with suppress(TokensUnknown):
+        made.tokens.any()  # read now, they still hold if the database goes away before the first request
     if made.feeder is not None:
         made.feeder.started()
     return app

@@ -26,7 +26,7 @@ log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
 
 # Senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a folder to turn to, we need not wait that long.
-_PATIENCE, _PATIENCE_WITH_STAGING = 9.0, 3.0
+_PATIENCE, _PATIENCE_WITH_STAGING = 9.0, 2.5
 
 
 @routes.post("/v1/events")

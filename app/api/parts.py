@@ -38,15 +38,17 @@ def make(settings: Settings) -> Parts:
     Raises `BadSettings` where the staging folder cannot be used.
     """
     database = Database(settings.database_url)
+    staging = _staging(settings.queue_dir) if settings.queue_dir else None
+    memory = staging.folder / "tokens.json" if staging else None
     return Parts(
         settings=settings,
         database=database,
         registry=open_registry(database, settings),
-        tokens=Tokens(database, settings.api_tokens),
+        tokens=Tokens(database, settings.api_tokens, memory=memory),
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),
         replays=Replays(database),
-        feeder=Feeder(_staging(settings.queue_dir), database) if settings.queue_dir else None,
+        feeder=Feeder(staging, database) if staging else None,
     )
 
 

@@ -1,11 +1,15 @@
 """Bearer tokens of the API: those in the database, kept as SHA-256, and those that the environment gives."""
 
 import hmac
+import logging
+import os
 import re
 import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import orjson
 import sqlalchemy as sa
 
 from app.config.problems import BadValue, did_you_mean
@@ -13,6 +17,8 @@ from app.config.settings import SCOPES, ApiToken, hash_token
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
 from app.outbox.glance import Glance
+
+log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PREFIX = "bw_"  # so that people and secret scanners know one when they see it
@@ -43,13 +49,16 @@ class StoredToken:
 class Tokens:
     """Who may do what. One object for each process.
 
-    A change in the database holds within a second. While the database is away, the tokens read last still hold.
+    A change in the database holds within a second. While the database is away, the tokens read last still hold; with
+    a file as `memory` also for a process that begins meanwhile.
     """
 
-    def __init__(self, database: Database, configured: Sequence[ApiToken] = ()) -> None:
+    def __init__(self, database: Database, configured: Sequence[ApiToken] = (), *, memory: Path | None = None) -> None:
         self._database = database
         self._configured = tuple(configured)
-        self._stored = Glance(self._read, age=1.0, patience=2.0)
+        self._memory = memory
+        self._remembered: Sequence[ApiToken] | None = None
+        self._stored = Glance(self._read, age=1.0, patience=1.0)
 
     def create(self, name: str, scopes: Collection[str]) -> str:
         """Make a token and return it: the only time that it can be seen. Raises `BadValue` or `TokenExists`."""
@@ -101,14 +110,35 @@ class Tokens:
 
     def _known(self) -> Sequence[ApiToken]:
         look = self._stored.look()
-        if look.value is None:
+        if look.value is not None:
+            return look.value
+        if self._memory is None or not self._memory.exists():
             raise TokensUnknown("the database holds the tokens and cannot be read") from look.error
-        return look.value
+        rows = orjson.loads(self._memory.read_bytes())
+        return [ApiToken(name, frozenset(scopes), digest) for name, scopes, digest in rows]
 
     def _read(self) -> Sequence[ApiToken]:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(m.tokens.c.name, m.tokens.c.scopes, m.tokens.c.digest)).all()
-        return [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+        found = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+        if self._memory is not None and found != self._remembered:
+            try:
+                _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in found]))
+            except OSError as error:
+                log.warning("the tokens cannot be remembered in %s: %s", self._memory, error)
+            self._remembered = found
+        return found
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, for nobody else to read; whoever reads it meanwhile sees the old one or the new."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.rename(path)
 
 
 def _equal(tokens: Sequence[ApiToken], digest: str) -> ApiToken | None:

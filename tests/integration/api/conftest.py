@@ -20,6 +20,9 @@ from app.outbox.database import Database
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.builders import migrated
+from tests.conftest import OUTBOXES
+
+SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
 
 
 @dataclass(eq=False)
@@ -66,10 +69,85 @@ KEY = Fernet.generate_key().decode()
 Start = Callable[..., Api]
 
 
+@dataclass
+class _Shared:
+    """One API and its database for each kind of database, for all tests that leave both as they found them."""
+
+    apis: dict[str, tuple[Api, Database]]
+    stack: ExitStack
+
+    def on(self, kind: str, url: str) -> tuple[Api, Database]:
+        if kind not in self.apis:
+            database = migrated(url)
+            self.stack.callback(database.close)
+            api = Api(url)
+            self.stack.callback(api.stop)
+            self.stack.callback(api.client.close)
+            api.start()
+            self.apis[kind] = api, database
+        _empty(self.apis[kind][1])
+        return self.apis[kind]
+
+
+def _empty(database: Database) -> None:
+    """An empty log; the version grows, so that the API notices that targets and rules are gone."""
+    head = m.log_head.c
+    with database.writing() as connection:
+        connection.execute(m.log_head.update().values(version=head.version + 1, last_seq=0))
+        for table in reversed(m.metadata.sorted_tables):
+            if table is not m.log_head:
+                connection.execute(table.delete())
+
+
+@pytest.fixture(scope="session")
+def shared() -> Iterator[_Shared]:
+    with ExitStack() as stack:
+        yield _Shared({}, stack)
+
+
+@pytest.fixture(params=OUTBOXES)
+def on_each(
+    request: pytest.FixtureRequest, shared: _Shared, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Api, Database]:
+    if request.param in shared.apis:
+        url = ""
+    elif request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('api')}/outbox.db"
+    else:
+        server = request.getfixturevalue(SERVERS[request.param])
+        url = server.create_database("api_tests")
+    return shared.on(request.param, url)
+
+
 @pytest.fixture
-def database(outbox_url: str) -> Iterator[Database]:
-    """An empty log on each kind of database."""
-    opened = migrated(outbox_url)
+def api(on_each: tuple[Api, Database]) -> Api:
+    """An API over an empty log, open to this machine, on each kind of database."""
+    return on_each[0]
+
+
+@pytest.fixture
+def database(on_each: tuple[Api, Database]) -> Database:
+    """The log of `api`."""
+    return on_each[1]
+
+
+@pytest.fixture
+def plain(shared: _Shared, postgres_server: services.Postgres) -> Api:
+    """An API over an empty log on PostgreSQL, for what does not depend on the database; open to this machine."""
+    url = "" if "postgresql" in shared.apis else postgres_server.create_database("api_tests")
+    return shared.on("postgresql", url)[0]
+
+
+@pytest.fixture
+def plain_log(plain: Api, shared: _Shared) -> Database:
+    """The log of `plain`."""
+    return shared.apis["postgresql"][1]
+
+
+@pytest.fixture
+def log(postgres_database: str) -> Iterator[Database]:
+    """An empty log on PostgreSQL of the test's own, to `start` an API over."""
+    opened = migrated(postgres_database)
     yield opened
     opened.close()
 
@@ -88,26 +166,6 @@ def start() -> Iterator[Start]:
             return api
 
         yield started
-
-
-@pytest.fixture
-def api(database: Database, start: Start) -> Api:
-    """An API over an empty log, open to this machine, on each kind of database."""
-    return start(database.url.render_as_string(hide_password=False))
-
-
-@pytest.fixture
-def log(postgres_database: str) -> Iterator[Database]:
-    """An empty log on PostgreSQL, for what does not depend on the database."""
-    opened = migrated(postgres_database)
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def plain(log: Database, start: Start) -> Api:
-    """An API over an empty log on PostgreSQL, open to this machine."""
-    return start(url_of(log))
 
 
 def url_of(database: Database) -> str:

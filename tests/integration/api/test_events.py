@@ -68,14 +68,14 @@ def test_the_answer_counts_for_each_target(api: Api, database: Database) -> None
     }
 
 
-def test_a_body_may_be_lines_an_array_a_bare_record_or_packed(plain: Api, log: Database) -> None:
+def test_a_body_may_be_lines_an_array_a_bare_record_or_packed(plain: Api, plain_log: Database) -> None:
     lines = b"\n".join(event(f"line {number}").record.encode() for number in range(1000))
     assert plain.post(lines, content_type="application/x-ndjson").json()["recorded"] == 1000
     assert plain.post(b"[%s]" % event("array").record.encode()).json()["recorded"] == 1
     assert plain.post(event("bare").record.encode()).json()["recorded"] == 1
     packed = gzip.compress(body("packed")) + gzip.compress(b"  ")
     assert plain.post(packed, content_encoding="gzip").json()["recorded"] == 1
-    assert keys(log)[-3:] == ["array", "bare", "packed"]
+    assert keys(plain_log)[-3:] == ["array", "bare", "packed"]
 
 
 def test_senders_that_only_take_a_host_can_probe_and_post(plain: Api) -> None:
@@ -117,19 +117,19 @@ def test_a_request_to_confirm_a_topic_calls_nobody_and_tells_the_operator(
 # --- what is refused
 
 
-def test_a_bad_record_refuses_the_whole_body_and_is_named(plain: Api, log: Database) -> None:
+def test_a_bad_record_refuses_the_whole_body_and_is_named(plain: Api, plain_log: Database) -> None:
     good, bad = orjson.loads(event("good").record), orjson.loads(event("bad").record)
     del bad["s3"]["bucket"]
     sent = orjson.dumps({"Records": [good, bad]})
     found = problem(plain.post(sent), 400, "bad-events")
     assert found["index"] == 1
     assert "bucket" in found["field"]
-    assert keys(log) == []
+    assert keys(plain_log) == []
     answer = plain.post(sent, query="?partial=true")
     assert answer.status_code == 202
     assert answer.json()["recorded"] == 1
     assert [refused["index"] for refused in answer.json()["refused"]] == [1]
-    assert keys(log) == ["good"]
+    assert keys(plain_log) == ["good"]
 
 
 def test_what_is_no_json_is_refused_with_the_byte_where_it_breaks_off(plain: Api) -> None:
@@ -202,13 +202,13 @@ def test_a_full_queue_that_refuses_takes_nothing_and_names_the_target(api: Api, 
     assert api.post(body("a", "b")).json()["matched"] == {target.arn(): 2, other.arn(): 2}
 
 
-def test_a_rule_counts_from_the_request_after_it(plain: Api, log: Database) -> None:
+def test_a_rule_counts_from_the_request_after_it(plain: Api, plain_log: Database) -> None:
     assert plain.post(body("before")).json()["matched"] == {}
-    target = add_target(log)
+    target = add_target(plain_log)
     assert plain.post(body("with")).json()["matched"] == {target.arn(): 1}
-    registry(log).remove(target, force=True)
+    registry(plain_log).remove(target, force=True)
     with pytest.raises(UnknownTarget):
-        registry(log).target(target)
+        registry(plain_log).target(target)
     assert plain.post(body("after")).json()["matched"] == {}
 
 

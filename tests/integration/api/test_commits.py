@@ -1,0 +1,138 @@
+"""The group commit and COPY: a value that cannot be kept, a connection that is cut, a request that gave up."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import psycopg2
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox.append import Log, QueueFull, Receipt
+from app.outbox.bulk import insert
+from app.outbox.commits import GroupCommit
+from app.outbox.database import REFUSED, Database, DatabaseUnavailable
+from tests import services
+from tests.builders import event
+from tests.integration.api.conftest import keys, records
+
+
+@pytest.mark.parametrize("size", [1, 20])
+def test_a_value_that_cannot_be_kept_fails_its_own_request_only(log: Database, size: int) -> None:
+    commits = GroupCommit(log)
+    requests = [[event(f"{number}-{place}") for place in range(size)] for number in range(40)]
+    requests[13] = [*requests[13], event("zero\0byte")]
+
+    def append(number: int) -> Receipt | QueueFull | BaseException:
+        try:
+            return commits.append(requests[number])
+        except REFUSED as error:
+            return error
+
+    with ThreadPoolExecutor(40) as threads:
+        answers = list(threads.map(append, range(40)))
+    assert isinstance(answers.pop(13), BaseException)
+    assert all(answer == Receipt(recorded=size) for answer in answers)
+    assert len(keys(log)) == 39 * size
+    assert commits.append([event("after")]) == Receipt(recorded=1)
+
+
+def test_with_a_commit_for_each_request_all_are_recorded_too(log: Database) -> None:
+    commits = GroupCommit(log, most_events=1)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: commits.append([event(f"{number}")]), range(50)))
+    assert len(keys(log)) == 50
+    with log.reading() as connection:
+        commits_made = connection.execute(sa.text("SELECT COUNT(DISTINCT xmin::text) FROM events")).scalar_one()
+    assert commits_made == 50
+
+
+def test_a_request_that_gave_up_before_its_turn_is_not_recorded_later(log: Database) -> None:
+    commits = GroupCommit(log)
+    commits.append([event("first")])
+    locked, done = threading.Event(), threading.Event()
+
+    def hold_the_head() -> None:
+        with log.writing() as connection:
+            connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
+            locked.set()
+            done.wait(30)
+
+    with ThreadPoolExecutor(3) as threads:
+        holding = threads.submit(hold_the_head)
+        locked.wait(10)
+        working = threads.submit(commits.append, [event("in work")])
+        services.until(lambda: waiting_for_the_head(log) == 1)
+        with pytest.raises(TimeoutError):
+            commits.append([event("gave up")], 0.2)
+        done.set()
+        holding.result()
+        assert working.result() == Receipt(recorded=1)
+        assert commits.append([event("after")]) == Receipt(recorded=1)
+    assert keys(log) == ["first", "in work", "after"]
+
+
+def waiting_for_the_head(database: Database) -> int:
+    with database.reading() as connection:
+        waiting = (
+            "SELECT COUNT(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        return int(connection.execute(sa.text(waiting)).scalar_one())
+
+
+def test_everything_that_a_text_can_hold_survives_a_copy(log: Database) -> None:
+    odd = [
+        "\\",
+        "\\.",
+        "\\N",
+        "a\tb",
+        "a\nb",
+        "a\r\nb",
+        "\\t",
+        "\x01\x1f\x7f",
+        "\u2028\ufeff",
+        "\U0001f600",
+        "",
+        " ",
+        "'\"",
+    ]
+    events = [event(f"{text}{number}", version=text) for number, text in enumerate(odd)]
+    Log(log).append([events])
+    with log.reading() as connection:
+        rows = connection.execute(sa.select(m.events.c.key, m.events.c.version).order_by(m.events.c.seq)).all()
+    assert [tuple(row) for row in rows] == [(one.key, one.version) for one in events]
+    assert records(log) == [one.record for one in events]
+
+
+def test_a_connection_that_is_cut_during_a_copy_records_nothing_and_the_next_one_works(
+    log: Database, postgres_server: services.Postgres
+) -> None:
+    rows = [{"name": f"{number}", "at": number} for number in range(20)]
+
+    def cut() -> None:
+        with log.writing() as connection:
+            pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
+            with postgres_server.connection() as other, other.cursor() as cursor:
+                cursor.execute("SELECT pg_terminate_backend(%s)", (pid,))
+            insert(connection, m.pulse, rows)
+
+    with pytest.raises(DatabaseUnavailable):
+        cut()
+    with log.writing() as connection:
+        insert(connection, m.pulse, rows)
+    with log.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(m.pulse)).scalar_one() == 20
+
+
+def test_an_outbox_that_became_read_only_is_away_and_not_at_fault(log: Database) -> None:
+    commits = GroupCommit(log)
+    assert commits.append([event()]) == Receipt(recorded=1)
+    with log.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        name = connection.execute(sa.text("SELECT current_database()")).scalar_one()
+        connection.execute(sa.text(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on'))
+    log.close()  # new connections only, as after a failover
+    with pytest.raises(DatabaseUnavailable) as caught:
+        commits.append([event()])
+    assert isinstance(caught.value.orig, psycopg2.errors.ReadOnlySqlTransaction)

@@ -1,0 +1,106 @@
+"""What probes and Prometheus are told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import sqlalchemy as sa
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.outbox import models as m
+from app.outbox.database import Database, now_ms
+from app.outbox.schema import migrate
+from tests import services
+from tests.builders import add_target, registry
+from tests.integration.api.conftest import Api, Start, url_of
+from tests.integration.api.test_events import body
+from tests.integration.api.test_operating import bury
+
+LABELS = {"type": "webhook", "name": "x"}
+
+
+def pulse(database: Database, age: int) -> None:
+    with database.writing() as connection:
+        connection.execute(m.pulse.delete())
+        connection.execute(m.pulse.insert().values(name="drain", at=now_ms() - age))
+
+
+def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> None:
+    def ready() -> tuple[int, dict[str, bool]]:
+        answer = api.client.get("/readyz")
+        return answer.status_code, {name: check["ok"] for name, check in answer.json()["checks"].items()}
+
+    assert api.client.get("/healthz").json() == {"status": "ok"}
+    services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
+    pulse(database, 1000)
+    services.until(lambda: ready() == (200, {"database": True, "schema": True, "drain": True}))
+    pulse(database, 31_000)
+    services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
+    assert "beat" in api.client.get("/readyz").json()["checks"]["drain"]["reason"]
+
+
+def test_a_database_without_tables_is_told_by_what_to_do(postgres_database: str, start: Start) -> None:
+    database = Database(postgres_database)
+    api = start(postgres_database, api_tokens=f"minio:ingest:{'t' * 32}")
+    answer = api.client.get("/readyz")
+    assert answer.status_code == 503
+    assert "bucketwire migrate" in answer.json()["checks"]["schema"]["reason"]
+    refused = api.post(body("a"), authorization="Bearer " + "t" * 32)
+    assert refused.status_code == 503
+    assert "bucketwire migrate" in refused.json()["detail"]
+    migrate(database)
+    services.until(lambda: api.post(body("a"), authorization="Bearer " + "t" * 32).status_code == 202)
+    database.close()
+
+
+def test_the_figures_are_those_of_the_books(api: Api, database: Database) -> None:
+    target = add_target(database, queue_limit=4)
+    api.post(body("a", "b"))
+    bury(database, target)
+    with database.writing() as connection:
+        connection.execute(m.dead_letters.delete().where(m.dead_letters.c.seq == 1))
+        connection.execute(m.targets.update().values(purged=1))
+    api.post(body("c", "d", "e", "f"))
+    registry(database).unavailable(registry(database).target(target).row_id, "x", 1, probing=False, pause=False)
+    answer = api.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    found = {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+
+    def figure(metric: str, /, **labels: str) -> float:
+        return found[metric, tuple(sorted(labels.items()))]
+
+    own = {
+        "recorded_events_total": 6, "delivered_events_total": 0, "superseded_events_total": 0,
+        "discarded_events_total": 0, "purged_events_total": 1, "pending_events": 4, "parked_events": 0,
+        "dead_events": 1, "breaker_open": 1,
+    }  # fmt: skip
+    assert {name: figure(f"bucketwire_target_{name}", **LABELS) for name in own} == own
+    assert 0 <= figure("bucketwire_target_oldest_event_age_seconds", **LABELS) < 60
+    assert figure("bucketwire_target_state", **LABELS, state="unavailable") == 1
+    assert figure("bucketwire_target_state", **LABELS, state="running") == 0
+    minio = {"target_id": "x", "target_name": "webhook"}
+    assert figure("minio_notify_target_total_events", **minio) == 6
+    assert figure("minio_notify_target_failed_events", **minio) == 0
+    assert figure("minio_notify_target_queue_length", **minio) == 4
+    assert figure("minio_notify_events_skipped_total") == 0
+    api.post(body("g"))
+    assert 'bucketwire_target_discarded_events_total{name="x",type="webhook"} 1.0' in api.client.get("/metrics").text
+    assert figure("bucketwire_database_up") == 1
+
+
+def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Start, tmp_path: Path) -> None:
+    api = start(url_of(log), queue_dir=f"{tmp_path}/staging")
+    pulse(log, 0)
+    services.until(lambda: api.client.get("/readyz").status_code == 200)
+    Path(f"{tmp_path}/staging/{7:020d}.events").write_bytes(b"broken")
+    services.until(lambda: api.client.get("/readyz").json()["checks"]["staging"]["set_aside"] == 1)
+    assert api.client.get("/readyz").status_code == 503
+    assert "bucketwire_staging_set_aside 1.0" in api.client.get("/metrics").text
+    assert f"{7:020d}" in api.log.read_text()
+    assert api.post(body("a")).json()["recorded"] == 1
+    with log.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(m.events)).scalar_one() == 1

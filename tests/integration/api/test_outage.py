@@ -1,0 +1,234 @@
+"""The database goes away: 503 and nothing claimed, or 202 from the staging folder and everything once, in order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from app.outbox.database import Database
+from app.outbox.staging import Staging
+from tests import services
+from tests.builders import event, migrated
+from tests.integration.api.conftest import Api, Start, keys, problem, token
+from tests.integration.api.test_events import body
+
+
+@pytest.fixture
+def server() -> Iterator[services.Postgres]:
+    """A PostgreSQL that may be stopped."""
+    with services.postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def outbox(server: services.Postgres) -> Iterator[Database]:
+    opened = migrated(server.create_database("outbox"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "staging"
+
+
+def read(database: Database) -> list[str]:
+    """The recorded keys, by a connection that the server's restart has not cut."""
+    database.close()
+    return keys(database)
+
+
+def empty(folder: Path) -> Callable[[], bool]:
+    return lambda: not Staging(folder).pending()
+
+
+@pytest.mark.parametrize("hurt", ["stop", "kill"])
+def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
+    server: services.Postgres, outbox: Database, start: Start, hurt: str
+) -> None:
+    api = start(server.url("outbox"))
+    assert api.post(body("before")).status_code == 202
+    getattr(server, hurt)()
+    for _ in range(3):
+        answer = api.post(body("lost"))
+        problem(answer, 503, "database-away")
+        assert int(answer.headers["retry-after"]) > 0
+        assert services.PASSWORD not in answer.text
+        assert str(server.port) not in answer.text
+    assert api.client.get("/healthz").status_code == 200
+    ready = api.client.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["checks"]["database"]["ok"] is False
+    problem(api.client.get("/v1/targets"), 503, "database-away")
+    assert "bucketwire_database_up 0.0" in api.client.get("/metrics").text
+    server.start()
+    services.until(lambda: api.post(body("after")).status_code == 202)
+    assert read(outbox)[0] == "before"
+    assert "lost" not in read(outbox)
+
+
+def test_a_database_that_hangs_is_503_in_time_for_the_sender(
+    server: services.Postgres, outbox: Database, start: Start
+) -> None:
+    api = start(server.url("outbox"))
+    assert api.post(body("before")).status_code == 202
+    server.freeze()
+    try:
+        began = time.monotonic()
+        problem(api.post(body("slow")), 503, "database-away")
+        assert time.monotonic() - began < 12
+        assert api.client.get("/healthz").status_code == 200
+        assert api.client.get("/readyz").status_code == 503
+    finally:
+        server.thaw()
+    services.until(lambda: api.post(body("after")).status_code == 202, 30)
+    assert read(outbox)[0] == "before"
+
+
+def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    api = start(server.url("outbox"), queue_dir=folder)
+    sent = ["before"]
+    assert api.post(body("before")).json()["recorded"] == 1
+    server.stop()
+    for number in range(50):
+        sent += [f"{number}-a", f"{number}-b"]
+        answer = api.post(body(*sent[-2:]))
+        assert answer.status_code == 202, answer.text
+        assert answer.json()["staged"] == 2
+    assert "bucketwire_staging_requests 50.0" in api.client.get("/metrics").text
+    server.start()
+    while (answer := api.post(body(f"during-{len(sent)}"))).json().get("staged"):
+        sent.append(f"during-{len(sent)}")
+    sent.append(f"during-{len(sent)}")
+    services.until(empty(folder))
+    assert read(outbox) == sent
+    assert api.post(body("after")).json()["recorded"] == 1
+
+
+def test_a_database_that_hangs_is_staged_in_time_and_recorded_once(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    api = start(server.url("outbox"), queue_dir=folder)
+    assert api.post(body("before")).status_code == 202
+    server.freeze()
+    try:
+        began = time.monotonic()
+        assert api.post(body("first")).json()["staged"] == 1
+        assert time.monotonic() - began < 4.5
+        began = time.monotonic()
+        assert api.post(body("second")).json()["staged"] == 1
+        assert time.monotonic() - began < 2
+    finally:
+        server.thaw()
+    services.until(empty(folder), 30)
+    assert read(outbox) == ["before", "first", "second"]
+
+
+def test_an_api_that_is_killed_loses_nothing_that_it_had_answered(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    api = start(server.url("outbox"), queue_dir=folder)
+    server.stop()
+    answered: list[list[str]] = [[] for _ in range(8)]
+
+    def post(sender: int) -> None:
+        with httpx.Client() as client:
+            for number in range(10_000):
+                sent = body(f"{sender}-{number}")
+                try:
+                    answer = client.post(f"{api.url}/v1/events", content=sent, timeout=10)
+                except httpx.HTTPError:
+                    return
+                assert answer.status_code == 202, answer.text
+                answered[sender].append(f"{sender}-{number}")
+
+    with ThreadPoolExecutor(8) as threads:
+        senders = [threads.submit(post, sender) for sender in range(8)]
+        services.until(lambda: sum(map(len, answered)) > 200, 30)
+        api.kill()
+        for sender in senders:
+            sender.result()
+    server.start()
+    api.start()
+    services.until(empty(folder), 30)
+    found = read(outbox)
+    assert len(found) == len(set(found))
+    for sender, sent in enumerate(answered):
+        mine = [key for key in found if key.startswith(f"{sender}-")]
+        # The last request may have been kept without its answer having got away.
+        assert mine in (sent, [*sent, f"{sender}-{len(sent)}"])
+
+
+def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    staging = Staging(folder)
+    sent = [[event(f"{number:05d}-{place}") for place in range(3)] for number in range(2000)]
+    for events in sent:
+        staging.append(events)
+    api = Api(server.url("outbox"), {"BUCKETWIRE_QUEUE_DIR": str(folder)})
+    for _ in range(6):
+        left = len(staging.files())
+        if not left:
+            break
+        with api:
+            try:
+                api.start()
+                services.until(lambda left=left: len(staging.files()) < left, 10)
+            finally:
+                api.kill()
+    with api:
+        api.start()
+        services.until(empty(folder), 30)
+    assert read(outbox) == [one.key for events in sent for one in events]
+
+
+def test_a_staging_folder_that_is_gone_is_503(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    api = start(server.url("outbox"), queue_dir=folder)
+    server.stop()
+    folder.rename(folder.with_name("moved"))
+    answer = api.post(body("lost"))
+    problem(answer, 503, "staging-failed")
+    assert str(folder) not in answer.text
+    folder.with_name("moved").rename(folder)
+    assert api.post(body("kept")).json()["staged"] == 1
+
+
+def test_the_api_starts_while_the_database_is_away(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    server.stop()
+    api = start(server.url("outbox"), queue_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    headers = {"authorization": f"Bearer {'t' * 32}"}
+    assert api.post(body("early"), **headers).json()["staged"] == 1
+    # The tokens in the database were never known here, so nobody else gets in.
+    problem(api.post(body("lost"), authorization="Bearer " + "u" * 32), 503, "database-away")
+    server.start()
+    services.until(empty(folder), 30)
+    assert read(outbox) == ["early"]
+
+
+def test_an_api_that_begins_while_the_database_is_away_remembers_the_tokens(
+    server: services.Postgres, outbox: Database, start: Start, folder: Path
+) -> None:
+    made = token(outbox, "ingest")["Authorization"]
+    api = start(server.url("outbox"), queue_dir=folder)
+    assert api.post(body("before"), authorization=made).status_code == 202
+    assert made.removeprefix("Bearer ") not in (folder / "tokens.json").read_text()
+    server.stop()
+    api.kill()
+    api.start()
+    assert api.post(body("meanwhile"), authorization=made).json()["staged"] == 1
+    problem(api.post(body("lost")), 401, "no-token")
+    server.start()
+    services.until(empty(folder), 30)
+    assert read(outbox) == ["before", "meanwhile"]
