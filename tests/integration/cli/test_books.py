@@ -1,0 +1,159 @@
+"""`bucketwire status`, `doctor`, `events`, `dead …`, `replay` and `token …` over real deliveries."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.append import Log
+from app.outbox.database import Database, now_ms
+from tests import services
+from tests.builders import DELETE, add_target, event
+from tests.integration.cli.conftest import Cli, deliver
+
+
+@pytest.fixture
+def target(database: Database) -> TargetId:
+    return add_target(database, "audit")
+
+
+def row(cli: Cli) -> dict[str, object]:
+    [found] = cli("status", "--json").json
+    assert isinstance(found, dict)
+    return found
+
+
+def test_status_says_where_every_event_is(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event("good"), event("bad"), event("also good")], rejecting="bad")
+    Log(database).append([[event("waits")]])
+
+    found = row(cli)
+    assert {name: found[name] for name in ("recorded", "delivered", "pending", "parked", "dead", "matched")} == {
+        "recorded": 4, "delivered": 2, "pending": 1, "parked": 0, "dead": 1, "matched": 4,
+    }  # fmt: skip
+    assert found["oldest"]
+    assert "webhook:audit" in cli("status").out
+
+
+def test_the_history_of_an_object_says_where_each_event_stands(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event("bad\x1b[2J"), event("other")], rejecting="bad\x1b[2J")
+    Log(database).append([[event("other", name=DELETE)]])
+
+    first, second = cli("events", "images", "other", "--json").json
+    assert [first["targets"][0]["state"], second["targets"][0]["state"]] == ["settled", "pending"]
+    assert second["record"]["eventName"] == DELETE
+    shown = cli("events", "images", "bad\x1b[2J").out
+    assert "webhook:audit dead (it is too large)" in shown
+    assert "\x1b[2J" not in cli("dead", "ls").out
+    assert "the log has no event of images/none" in cli("events", "images", "none").out
+
+
+def test_dead_letters_are_listed_shown_replayed_and_thrown_away(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event("bad", bucket=bucket) for bucket in ("a", "b", "c")], rejecting="bad")
+
+    letters = cli("dead", "ls", "--target", "webhook:audit", "--json").json
+    numbers = {letter["bucket"]: letter["number"] for letter in letters}
+    assert numbers.keys() == {"a", "b", "c"}
+    assert len(cli("dead", "ls", "--bucket", "a", "--json").json) == 1
+    assert len(cli("dead", "ls", "--since", "1h", "--reason", "too large", "--json").json) == 3
+    assert cli("dead", "ls", "--before", "1h", "--json").json == []
+
+    number = str(numbers["a"])
+    shown = cli("dead", "show", number, "--json").json
+    assert shown["history"][-1]["reason"] == "it is too large"
+    assert shown["record"]["s3"]["bucket"]["name"] == "a"
+    assert "it is too large" in cli("dead", "show", number).out
+    assert cli("dead", "show", "999").code == 1
+
+    assert cli("dead", "replay", number, "--json").json == {"replayed": 1}
+    assert (row(cli)["parked"], row(cli)["dead"]) == (1, 2)
+    assert cli("dead", "purge", "--bucket", "b", "--json").json == {"purged": 1}
+    assert cli("dead", "replay", "--all", "--json").json == {"replayed": 1}
+    assert (row(cli)["parked"], row(cli)["dead"], row(cli)["purged"]) == (2, 0, 1)
+
+
+@pytest.mark.parametrize("command", ["replay", "purge"])
+def test_all_dead_letters_are_touched_only_when_that_is_said(
+    cli: Cli, database: Database, target: TargetId, command: str
+) -> None:
+    deliver(database, target, [event("bad")], rejecting="bad")
+    assert cli("dead", command).code == 2
+    assert cli("dead", command, "--all", "--bucket", "images").code == 2
+    assert cli("dead", command, "--since", "yesterday").code == 2
+    assert row(cli)["dead"] == 1
+
+
+def test_retained_events_are_delivered_again_by_name_time_and_prefix(
+    cli: Cli, database: Database, target: TargetId
+) -> None:
+    deliver(database, target, [event("a/1"), event("b/1"), event("a/1", name=DELETE)])
+
+    begun = cli("replay", "--target", "webhook:audit", "--event", "put", "--prefix", "a/", "--since", "1h", "--json")
+    assert begun.json["matched"] == 1
+    assert row(cli)["pending"] == 1
+    again = deliver(database, target, [])
+    assert [one.name for one in again.got] == ["s3:ObjectCreated:Put"]
+    assert cli("replay", "--target", "webhook:audit", "--before", "1h", "--json").json["matched"] == 0
+    assert cli("replay", "--target", "webhook:audit", "--event", "*", "--json").json["matched"] == 3
+    assert len(cli("replay", "--list", "--json").json) == 3
+    assert cli("replay").code == 2
+    assert cli("replay", "--target", "webhook:typo").code == 1
+
+
+def test_the_doctor_finds_books_that_do_not_balance(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event()])
+    with database.writing() as connection:
+        connection.execute(m.targets.update().values(recorded=m.targets.c.recorded + 1))
+    found = {finding["subject"]: finding for finding in cli("doctor", "--json").json["findings"]}
+    assert found["books"]["grade"] == "problem"
+    assert "do not balance" in found["books"]["text"]
+
+
+def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
+    cli: Cli, database: Database, target: TargetId, redis_server: services.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grades = {one["subject"]: one["grade"] for one in cli("doctor", "--json").json["findings"]}
+    assert grades == {
+        "settings": "ok", "database": "ok", "broker": "problem", "drain": "problem", "webhook:audit": "ok",
+        "books": "ok",
+    }  # fmt: skip
+    assert cli("doctor").code == 1
+
+    monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
+    with database.writing() as connection:
+        connection.execute(m.pulse.insert().values(name="drain", at=now_ms()))
+    well = cli("doctor")
+    assert (well.code, well.out.splitlines()[-1]) == (0, "all is well")
+    with database.writing() as connection:
+        connection.execute(m.pulse.update().values(at=now_ms() - 60_000))
+    assert "last ran 1.0 m ago" in cli("doctor").out
+
+
+def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, database: Database) -> None:
+    add_target(database, "waits")
+    cli("target", "pause", "webhook:waits", "--reason", "a new disk")
+    add_target(database, "broken")
+    with database.writing() as connection:
+        broken = sa.and_(m.targets.c.name == "broken")
+        connection.execute(m.targets.update().where(broken).values(settings='{"endpoint": "nowhere"}'))
+    found = {one["subject"]: one for one in cli("doctor", "--json").json["findings"]}
+    assert (found["webhook:waits"]["grade"], found["webhook:waits"]["text"]) == ("note", "paused: a new disk")
+    assert found["webhook:broken"]["grade"] == "problem"
+    assert "endpoint" in found["webhook:broken"]["text"]
+
+
+def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
+    made = cli("token", "create", "minio").out.strip()
+    assert made.startswith("bw_")
+    assert cli("token", "create", "ops", "--scope", "read,admin", "--json").json["scopes"] == ["read", "admin"]
+    assert cli("token", "create", "minio").code == 1
+    assert "did you mean admin?" in cli("token", "create", "x", "--scope", "admn").err
+    listed = cli("token", "ls")
+    assert made not in listed.out
+    assert {one["name"]: one["scopes"] for one in cli("token", "ls", "--json").json} == {
+        "minio": ["ingest"], "ops": ["admin", "read"],
+    }  # fmt: skip
+    assert cli("token", "revoke", "minio").code == 0
+    assert cli("token", "revoke", "minio").code == 1

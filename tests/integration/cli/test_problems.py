@@ -1,0 +1,92 @@
+"""What a person is told when a command cannot do what it was asked to: one sentence, never a stack trace."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from app.cli import COMMANDS
+from tests import services
+from tests.integration.cli.conftest import Cli
+from tests.system import BUCKETWIRE
+
+
+def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:
+    refused = bare("status")
+    assert refused.code == 1
+    assert refused.err == (
+        f"bucketwire: there is no outbox yet at {folder}/bucketwire.db; "
+        "`bucketwire up` or `bucketwire migrate` makes it\n"
+    )
+    assert not folder.exists()
+
+
+def test_migrating_twice_is_fine_and_back_to_nothing_is_possible(bare: Cli) -> None:
+    assert bare("migrate").code == 0
+    revision = bare("migrate", "--json").json["revision"]
+    assert revision
+    assert bare("migrate", "--down", "base", "--json").json == {"revision": None}
+    assert "has no tables yet" in bare("status").err
+    assert bare("migrate").code == 0
+
+
+def test_a_database_that_is_away_is_named_without_its_password(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = services.free_port()
+    monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", f"postgresql://me:hush-hush@127.0.0.1:{port}/x")
+    refused = bare("status")
+    assert refused.code == 1
+    assert refused.err.startswith("bucketwire: the outbox database cannot be used: ")
+    assert len(refused.err.splitlines()) == 1
+    assert "hush-hush" not in refused.err
+    doctor = bare("doctor")
+    assert doctor.code == 1
+    assert "hush-hush" not in doctor.out
+
+
+def test_every_bad_setting_is_named(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATABSE_URL", "sqlite:////x")
+    monkeypatch.setenv("BUCKETWIRE_RETENTION", "soon")
+    for command in ("status", "up", "api", "worker", "beat", "flower"):
+        refused = bare(command)
+        assert refused.code == 1
+        assert "did you mean BUCKETWIRE_DATABASE_URL?" in refused.err
+        assert "BUCKETWIRE_RETENTION: “soon” is not a duration" in refused.err
+
+
+def test_wrong_usage_has_an_exit_code_of_its_own(bare: Cli) -> None:
+    for words in (["nosuch"], ["status", "--nosuch"], ["worker", "--only", "some"], ["events", "bucket"]):
+        assert bare(*words).code == 2
+    assert "'webhok' is neither a target type" in bare("worker", "--targets", "webhok").err
+    assert bare("worker", "--only", "drain", "--targets", "redis").code == 2
+    assert bare("flower", "--listen", "5555").code == 2
+
+
+def test_flower_is_not_opened_to_the_network_without_a_password(bare: Cli) -> None:
+    refused = bare("flower", "--listen", "0.0.0.0:5555")
+    assert refused.code == 1
+    assert "FLOWER_BASIC_AUTH" in refused.err
+
+
+def test_where_an_error_came_from_is_shown_to_those_who_ask(bare: Cli, folder: Path) -> None:
+    environment = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_DEBUG": "1"}
+    asked = subprocess.run([BUCKETWIRE, "status"], env=environment, capture_output=True, text=True, check=False)
+    assert "Traceback" in asked.stderr
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(cli: Cli, folder: Path) -> None:
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {BUCKETWIRE} --help | true"],
+        env={"BUCKETWIRE_VAR": str(folder)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_itself(bare: Cli, command: str) -> None:
+    shown = bare(command, "--help")
+    assert shown.code == 0
+    assert shown.out.startswith(f"Usage: bucketwire {command}")
+    sentence = " ".join(shown.out.split("\n\n")[1].split())
+    assert sentence.endswith("."), sentence

