@@ -1,0 +1,186 @@
+"""The README's first command on a fresh copy of the tree: everything is made, runs, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import httpx
+import orjson
+import psutil
+import pytest
+
+from tests import services
+from tests.services import reaper, until
+
+ROOT = Path(__file__).parents[2]
+PROMISED = 10  # seconds in which Ctrl-C ends everything
+KILLED = 15  # seconds in which the guard has ended everything that a killed supervisor left
+
+pytestmark = pytest.mark.timeout(600)  # a first installation takes its time
+
+
+@dataclass(eq=False)
+class Whole(services.Server):
+    """`make run` in a copy of the tree, with its own virtual environment."""
+
+    name: ClassVar[str] = "make-run"
+    patience: ClassVar[float] = 60
+
+    clone: Path
+
+    def check(self) -> None:
+        """Nothing but Python is needed."""
+
+    def prepare(self) -> None:
+        self.log = self.clone / "console.log"
+
+    def argv(self) -> Sequence[str | Path]:
+        self.log.unlink(missing_ok=True)
+        return ["make", "run"]
+
+    def env(self) -> Mapping[str, str]:
+        return {"BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{self.port}"}
+
+    def ping(self) -> None:
+        assert "Ctrl-C ends all of it." in self.log.read_text()
+
+    @property
+    def console(self) -> str:
+        return self.log.read_text()
+
+    @property
+    def up(self) -> psutil.Process:
+        """The supervisor itself, below make."""
+        return next(one for one in psutil.Process(self.pid).children() if one.cmdline()[-1] == "up")
+
+    def line_after(self, words: str) -> str:
+        """The command that the console shows below these words."""
+        return self.console.split(words, 1)[1].strip().splitlines()[0].strip()
+
+    def shell(self, line: str) -> str:
+        """What a person gets who types the line in the clone."""
+        return subprocess.run(
+            ["bash", "-c", line], cwd=self.clone, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+
+    def interrupt(self) -> int:
+        """Ctrl-C at the terminal: SIGINT to everything in the terminal's foreground; the exit code of `make`."""
+        assert self._child is not None
+        os.killpg(self.pid, signal.SIGINT)
+        return self._child.wait(PROMISED)
+
+
+@pytest.fixture(scope="module")
+def clone() -> Path:
+    """The tree as a fresh clone would have it, with what is not committed yet, and installed for real."""
+    folder = services.new_folder("clone") / "bucketwire"
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout  # fmt: skip
+    for name in filter(None, listed.decode().split("\0")):
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+    done = subprocess.run(
+        ["make", ".venv/.installed"], cwd=folder, capture_output=True, text=True, timeout=500, check=False
+    )
+    if done.returncode:
+        if os.environ.get("CI") == "true":
+            pytest.fail(f"nothing could be installed: {done.stdout}{done.stderr}")
+        pytest.skip(f"nothing could be installed: {(done.stderr.strip() or 'no reason').splitlines()[-1]}")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(clone: Path) -> Iterator[Whole]:
+    with Whole(clone=clone) as running:
+        yield running
+
+
+@pytest.fixture
+def whole(made: Whole) -> Whole:
+    """The service running, whatever an earlier test did to it."""
+    if not made.running:
+        made.kill()
+        made.start()
+    return made
+
+
+def everything(whole: Whole) -> list[psutil.Process]:
+    """Every process of the service, the guard and the embedded Redis included."""
+    members = reaper.family(whole.pid)
+    names = " ".join(" ".join(one.cmdline()) for one in members)
+    for part in ("redis-server", "gunicorn", "drain@", "targets@", "beat", "flower", "guard.py"):
+        assert part in names, f"{part} does not run: {names}"
+    return members
+
+
+def test_the_first_event_is_delivered_and_seen_by_the_lines_that_are_printed(whole: Whole) -> None:
+    answer = orjson.loads(whole.shell(whole.line_after("Post an event:")))
+    [record] = orjson.loads((ROOT / "examples" / "event.json").read_bytes())["Records"]
+
+    assert answer["recorded"] + answer["repeated"] == 1
+    see = whole.line_after("See it delivered:")
+    until(lambda: "plain/a.txt" in whole.shell(see), 20, what="the event at the sample target")
+    [got] = orjson.loads(whole.shell(f"{see} --json"))
+    assert got["record"] == record
+    assert got["object"] == "plain/a.txt"
+
+
+def test_flower_shows_the_delivery_and_the_api_describes_itself(whole: Whole) -> None:
+    post, data = re.search(r"curl -sS (\S+) .*--data @(\S+)", whole.line_after("Post an event:")).groups()  # type: ignore[union-attr]  # the line has this form
+    body = (whole.clone / data).read_bytes().replace(b"a.txt", b"flower.txt")
+    httpx.post(post, content=body).raise_for_status()
+
+    flower = re.search(r"Flower +(\S+)", whole.console).group(1)  # type: ignore[union-attr]  # as above
+    tasks = f"{flower}/api/tasks?taskname=deliver&state=SUCCESS"
+    until(lambda: httpx.get(tasks).json(), 20, what="a delivery in Flower")
+    [task, *_] = httpx.get(tasks).json().values()
+    assert task["args"].startswith("('arn:minio:sqs::sample:redis',"), task
+    assert httpx.get(whole.console.split("described at ")[1].split()[0]).json()["openapi"].startswith("3.")
+
+
+def test_ctrl_c_ends_everything_within_ten_seconds_and_cleanly(whole: Whole) -> None:
+    members = everything(whole)
+
+    code = whole.interrupt()
+
+    assert not [one for one in members if reaper.alive(one)]
+    assert whole.console.rstrip().endswith("all ended"), whole.console
+    assert code in (0, 2, -signal.SIGINT)  # make's own way of saying that it was interrupted
+    assert not (whole.clone / "var" / "redis.sock").exists()
+
+
+def test_a_second_start_remembers_what_was_recorded(whole: Whole) -> None:
+    whole.shell(whole.line_after("Post an event:"))
+    flower = re.search(r"Flower +(\S+)", whole.console).group(1)  # type: ignore[union-attr]  # the line is there
+    whole.interrupt()
+    whole.kill()
+    whole.start()
+
+    answer = orjson.loads(whole.shell(whole.line_after("Post an event:")))
+    assert (answer["recorded"], answer["repeated"]) == (0, 1)
+    assert f"Flower       {flower}\n" in whole.console
+    shown = whole.shell(f"{shlex.quote(str(whole.clone / '.venv/bin/bucketwire'))} doctor --json || true")
+    assert [one for one in orjson.loads(shown)["findings"] if one["subject"] == "books"][0]["grade"] == "ok"
+
+
+def test_nothing_outlives_a_supervisor_that_is_killed_and_the_next_one_starts(whole: Whole) -> None:
+    members = [one for one in everything(whole) if one.pid != whole.pid]
+
+    whole.up.kill()
+
+    until(lambda: not any(map(reaper.alive, members)), KILLED, what="the end of every process")
+    whole.kill()
+    whole.start()
+    everything(whole)
