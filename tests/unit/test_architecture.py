@@ -1,0 +1,143 @@
+"""Who may import whom (design §3), read from the code itself."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
+# What a target's driver is imported as. The outbox speaks SQL through SQLAlchemy, and the embedded default Redis.
+DRIVERS = {
+    "amqp", "confluent_kafka", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2", "pymysql", "redis",
+}  # fmt: skip
+KNOWS_THE_EMBEDDED_REDIS = {"app/service/start.py", "app/cli/sample.py", "app/cli/problems.py"}
+KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
+
+
+def modules(*folders: str) -> list[Path]:
+    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+def imports(path: Path) -> Iterator[str]:
+    """Every module that a file imports, wherever in the file."""
+    inside = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{inside} imports relatively; write the whole name"
+            assert node.module is not None
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def crossings(folder: str, *forbidden: str, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
+    """The imports of a folder that cross into what it must not know."""
+    return [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules(folder)
+        if str(path.relative_to(ROOT)) not in allowed
+        for name in imports(path)
+        if within(name, *forbidden)
+    ]
+
+
+def test_what_takes_events_in_knows_nothing_of_what_takes_them_out() -> None:
+    assert crossings("app", "workers", "spark_jobs", "celery") == []
+    assert crossings("migrations", "workers", "spark_jobs", "celery", "app.api", "app.cli") == []
+
+
+def test_app_knows_no_targets_driver() -> None:
+    assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS) == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "not_known"),
+    [
+        ("app/events", ["app.config", "app.rules", "app.outbox", "app.api", "app.cli", "app.service"]),
+        ("app/rules", ["app.outbox", "app.api", "app.cli", "app.service"]),
+        ("app/config", ["app.rules", "app.outbox", "app.api", "app.cli", "app.service"]),
+        ("app/outbox", ["app.api", "app.cli", "app.service"]),
+        ("app/api", ["app.cli", "app.service"]),
+        ("app/service", ["app.cli", "app.api"]),
+    ],
+)
+def test_arrows_in_app_point_inwards(folder: str, not_known: list[str]) -> None:
+    assert crossings(folder, *not_known) == []
+
+
+def test_events_need_the_standard_library_and_orjson_only() -> None:
+    known = (*sys.stdlib_module_names, "orjson", "app.events")
+    strangers = [
+        f"{path.name} imports {name}"
+        for path in modules("app/events")
+        for name in imports(path)
+        if not within(name, *known)
+    ]
+    assert strangers == []
+
+
+def test_a_target_knows_neither_the_outbox_nor_celery() -> None:
+    assert crossings("workers/targets", "app.outbox", "celery", "kombu", "workers.celery", "workers.tasks") == []
+    assert crossings("workers/targets", "workers.lanes", "workers.settling", "workers.context", "workers.retry") == []
+
+
+def test_two_files_know_celery() -> None:
+    assert crossings("workers", "celery", allowed=KNOWS_CELERY) == []
+    importers = {
+        str(path.relative_to(ROOT))
+        for folder in ("app", "workers")
+        for path in modules(folder)
+        if any(within(name, "workers.celery", "workers.tasks") for name in imports(path))
+    }
+    assert importers == {"workers/tasks.py"}
+
+
+def test_nothing_knows_the_spark_jobs() -> None:
+    assert [each for folder in ("app", "workers", "migrations") for each in crossings(folder, "spark_jobs")] == []
+
+
+def test_no_part_of_the_product_knows_its_tests() -> None:
+    for folder in ("app", "workers", "migrations"):
+        assert crossings(folder, "tests", "bench", "pytest") == []
+
+
+def test_the_one_seam_between_the_two_halves_is_a_name_that_celery_imports() -> None:
+    """app/cli/run.py starts `celery -A workers.celery`; nobody else in app may name a module of workers."""
+    naming = {
+        str(path.relative_to(ROOT))
+        for path in modules("app")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("workers.")
+    }
+    assert naming == {"app/cli/run.py"}
+
+
+def test_the_cli_and_the_workers_mean_the_same_queue() -> None:
+    def constant(path: str) -> str:
+        for node in ast.parse((ROOT / path).read_text()).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SERVICE_QUEUE":
+                return str(ast.literal_eval(node.value))
+        raise AssertionError(f"{path} has no SERVICE_QUEUE")
+
+    assert constant("app/cli/run.py") == constant("workers/celery.py")
+
+
+def test_a_crossing_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / "x.py").write_text("def f():\n    from workers import lanes\n    import celery.app\n")
+    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+    assert crossings("app", "workers", "celery") == [
+        "app/x.py imports workers",
+        "app/x.py imports workers.lanes",
+        "app/x.py imports celery.app",
+    ]

@@ -1,0 +1,147 @@
+"""The production shape is well formed: compose file, Procfile and image agree with the CLI and with each other."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import yaml
+
+from app.cli import bucketwire
+from app.config.settings import Settings
+from app.config.targets import TYPES
+from tests import provision
+
+ROOT = Path(__file__).parents[2]
+COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+OWN = {name: service for name, service in SERVICES.items() if service["image"] == "bucketwire"}
+PROCESSES = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
+
+
+def parses(words: list[str]) -> bool:
+    """Whether the CLI knows the command and every option; nothing is run."""
+    group: click.Command = bucketwire
+    context = click.Context(group)
+    while isinstance(group, click.Group):
+        name, *words = words
+        found = group.get_command(context, name)
+        assert found is not None, f"there is no command {name}"
+        group = found
+    group.make_context("x", words)
+    return True
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_each_part_runs_a_command_that_there_is(name: str) -> None:
+    assert parses(OWN[name]["command"])
+
+
+@pytest.mark.parametrize("name", PROCESSES)
+def test_each_line_of_the_procfile_runs_a_command_that_there_is(name: str) -> None:
+    program, *words = shlex.split(PROCESSES[name])
+    assert program == "bucketwire"
+    assert parses(words)
+
+
+def test_the_procfile_has_every_part_and_serves_every_type_of_target() -> None:
+    assert {"release", "web", "beat", "drain", "flower"} <= PROCESSES.keys()
+    pools = [line for line in PROCESSES.values() if "--only targets" in line]
+    limits = [re.search(r"--targets (\S+)", line) for line in pools]
+    served = {word for limit in limits if limit for word in limit[1].split(",")}
+    assert None in limits or served == set(TYPES), "a type of target without a pool has its events wait for ever"
+
+
+def test_the_compose_file_has_every_part() -> None:
+    assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "flower"}
+    assert set(SERVICES) - set(OWN) == {"database", "rabbitmq", "redis"}
+
+
+def test_the_broker_is_chosen_by_a_profile_and_all_else_always_runs() -> None:
+    assert {name: service.get("profiles") for name, service in SERVICES.items() if service.get("profiles")} == {
+        "rabbitmq": ["rabbitmq"],
+        "redis": ["redis"],
+    }
+    for name in ("api", "beat", "drain", "workers", "flower"):
+        needs = OWN[name]["depends_on"]
+        assert needs["migrate"]["condition"] == "service_completed_successfully"
+        assert {broker for broker, need in needs.items() if need.get("required") is False} == {"rabbitmq", "redis"}
+
+
+def test_whatever_others_wait_for_can_say_that_it_is_healthy() -> None:
+    for service in SERVICES.values():
+        for other, need in service.get("depends_on", {}).items():
+            if need["condition"] == "service_healthy":
+                assert SERVICES[other]["healthcheck"]["test"], other
+    assert all(OWN[name]["healthcheck"]["test"] for name in ("api", "drain", "workers", "flower"))
+
+
+def test_the_environment_of_every_part_is_one_that_it_accepts() -> None:
+    filled = {
+        "BUCKETWIRE_DATABASE_URL": "postgresql://bucketwire:x@database/bucketwire",
+        "BUCKETWIRE_BROKER_URL": "amqp://bucketwire:x@rabbitmq:5672//",
+        "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+        "BUCKETWIRE_API_TOKENS": f"minio:ingest:{'x' * 32}",
+    }
+    for name, service in OWN.items():
+        environment = {variable: filled.get(variable, text) for variable, text in service["environment"].items()}
+        settings = Settings.from_environ(environment)
+        assert not settings.embedded_database, name
+        assert not settings.embedded_broker, name
+        assert settings.secret_keys, f"{name} would seal with a key that the other parts do not have"
+    assert str(Settings.from_environ(environment | {"BUCKETWIRE_LISTEN": "0.0.0.0:8730"}).listen) == "0.0.0.0:8730"
+    assert OWN["api"]["ports"] == ["8730:8730"]
+
+
+def test_no_secret_stands_in_the_file_and_every_one_is_asked_for() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    asked = set(re.findall(r"\$\{(\w+)", text))
+    example = dict(
+        line.split("=", 1)
+        for line in (ROOT / ".env.example").read_text().splitlines()
+        if "=" in line and not line.startswith("#")
+    )
+    assert asked <= set(example)
+    assert {name for name, value in example.items() if not value} == {
+        "RABBITMQ_PASSWORD",
+        "POSTGRES_PASSWORD",
+        "BUCKETWIRE_SECRET_KEYS",
+        "BUCKETWIRE_API_TOKENS",
+        "FLOWER_BASIC_AUTH",
+    }
+
+
+def version(command: list[str]) -> str:
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"(\d+\.\d+)", said)
+    assert found, said
+    return found[1]
+
+
+def test_the_servers_are_of_the_versions_that_the_tests_run_on() -> None:
+    images = {name: SERVICES[name]["image"].split(":")[1] for name in ("database", "redis", "rabbitmq")}
+    for name in ("postgres", "redis"):
+        if reason := provision.missing(name):
+            pytest.skip(reason)
+    [postgres] = Path("/usr/lib/postgresql").glob("*/bin/postgres")
+    assert images["database"] == version([str(postgres), "--version"]).split(".")[0]
+    assert images["redis"] == version(["redis-server", "--version"])
+    # Debian's 3.10 has had no releases for years; 3.13 is the last of its line and speaks the same to a client.
+    assert images["rabbitmq"].split(".")[0] == "3"
+
+
+def test_the_image_runs_as_a_user_of_its_own_and_has_what_is_imported() -> None:
+    lines = (ROOT / "Dockerfile").read_text().splitlines()
+    assert "USER bucketwire" in lines
+    assert 'ENTRYPOINT ["bucketwire"]' in lines
+    copied = {line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line}
+    packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
+    assert packages <= copied
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    assert ignored[0] == "*"
+    assert {f"!{name}" for name in packages} <= set(ignored)
