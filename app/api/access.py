@@ -8,6 +8,7 @@ import base64
 import binascii
 import ipaddress
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -125,6 +126,7 @@ def _check_local(request: Request) -> None:
         )
 
 
+@lru_cache(maxsize=64)
 def _is_local(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

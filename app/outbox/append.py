@@ -8,6 +8,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -22,6 +23,13 @@ from app.outbox.routing import Routing, load_routing
 
 _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
+
+# Made once: building a statement costs about as much as the database needs to run it.
+_HEAD = (m.log_head.c.last_seq, m.log_head.c.lanes, m.log_head.c.version)
+_TAKE = m.log_head.update().values(last_seq=m.log_head.c.last_seq + sa.bindparam("wanted"))
+_TAKE_AND_TELL, _TELL = _TAKE.returning(*_HEAD), sa.select(*_HEAD)
+_RECORDED = sa.select(m.targets.c.id, m.targets.c.recorded)
+_KNOWN = sa.select(m.events.c.id).where(m.events.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
 @dataclass(slots=True)
@@ -84,9 +92,11 @@ class Log:
         return answers
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
-        head = m.log_head.c
-        connection.execute(m.log_head.update().values(last_seq=head.last_seq + wanted))
-        row = connection.execute(sa.select(head.last_seq, head.lanes, head.version)).one()
+        if connection.dialect.update_returning:
+            row = connection.execute(_TAKE_AND_TELL, {"wanted": wanted}).one()
+        else:
+            connection.execute(_TAKE, {"wanted": wanted})
+            row = connection.execute(_TELL).one()
         if row.version != self._routing.version:
             self._routing = load_routing(connection, row.version)
             self._settled.clear()
@@ -94,9 +104,8 @@ class Log:
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
-        t = m.targets.c
         room: dict[int, int] = {}
-        for row in connection.execute(sa.select(t.id, t.recorded)):
+        for row in connection.execute(_RECORDED):
             limit = self._routing.limits.get(row.id)
             if limit is None:
                 continue
@@ -192,18 +201,30 @@ class _Intake:
 def _known(connection: sa.Connection, ids: set[str]) -> set[str]:
     found: set[str] = set()
     for some in chunks(list(ids)):
-        found.update(connection.execute(sa.select(m.events.c.id).where(m.events.c.id.in_(some))).scalars())
+        found.update(connection.execute(_KNOWN, {"ids": some}).scalars())
     return found
 
 
 def _count(connection: sa.Connection, intake: _Intake) -> None:
+    touched = tuple(sorted(intake.recorded.keys() | intake.discarded.keys()))
+    if touched:
+        counts = {f"recorded_{target}": intake.recorded[target] for target in touched}
+        counts |= {f"discarded_{target}": intake.discarded[target] for target in touched}
+        connection.execute(_counting(touched), counts)
+
+
+@lru_cache(maxsize=64)
+def _counting(touched: tuple[int, ...]) -> sa.Update:
+    """One statement for all targets that a transaction has events for."""
     t = m.targets.c
-    for target in sorted(intake.recorded.keys() | intake.discarded.keys()):
-        connection.execute(
-            m.targets.update()
-            .where(t.id == target)
-            .values(recorded=t.recorded + intake.recorded[target], discarded=t.discarded + intake.discarded[target])
+    added = {
+        name: sa.case(
+            {target: sa.bindparam(f"{name}_{target}", type_=sa.BigInteger) for target in touched}, value=t.id, else_=0
         )
+        for name in ("recorded", "discarded")
+    }
+    sums = {name: t[name] + value for name, value in added.items()}
+    return m.targets.update().where(t.id.in_(touched)).values(sums)
 
 
 def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
