@@ -17,11 +17,12 @@ from app.outbox.replays import Replay, Replays, Selection
 @click.option("--bucket", default="", help="Of this bucket.")
 @click.option("--prefix", default="", help="Of objects whose key begins so.")
 @click.option("--event", "event_words", default="", help="put, delete, get, …, or event names, divided by commas.")
+@click.option("--all", "everything", is_flag=True, help="Every event that is retained.")
 @click.option("--list", "listing", is_flag=True, help="Show the replays there were instead.")
 @with_shell
 def replay(
     shell: Shell, target: TargetId | None, since: int | None, before: int | None, bucket: str, prefix: str,
-    event_words: str, listing: bool,
+    event_words: str, everything: bool, listing: bool,
 ) -> None:  # fmt: skip
     """Deliver a target's retained events again, in order, under the ids they had.
 
@@ -40,7 +41,10 @@ def replay(
         return
     if target is None:
         raise click.UsageError("name the target: --target type:name")
-    begun = replays.begin(target, Selection(since or 0, before or NEVER, bucket, prefix, plain_names(event_words)))
+    selection = Selection(since or 0, before or NEVER, bucket, prefix, plain_names(event_words))
+    if everything == (selection != Selection()):
+        raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
+    begun = replays.begin(target, selection)
     shell.done(
         f"replay {begun.replay_id}: {counted(begun.matched, 'event')} on the way to {target} again", **_row(begun)
     )

@@ -96,10 +96,12 @@ def test_retained_events_are_delivered_again_by_name_time_and_prefix(
     again = deliver(database, target, [])
     assert [one.name for one in again.got] == ["s3:ObjectCreated:Put"]
     assert cli("replay", "--target", "webhook:audit", "--before", "1h", "--json").json["matched"] == 0
-    assert cli("replay", "--target", "webhook:audit", "--event", "*", "--json").json["matched"] == 3
+    assert cli("replay", "--target", "webhook:audit", "--all", "--json").json["matched"] == 3
     assert len(cli("replay", "--list", "--json").json) == 3
     assert cli("replay").code == 2
-    assert cli("replay", "--target", "webhook:typo").code == 1
+    assert cli("replay", "--target", "webhook:audit").code == 2
+    assert cli("replay", "--target", "webhook:audit", "--all", "--since", "1h").code == 2
+    assert cli("replay", "--target", "webhook:typo", "--all").code == 1
 
 
 def test_the_doctor_finds_books_that_do_not_balance(cli: Cli, database: Database, target: TargetId) -> None:
