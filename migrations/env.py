@@ -3,8 +3,8 @@
 import os
 
 from alembic import context
-from app.config.settings import Settings
 
+from app.config.settings import Settings
 from app.outbox.database import Database
 from app.outbox.models import metadata
 

@@ -28,14 +28,14 @@ class Rules:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.inode = -1
+        self.read: tuple[int, int] | None = None
         self.rules: list[dict[str, Any]] = []
 
     def answer(self, method: str, path: str, body: bytes) -> dict[str, Any]:
         """The first rule that fits, counted; an empty one when none does."""
-        inode = self.path.stat().st_ino
-        if inode != self.inode:
-            self.rules, self.inode = orjson.loads(self.path.read_bytes()), inode
+        found = self.path.stat()
+        if (found.st_ino, found.st_mtime_ns) != self.read:  # a new file may get the number of the one that it replaces
+            self.rules, self.read = orjson.loads(self.path.read_bytes()), (found.st_ino, found.st_mtime_ns)
         for rule in self.rules:
             if rule["times"] == 0 or rule["path"] not in (None, path) or rule["method"] not in (None, method):
                 continue

@@ -84,7 +84,7 @@ class TargetQueues(bootsteps.StartStopStep):
 
     requires = ("celery.worker.consumer:Tasks",)
 
-    def __init__(self, parent: Any, **_: Any) -> None:
+    def __init__(self, _parent: Any, **_: Any) -> None:
         wanted = os.environ.get("BUCKETWIRE_WORKER_TARGETS", "*")
         self.enabled = wanted != ""
         self._wanted = frozenset(filter(None, wanted.split(",")))
@@ -96,7 +96,7 @@ class TargetQueues(bootsteps.StartStopStep):
         self._follow(parent)
         self._timer = parent.timer.call_repeatedly(1.0, self._follow, (parent,))
 
-    def stop(self, parent: Any) -> None:
+    def stop(self, _parent: Any) -> None:
         """Called when the connection is lost or the worker ends."""
         if self._timer is not None:
             self._timer.cancel()
