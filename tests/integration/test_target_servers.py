@@ -53,8 +53,9 @@ def test_mosquitto_carries_a_message_on_each_listener(listener: str) -> None:
 async def nats_client(server: services.Nats, **settings: Any) -> AsyncIterator[Any]:
     import nats
 
-    client = await nats.connect(server.url, allow_reconnect=False, connect_timeout=5, **settings)
-    try:
+    client = nats.NATS()
+    try:  # also where it is refused: it leaves its socket open
+        await client.connect(server.url, allow_reconnect=False, connect_timeout=5, **settings)
         yield client
     finally:
         await client.close()

@@ -258,6 +258,8 @@ class Server:
         """SIGSTOP it and its children: connections are still accepted by the kernel, but nothing answers."""
         self._signal(signal.SIGSTOP)
         self._frozen = True
+        # A process stops thread by thread, each when it would run next: one of them could answer once more.
+        until(lambda: all(_stopped(process.pid) for process in reaper.family(self.pid)), what="all its threads stopped")
 
     def thaw(self) -> None:
         """SIGCONT: it goes on where it was frozen."""
@@ -288,6 +290,11 @@ class Server:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _stopped(pid: int) -> bool:
+    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(state == "T" for state in states)
 
 
 def spawn(

@@ -154,7 +154,10 @@ class NatsStreaming(Nats):
 
     def ping(self) -> None:
         accepting(self.port)
-        assert http_json(f"http://{LOOPBACK}:{self.monitor_port}/streaming/serverz")["state"] == "STANDALONE"
+        # It calls itself STANDALONE before it listens; this is the last of the subjects that it subscribes to.
+        last = f"_STAN.discover.{self.cluster_id}.pings"
+        found = http_json(f"http://{LOOPBACK}:{self.monitor_port}/subsz?subs=1&test={last}")
+        assert found.get("total") == 1, "NATS Streaming does not listen yet"
 
     def _client(self, kind: str) -> list[str]:
         login = ["-s", self.url, "-c", self.cluster_id, "-id", kind]
@@ -162,13 +165,14 @@ class NatsStreaming(Nats):
 
     def publish(self, subject: str, message: str) -> None:
         """Publish one message by stan-pub, acknowledged by the server."""
-        subprocess.run([*self._client("pub"), subject, message], capture_output=True, timeout=30, check=True)
+        argv = [*self._client("pub"), subject, message]
+        subprocess.run(argv, env=_trusting(), capture_output=True, timeout=30, check=True)
 
     def messages(self, subject: str, count: int, timeout: float = 10) -> list[bytes]:
         """The first `count` messages of a subject, read by stan-sub; AssertionError when there are fewer."""
         argv = [*self._client("sub"), "--all", subject]
         found: list[bytes] = []
-        with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
+        with subprocess.Popen(argv, env=_trusting(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
             try:
                 out = child.stdout
                 assert out is not None
@@ -177,6 +181,11 @@ class NatsStreaming(Nats):
                 child.kill()
         assert len(found) == count, f"{len(found)} of {count} messages on {subject}"
         return found
+
+
+def _trusting() -> dict[str, str]:
+    """An environment in which a Go program trusts the session's authority."""
+    return {**os.environ, "SSL_CERT_FILE": str(certificates().ca)}
 
 
 def _received(descriptor: int, count: int, timeout: float) -> list[bytes]:
