@@ -1,0 +1,157 @@
+"""The settings of NATS and NSQ, which publish each event under one name: a subject or a topic."""
+
+import re
+from collections.abc import Iterator
+from typing import ClassVar
+
+from app.config.addresses import Host, HostPort
+from app.config.keys import declared, setting
+from app.config.kinds import Duration, Kind, Number, Path, Text, Toggle
+from app.config.problems import BadValue, Problem
+from app.config.targets import TargetSettings, _pair
+
+
+class Subject(Kind[str]):
+    """A NATS subject to publish to: words divided by dots, none of them a wildcard or the server's own."""
+
+    label = "subject"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """The subject itself."""
+        if re.search(r"[\s\x00-\x1f\x7f]", text):
+            raise BadValue("holds a blank or control character", "divide words by dots, such as minio.events")
+        if re.search(r"[*>]", text):
+            raise BadValue("holds a wildcard, which is for subscribers", "name one subject, such as minio.events")
+        if not all(text.split(".")):
+            raise BadValue("has an empty word", "words are divided by single dots, with none at the ends")
+        if text.startswith("$"):
+            raise BadValue("begins with $, as the server's own subjects do", "choose another first word")
+        if len(text.encode()) > 1024:
+            raise BadValue("is longer than 1024 bytes", "shorten it")
+        return text
+
+
+class Topic(Kind[str]):
+    """An NSQ topic, by the rule that nsqd itself has."""
+
+    label = "topic"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """The topic itself."""
+        if not re.fullmatch(r"[.a-zA-Z0-9_-]{1,64}(#ephemeral)?", text) or len(text) > 64:
+            raise BadValue("is no topic name", "up to 64 letters, digits, dots, _ and -; it may end with #ephemeral")
+        return text
+
+
+class ClusterId(Kind[str]):
+    """The id of a NATS Streaming cluster, by the rule that its server has."""
+
+    label = "letters, digits, `_`, `-`"
+    empty = ""
+
+    def parse(self, text: str) -> str:
+        """The id itself."""
+        if not re.fullmatch(r"[a-zA-Z0-9_-]{1,255}", text):
+            raise BadValue("is no cluster id", "it has letters, digits, _ and - only")
+        return text
+
+
+class Interval(Duration):
+    """A duration; a number alone is seconds, because MinIO takes nothing else for this key (§4.5)."""
+
+    label = "duration, or seconds"
+
+    def parse(self, text: str) -> float:
+        """Seconds."""
+        return super().parse(f"{text}s" if text.isdecimal() else text)
+
+
+@declared
+class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
+    """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
+
+    # MinIO has made the client id itself since 2018-12 (§3.5), and so do we.
+    obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
+
+    address: HostPort = setting(Host(4222), about="host:port of the server")
+    subject: str = setting(Subject(), about="the subject of every message")
+    username: str = setting(Text(), default="", about="NATS user; needs a password")
+    password: str = setting(Text(), default="", secret=True, about="of the user")
+    token: str = setting(Text(), default="", secret=True, about="token, where the server asks for one instead")
+    user_credentials: str = setting(
+        Path(), default="", about="credentials file as nsc writes it: a user's JWT and its NKEY seed"
+    )
+    nkey_seed: str = setting(Path(), default="", about="file that holds a user's NKEY seed")
+    tls: bool = setting(
+        Toggle(), default="off", about="insist on TLS; implied by tls_handshake_first, cert_authority and client_cert"
+    )
+    secure: bool = setting(Toggle(), default="off", about="the name that tls had before 2019; on means tls=on")
+    tls_skip_verify: bool = setting(
+        Toggle(), default="off", about="do not verify the server's certificate (MinIO verifies it in spite of this)"
+    )
+    tls_handshake_first: bool = setting(
+        Toggle(), default="off", about="begin with TLS at once, for a server that has handshake_first"
+    )
+    cert_authority: str = setting(
+        Path(), default="", about="PEM file of the only authorities to trust; empty: the system's"
+    )
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+    ping_interval: float = setting(
+        Interval(0, 86400), default="0", about="how often an open connection is tested by a PING; 0 means 2m"
+    )
+    jetstream: bool = setting(Toggle(), default="off", about="publish to a JetStream stream, which must exist")
+    streaming: bool = setting(Toggle(), default="off", about="publish to NATS Streaming (no longer maintained)")
+    streaming_cluster_id: str = setting(ClusterId(), default="", about="id of the NATS Streaming cluster")
+    streaming_async: bool = setting(
+        Toggle(), default="off", about="NATS Streaming: more than one message unacknowledged, within max_in_flight"
+    )
+    streaming_max_pub_acks_in_flight: int = setting(
+        Number(0, 50_000), default="0", about="NATS Streaming: most messages unacknowledged; 0 means 16384"
+    )
+
+    @property
+    def uses_tls(self) -> bool:
+        """Whether the connection has to be TLS. Else it is where the server demands it (as nats.go, so MinIO)."""
+        return bool(self.tls or self.secure or self.tls_handshake_first or self.cert_authority or self.client_cert)
+
+    def problems(self) -> Iterator[Problem]:
+        """One way to log in, and it is complete; one kind of server."""
+        yield from super().problems()
+        yield from _pair(self.client_cert, self.client_key)
+        if self.username and not self.password:
+            yield Problem("password", "", "is missing", "username and password come together")
+        if self.password and not self.username:
+            yield Problem("username", "", "is missing", "username and password come together")
+        logins = [name for name in ("username", "token", "user_credentials", "nkey_seed") if getattr(self, name)]
+        if len(logins) > 1:
+            yield Problem(logins[1], "", f"is a second way to log in beside {logins[0]}", "keep one of them")
+        if self.tls_skip_verify and not self.uses_tls:
+            yield Problem("tls_skip_verify", "", "has no effect without TLS", "set tls=on")
+        if self.streaming and not self.streaming_cluster_id:
+            yield Problem("streaming_cluster_id", "", "is required with streaming=on", "the server's -cluster_id")
+        if self.streaming and self.jetstream:
+            yield Problem("jetstream", "on", "and streaming=on are two kinds of server", "keep one of them")
+
+
+@declared
+class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
+    """NSQ (reference §4.6)."""
+
+    nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
+    topic: str = setting(Topic(), about="the topic of every message")
+    tls: bool = setting(Toggle(), default="off", about="speak TLS, which nsqd must offer")
+    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
+    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+
+    def problems(self) -> Iterator[Problem]:
+        """A certificate needs its key, and what is for TLS needs TLS."""
+        yield from super().problems()
+        yield from _pair(self.client_cert, self.client_key)
+        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
+            if getattr(self, name) and not self.tls:
+                yield Problem(name, "", "has no effect without TLS", "set tls=on")
