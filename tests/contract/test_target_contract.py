@@ -204,7 +204,7 @@ def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int
     once = sorted(probe.held())
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
-    assert sorted(probe.held()) == (once if probe.is_namespace else sorted(once * 2))
+    assert sorted(probe.held()) == (once if probe.is_namespace or probe.drops_repeats else sorted(once * 2))
 
 
 @WINDOWS
@@ -246,7 +246,10 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
     held = probe.numbers()
     for path in {event.path for event in offered}:
         sent = [events.number_of(probe.expected(event)) for event in offered if event.path == path]
-        first_seen = list(dict.fromkeys(held[path]))
+        first_seen = list(dict.fromkeys(held.get(path, ())))
+        if not probe.keeps:  # the rest was confirmed before the server was killed
+            again = {events.number_of(probe.expected(event)) for event in waiting}
+            sent = [number for number in sent if number in again or number in first_seen]
         assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
 
 

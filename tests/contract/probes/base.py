@@ -27,6 +27,8 @@ class Probe(ABC):
     type: ClassVar[str]
     is_namespace: ClassVar[bool] = False  # one row for each object, else one entry for each event
     can_reject: ClassVar[bool] = False  # the remote has a word for "never"
+    drops_repeats: ClassVar[bool] = False  # the remote knows an event again, and keeps it once
+    keeps: ClassVar[bool] = True  # what the remote confirmed is there when it was killed meanwhile
     secret: ClassVar[str] = services.PASSWORD
 
     server: services.Server

@@ -1,0 +1,363 @@
+"""What is NATS' own: confirmation by PING, the ways to log in, TLS, and a connection between two calls."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests import provision, services
+from tests.contract import events, nats_identities
+from tests.contract.probes.base import attempt
+from tests.contract.probes.nats import SUBJECT, Core, Nats
+from tests.contract.programs import following
+from tests.contract.relay import Relay
+from tests.contract.test_reference_pages import consumers
+from tests.services.messaging import http_json
+from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it
+
+
+@dataclass(eq=False)
+class Configured(services.Nats):
+    """A server with a login of another kind, or more in its configuration."""
+
+    login: str = ""
+    more: str = ""
+
+    def configuration(self) -> str:
+        text = super().configuration()
+        return (re.sub(r"authorization .*\n", lambda _: self.login, text) if self.login else text) + self.more
+
+
+@dataclass(eq=False)
+class HandshakeFirst(services.Nats):
+    """A newer server, which begins with TLS at once."""
+
+    name = "new_nats"
+
+    def configuration(self) -> str:
+        return super().configuration().replace("tls {", "tls { handshake_first: true,")
+
+    def argv(self) -> list[str | Path]:
+        return [provision.NEW_NATS / "nats-server", "-c", self.folder / "nats.conf"]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Core]:
+    probe = Core()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def core(running: Core) -> Core:
+    running.renew()
+    return running
+
+
+def at(server: services.Nats) -> Nats:
+    """What reaches this server, by user and password."""
+    probe = Core.__new__(Core)
+    probe.server = server  # type: ignore[assignment]  # nobody listens there
+    return probe
+
+
+def nobody(server: services.Nats, **login: str) -> dict[str, str]:
+    """What reaches this server without user and password, or by another login."""
+    return {"address": f"{services.LOOPBACK}:{server.port}", "subject": SUBJECT} | login
+
+
+def taken(server: services.Nats) -> int:
+    """How many messages the server has read from clients."""
+    return int(http_json(f"http://{services.LOOPBACK}:{server.monitor_port}/varz")["in_msgs"])
+
+
+def one_outcome(probe: Nats, values: dict[str, str], window: int = 1) -> Outcome:
+    target = probe.target(values)
+    try:
+        (outcome,) = attempt(target, [events.put("a")], window)
+    finally:
+        target.close()
+    return outcome
+
+
+def unavailable(outcome: Outcome) -> str:
+    assert isinstance(outcome, Unavailable), outcome
+    return outcome.reason
+
+
+# --- what is confirmed
+
+
+@pytest.mark.parametrize(("window", "runs"), [(1, [1, 1, 1, 1, 1, 1]), (4, [4, 2]), (100, [6])])
+def test_each_window_of_messages_is_followed_by_a_ping(core: Core, window: int, runs: list[int]) -> None:
+    with Relay(core.server) as relay:
+        target = core.target(core.at_port(relay.port))
+        target.open()
+        before = len(relay.said)
+        assert list(target.deliver([events.put(f"object-{n}") for n in range(6)], window)) == [DELIVERED] * 6
+        target.close()
+    found = re.findall(rb"^(PUB|PING)\b", relay.said[before:], re.MULTILINE)
+    assert found == [command for run in runs for command in [b"PUB"] * run + [b"PING"]]
+
+
+@WINDOWS
+def test_a_message_that_the_user_may_not_publish_is_not_taken_for_delivered(window: int) -> None:
+    login = 'authorization { users: [ { user: alice, password: s3cret, permissions: { publish: "other" } } ] }\n'
+    with Configured(login=login).start() as server:
+        probe = at(server)
+        assert "permissions violation for publish" in unavailable(one_outcome(probe, probe.values(), window))
+
+
+@WINDOWS
+def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(core: Core, window: int) -> None:
+    target = core.target(timeout="60s")
+    target.open()
+    core.server.freeze()
+    killer = threading.Timer(0.2, core.server.kill)
+    killer.start()
+    outcomes = attempt(target, [events.put("a"), events.put("a"), events.put("b")], window)
+    killer.join()
+    target.close()
+    assert "connection" in unavailable(outcomes[0])
+    assert outcomes[1] == BEHIND
+    assert isinstance(outcomes[2], Unavailable)
+
+
+@WINDOWS
+def test_no_more_than_a_window_is_sent_to_a_server_that_does_not_answer(core: Core, window: int) -> None:
+    target = core.target(timeout="300ms")
+    target.open()
+    core.server.freeze()
+    batch = [events.put(f"object-{number}") for number in range(300)]
+    assert all(isinstance(outcome, Unavailable) for outcome in attempt(target, batch, window))
+    target.close()
+    core.server.thaw()
+    services.until(lambda: len(core.held()) == window, what="what was sent")
+    assert [path for path, _ in core.held()] == [event.path for event in batch[:window]]
+
+
+@WINDOWS
+def test_a_call_of_many_megabytes_keeps_its_order(core: Core, window: int) -> None:
+    made = [events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
+    target = core.target()
+    assert list(target.deliver(made, window)) == [DELIVERED] * 20
+    target.close()
+    assert core.numbers()["images/large"] == list(range(1, 21))
+
+
+def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes() -> None:
+    with Configured(more="max_payload: 2000\n").start() as server:
+        probe = at(server)
+        target = probe.target()
+        small, large = events.put("small"), events.put("large", metadata="x" * 2000)
+        first, second, third = target.deliver([small, large, small], 100)
+        target.close()
+        assert (first, third, taken(server)) == (DELIVERED, DELIVERED, 2)
+        assert isinstance(second, Rejected)
+        assert re.search(r"the message has \d+ bytes, max_payload is 2000", second.reason)
+
+
+# --- logging in
+
+
+def test_a_token_lets_in_and_a_wrong_one_does_not() -> None:
+    with services.nats(token="t0ken-s3cret") as server:
+        probe = at(server)
+        assert one_outcome(probe, nobody(server, token="t0ken-s3cret")) == DELIVERED
+        reason = unavailable(one_outcome(probe, nobody(server, token="wrong-s3cret")))
+        assert "authorization violation" in reason.lower()
+        assert "s3cret" not in reason
+
+
+def test_an_nkey_lets_in_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+    known, stranger = nats_identities.user(), nats_identities.user()
+    file = tmp_path / "seed"
+    with Configured(login=f"authorization {{ users: [ {{ nkey: {known.public} }} ] }}\n").start() as server:
+        probe = at(server)
+        for text in (known.seed, f"# ours\n{known.seed}\n"):
+            file.write_text(text)
+            assert one_outcome(probe, nobody(server, nkey_seed=str(file))) == DELIVERED
+        file.write_text(stranger.seed)
+        reason = unavailable(one_outcome(probe, nobody(server, nkey_seed=str(file))))
+        assert "authorization violation" in reason.lower()
+        assert stranger.seed not in reason
+
+
+def test_a_credentials_file_lets_in_and_a_wrong_one_does_not(tmp_path: Path) -> None:
+    ours, theirs = nats_identities.Operator(), nats_identities.Operator()
+    file = tmp_path / "user.creds"
+    with Configured(login=ours.configuration()).start() as server:
+        probe = at(server)
+        file.write_text(ours.credentials())
+        assert one_outcome(probe, nobody(server, user_credentials=str(file))) == DELIVERED
+        file.write_text(theirs.credentials())
+        reason = unavailable(one_outcome(probe, nobody(server, user_credentials=str(file))))
+        assert "authorization violation" in reason.lower()
+
+
+@pytest.mark.parametrize("key", ["nkey_seed", "user_credentials"])
+def test_a_file_to_log_in_with_that_cannot_be_used_is_named_and_not_quoted(
+    core: Core, tmp_path: Path, key: str
+) -> None:
+    absent, empty, wrong = (tmp_path / name for name in ("absent", "empty", "wrong"))
+    empty.touch()
+    wrong.write_text("SUAWRONG\n-----BEGIN USER NKEY SEED-----\nSUAWRONG\n------END USER NKEY SEED------\n")
+    for file in (absent, empty, wrong):
+        with pytest.raises(TargetUnavailable, match=key) as caught:
+            core.target(nobody(core.server, **{key: str(file)})).open()
+        assert str(file) in caught.value.reason
+        assert "SUAWRONG" not in caught.value.reason
+
+
+def test_a_missing_login_is_unavailable(core: Core) -> None:
+    assert "authorization violation" in unavailable(one_outcome(core, nobody(core.server))).lower()
+
+
+# --- TLS
+
+
+def test_a_client_certificate_is_shown(certificates: services.Certificates) -> None:
+    with services.nats(client_cert=True) as server:
+        probe = at(server)
+        secure = probe.values() | {"cert_authority": str(certificates.ca)}
+        ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
+        theirs = {"client_cert": str(certificates.other_cert), "client_key": str(certificates.other_key)}
+        assert one_outcome(probe, secure | ours) == DELIVERED
+        assert isinstance(one_outcome(probe, secure | theirs), Unavailable)
+        assert isinstance(one_outcome(probe, secure), Unavailable)
+        assert taken(server) == 1
+
+
+def test_verification_can_be_waived_as_the_key_says(certificates: services.Certificates) -> None:
+    """Unlike MinIO, which verifies all the same (§4.5)."""
+    with services.nats(tls=True) as server:
+        probe = at(server)
+        wrong = probe.values() | {"tls": "on", "cert_authority": str(certificates.other_ca)}
+        assert "certificate" in unavailable(one_outcome(probe, wrong))
+        assert one_outcome(probe, wrong | {"tls_skip_verify": "on"}) == DELIVERED
+        # With nothing said of authorities the system's count, which do not know ours.
+        assert "certificate" in unavailable(one_outcome(probe, probe.values() | {"secure": "on"}))
+
+
+def test_a_certificate_for_another_host_is_refused(certificates: services.Certificates) -> None:
+    with services.nats(tls=True) as server, Relay(server, OTHER_HOST) as relay:
+        probe = at(server)
+        values = probe.values() | {"cert_authority": str(certificates.ca), "address": f"{OTHER_HOST}:{relay.port}"}
+        assert "certificate" in unavailable(one_outcome(probe, values))
+        assert b"s3cret" not in relay.said
+
+
+def test_tls_that_the_server_demands_is_spoken_unasked(certificates: services.Certificates) -> None:
+    """As nats.go does, with the system's authorities; here they know the server by SSL_CERT_FILE."""
+    with services.nats(tls=True) as server, pytest.MonkeyPatch.context() as patch:
+        probe = at(server)
+        assert "certificate" in unavailable(one_outcome(probe, probe.values()))
+        patch.setenv("SSL_CERT_FILE", str(certificates.ca))
+        assert one_outcome(probe, probe.values()) == DELIVERED
+
+
+@pytest.mark.parametrize("login", [{}, {"username": "", "password": "", "token": "t0ken-s3cret"}])
+def test_no_secret_goes_to_a_server_that_does_not_speak_tls(core: Core, login: dict[str, str]) -> None:
+    with Relay(core.server) as relay:
+        values = core.at_port(relay.port) | login
+        assert "does not ask for TLS" in unavailable(one_outcome(core, values | {"tls": "on"}))
+        assert b"s3cret" not in relay.said
+        one_outcome(core, values)
+        assert b"s3cret" in relay.said  # so it would have been seen
+
+
+def test_a_server_that_begins_with_tls_needs_a_client_that_does(certificates: services.Certificates) -> None:
+    with HandshakeFirst(tls=True).start() as server:
+        probe = at(server)
+        secure = probe.values() | {"cert_authority": str(certificates.ca)}
+        first = {"tls_handshake_first": "on"}
+        assert one_outcome(probe, secure | first) == DELIVERED
+        assert "tls_handshake_first=on" in unavailable(one_outcome(probe, secure | {"timeout": "500ms"}))
+        wrong = {"cert_authority": str(certificates.other_ca)}
+        assert "certificate" in unavailable(one_outcome(probe, secure | first | wrong))
+    with services.nats(tls=True) as ordinary:
+        probe = at(ordinary)
+        assert isinstance(one_outcome(probe, probe.values() | first), Unavailable)
+
+
+# --- between two calls
+
+
+def test_an_idle_connection_answers_the_servers_pings() -> None:
+    with Configured(more='ping_interval: "100ms"\nping_max: 1\n').start() as server, Relay(server) as relay:
+        target = at(server).target(at(server).at_port(relay.port))
+        target.open()
+        before = len(relay.said)
+        services.until(lambda: relay.said[before:].count(b"PONG") >= 10, what="ten answers")
+        assert relay.said.count(b"CONNECT") == 1
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert relay.said.count(b"CONNECT") == 1
+        target.close()
+
+
+def test_an_idle_connection_is_tested_every_ping_interval(core: Core) -> None:
+    with Relay(core.server) as relay:
+        target = core.target(core.at_port(relay.port), ping_interval="1")
+        target.open()
+        before = len(relay.said)
+        services.until(lambda: b"PING" in relay.said[before:], 5, what="a PING that no call asked for")
+        target.close()
+
+
+def test_a_server_restarted_between_two_calls_costs_nothing(core: Core) -> None:
+    target = core.target()
+    target.open()
+    core.server.stop()
+    core.server.start()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_forked_worker_makes_a_connection_of_its_own(core: Core) -> None:
+    target = core.target()
+    target.open()
+    assert list(target.deliver([events.put("before")], 1)) == [DELIVERED]
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if list(target.deliver([events.put("child")], 1)) == [DELIVERED] else 2
+            target.close()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert list(target.deliver([events.put("after")], 1)) == [DELIVERED]
+    target.close()
+    assert [path for path, _ in core.held()] == ["images/before", "images/child", "images/after"]
+
+
+def test_a_host_without_an_address_is_unavailable_and_leaves_no_thread(core: Core) -> None:
+    outcome = one_outcome(core, core.values() | {"address": "no-such-host.invalid:4222"})
+    assert "no-such-host.invalid" in unavailable(outcome)
+
+
+# --- the reference page
+
+
+def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
+    with Configured(login="\n").start() as server:
+        program = consumers("nats", **{"localhost:4222": f"{services.LOOPBACK}:{server.port}"})[0]
+
+        def subscribed() -> bool:
+            place = f"http://{services.LOOPBACK}:{server.monitor_port}/subsz?subs=1&test={SUBJECT}"
+            return bool(http_json(place).get("total"))
+
+        with following(program) as lines:
+            services.until(subscribed, what="the consumer's subscription")
+            assert one_outcome(at(server), nobody(server)) == DELIVERED
+            services.until(lambda: lines() == ["s3:ObjectCreated:Put images/a"], what="the consumer's line")

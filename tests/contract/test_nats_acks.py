@@ -1,0 +1,355 @@
+"""What is JetStream's and NATS Streaming's own: acknowledgements one by one, ids, streams, and being a client."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import attempt
+from tests.contract.probes.nats import SUBJECT
+from tests.contract.probes.nats_jetstream import STREAM, JetStream
+from tests.contract.probes.nats_streaming import AsyncStreaming, Streaming
+from tests.contract.probes.nats_wire import Wire
+from tests.contract.programs import following
+from tests.contract.relay import Relay
+from tests.contract.test_nats import WINDOWS, Configured, at, one_outcome, unavailable
+from tests.contract.test_reference_pages import consumers
+from tests.services.messaging import http_json
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.nats_connection import CLIENT_NAME
+from workers.targets.nats_streaming import decoded, encoded
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[JetStream]:
+    probe = JetStream()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def jetstream(running: JetStream) -> JetStream:
+    running.renew()
+    return running
+
+
+@pytest.fixture(scope="module")
+def streaming_server() -> Iterator[services.NatsStreaming]:
+    with services.nats_streaming() as server:
+        yield server
+
+
+@pytest.fixture
+def streaming(streaming_server: services.NatsStreaming) -> AsyncStreaming:
+    return _streaming(streaming_server)
+
+
+def _streaming(server: services.NatsStreaming) -> AsyncStreaming:
+    probe = AsyncStreaming.__new__(AsyncStreaming)
+    probe.server, probe._secure = server, None
+    probe.renew()
+    return probe
+
+
+# --- JetStream
+
+
+def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetstream: JetStream) -> None:
+    made = [events.put("a"), events.put("b"), events.put("a")]
+    for _ in range(2):
+        target = jetstream.target()
+        assert list(target.deliver(made, 100)) == [DELIVERED] * 3
+        target.close()
+    found = jetstream.messages()
+    assert {each.headers for each in found} == {f"NATS/1.0\r\nNats-Msg-Id: {event.id}\r\n\r\n" for event in made}
+    assert len(found) == 3
+
+
+@WINDOWS
+def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, window: int) -> None:
+    target = jetstream.target(subject="nobody.listens")
+    target.open()
+    batch = [events.put("a"), events.put("b"), events.put("a")]
+    outcomes = attempt(target, batch, window)
+    target.close()
+    reason = unavailable(outcomes[0])
+    assert "no JetStream stream takes subject 'nobody.listens'" in reason
+    assert "--subjects=nobody.listens" in reason
+    assert outcomes[2] == BEHIND
+    with closing(Wire(jetstream.server)) as wire:
+        assert wire.ask("STREAM.NAMES")["streams"] == [STREAM]
+
+
+def test_a_stream_made_meanwhile_is_used(jetstream: JetStream) -> None:
+    with closing(Wire(jetstream.server)) as wire:
+        wire.ask(f"STREAM.DELETE.{STREAM}")
+    target = jetstream.target()
+    event = events.put("a")
+    assert "no JetStream stream" in unavailable(attempt(target, [event], 1)[0])
+    jetstream.make_stream()
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_server_without_jetstream_is_unavailable() -> None:
+    with services.nats() as server:
+        probe = at(server)
+        assert "enable JetStream" in unavailable(one_outcome(probe, probe.values() | {"jetstream": "on"}))
+
+
+@WINDOWS
+def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, window: int) -> None:
+    jetstream.make_stream(max_msgs=3, discard="new")
+    batch = [events.put("a", number=number + 1) for number in range(5)]
+    target = jetstream.target()
+    outcomes = attempt(target, batch, window)
+    assert outcomes[:3] == [DELIVERED] * 3
+    assert "maximum messages exceeded" in unavailable(outcomes[3])
+    assert outcomes[4] == BEHIND
+    with closing(Wire(jetstream.server)) as wire:
+        wire.ask(f"STREAM.PURGE.{STREAM}")
+    assert list(target.deliver(batch[3:], window)) == [DELIVERED] * 2
+    target.close()
+    assert jetstream.numbers() == {"images/a": [4, 5]}
+
+
+@WINDOWS
+def test_a_message_beyond_the_streams_limit_is_rejected_alone(jetstream: JetStream, window: int) -> None:
+    jetstream.make_stream(max_msg_size=2000)
+    small, large, after = events.put("a"), events.put("a", metadata="x" * 2000), events.put("a")
+    target = jetstream.target()
+    first, second, third = target.deliver([small, large, after], window)
+    target.close()
+    assert (first, third) == (DELIVERED, DELIVERED)
+    assert isinstance(second, Rejected)
+    assert "message size exceeds maximum allowed" in second.reason
+    assert [body for _, body in jetstream.held()] == [formats.log(small), formats.log(after)]
+
+
+def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
+    """Else the server closes the connection over it, again and again."""
+    with closing(Wire(jetstream.server)) as wire:
+        most = wire.info["max_payload"]
+    plain = len(formats.log(events.put("a", metadata="x")).encode())
+    target = jetstream.target()
+    header = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 32
+    fits, beyond = (events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
+    assert {len(formats.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
+    first, second = target.deliver([fits, beyond], 1)
+    target.close()
+    assert first == DELIVERED
+    assert isinstance(second, Rejected)
+    assert f"the message has {most + 1} bytes, max_payload is {most}" in second.reason
+
+
+@WINDOWS
+def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, window: int) -> None:
+    with Relay(jetstream.server) as relay, closing(Wire(jetstream.server)) as service:
+        service.subscribe("a.service")
+        target = jetstream.target(jetstream.at_port(relay.port), subject="a.service", timeout="5s")
+        target.open()
+
+        def answer() -> None:
+            services.until(lambda: b"a.service" in relay.said)
+            reply = relay.said.split(b"a.service ")[1].split()[0].decode()
+            service._send(f"PUB {reply} 3\r\n[1]\r\n".encode())
+            service.flush()
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        (outcome,) = attempt(target, [events.put("a")], window)
+        thread.join()
+        target.close()
+    assert "is no JetStream stream" in unavailable(outcome)
+
+
+@pytest.mark.parametrize("window", [1, 10])
+def test_of_each_object_one_message_is_under_way_and_of_all_a_window(jetstream: JetStream, window: int) -> None:
+    target = jetstream.target(timeout="300ms")
+    target.open()
+    objects = 15
+    batch = [events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
+    jetstream.server.freeze()
+    outcomes = attempt(target, batch, window)
+    assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+    jetstream.server.thaw()
+    services.until(lambda: len(jetstream.held()) == window, what="what was sent before the time was over")
+    assert [path for path, _ in jetstream.held()] == [f"images/object-{number}" for number in range(window)]
+    target.close()
+
+
+def test_a_user_needs_only_the_documented_rights() -> None:
+    rights = '{ publish: "minio.events", subscribe: "_INBOX.>" }'
+    users = f"[ {{ user: alice, password: s3cret }}, {{ user: bob, password: pass, permissions: {rights} }} ]"
+    with Configured(jetstream=True, login=f"authorization {{ users: {users} }}\n").start() as server:
+        probe = JetStream.__new__(JetStream)
+        probe.server, probe._secure = server, None
+        probe.make_stream()
+        bob = probe.values() | {"username": "bob", "password": "pass"}
+        assert one_outcome(probe, bob) == DELIVERED
+        assert "permissions violation" in unavailable(one_outcome(probe, bob | {"subject": "minio.others"}))
+
+
+def test_the_consumer_of_the_page_reads_a_stream() -> None:
+    with Configured(jetstream=True, login="\n").start() as server:
+        probe = JetStream.__new__(JetStream)
+        probe.server, probe._secure = server, None
+        probe.make_stream()
+        program = consumers("nats", **{"localhost:4222": f"{services.LOOPBACK}:{server.port}"})[1]
+        event = events.put("cat.jpg")
+        target = probe.target(username="", password="")
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+        target.close()
+        with following(program) as lines:
+            services.until(lambda: lines() == [f"s3:ObjectCreated:Put images/cat.jpg {event.id}"])
+        with closing(Wire(server)) as wire:
+            assert wire.ask(f"CONSUMER.INFO.{STREAM}.mine")["ack_floor"]["stream_seq"] == 1
+
+
+# --- NATS Streaming
+
+
+def clients(server: services.NatsStreaming) -> list[str]:
+    """The ids of those who are registered."""
+    place = f"http://{services.LOOPBACK}:{server.monitor_port}/streaming/clientsz?limit=100"
+    return [each["id"] for each in http_json(place).get("clients", [])]
+
+
+def answers(server: services.NatsStreaming) -> int:
+    """How many messages the server has had from targets."""
+    found = http_json(f"http://{services.LOOPBACK}:{server.monitor_port}/connz")["connections"]
+    return sum(int(each["in_msgs"]) for each in found if each.get("name") == CLIENT_NAME)
+
+
+def test_a_wrong_cluster_id_is_unavailable(streaming: Streaming) -> None:
+    with pytest.raises(TargetUnavailable, match="there is no NATS Streaming server of cluster 'tset-cluster'"):
+        streaming.target(streaming_cluster_id="tset-cluster").open()
+
+
+def test_a_server_that_is_no_streaming_server_is_unavailable() -> None:
+    with services.nats() as server:
+        probe = at(server)
+        values = probe.values() | {"streaming": "on", "streaming_cluster_id": "test-cluster"}
+        assert "there is no NATS Streaming server" in unavailable(one_outcome(probe, values))
+
+
+def test_every_connection_has_a_client_id_of_its_own_and_gives_it_back(streaming: Streaming) -> None:
+    server = streaming.server
+    earlier = set(clients(server))
+    first, second = streaming.target(), streaming.target()
+    first.open()
+    second.open()
+    both = set(clients(server)) - earlier
+    assert len(both) == 2
+    second.close()
+    first.close()
+    assert set(clients(server)) == earlier
+    first.open()
+    (third,) = set(clients(server)) - earlier
+    assert third not in both
+    server.kill()
+    server.start()
+    assert list(first.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert set(clients(server)) > {third}  # the server remembers the one that it did not see leave
+    first.close()
+
+
+def test_heartbeats_are_answered_between_two_calls() -> None:
+    with _Impatient().start() as server:
+        probe = _streaming(server)
+        target = probe.target()
+        target.open()
+        (ours,) = clients(server)
+        before = answers(server)
+        services.until(lambda: answers(server) >= before + 10, what="ten heartbeats answered")
+        assert clients(server) == [ours]
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert clients(server) == [ours]
+        target.close()
+
+
+@dataclass(eq=False)
+class _Impatient(services.NatsStreaming):
+    """A server that gives a client up after one heartbeat."""
+
+    def configuration(self) -> str:
+        text = super().configuration()
+        return text.replace("store: file", 'hb_interval: "100ms", hb_timeout: "100ms", hb_fail_count: 1, store: file')
+
+
+def test_a_client_that_the_server_has_given_up_registers_anew(streaming: Streaming) -> None:
+    before = set(clients(streaming.server))
+    target = streaming.target()
+    target.open()
+    (ours,) = set(clients(streaming.server)) - before
+    with closing(Wire(streaming.server)) as wire:
+        answer = _request(wire, "_STAN.discover.test-cluster", {1: "probe", 2: "_INBOX.heartbeats"})
+        for client in (ours, "probe"):
+            assert decoded(_ask(wire, answer[4], {1: client})) == {}
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert "invalid publish request" in unavailable(outcome)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def _request(wire: Wire, subject: str, fields: dict[int, Any]) -> dict[int, Any]:
+    return decoded(_ask(wire, subject.encode(), fields))
+
+
+def _ask(wire: Wire, subject: bytes | int, fields: dict[int, Any]) -> bytes:
+    assert isinstance(subject, bytes)
+    body = encoded(fields)
+    wire.subscribe("_INBOX.answer")
+    wire._send(b"PUB %s _INBOX.answer %d\r\n%s\r\n" % (subject, len(body), body))
+    while not wire.received:
+        wire.flush()
+    return wire.received.pop().body.encode()
+
+
+def test_a_channel_beyond_the_servers_limit_is_unavailable() -> None:
+    with _Narrow().start() as server:
+        probe = _streaming(server)
+        assert one_outcome(probe, probe.values()) == DELIVERED
+        reason = unavailable(one_outcome(probe, probe.values() | {"subject": "minio.second"}))
+        assert "too many channels" in reason
+
+
+@dataclass(eq=False)
+class _Narrow(services.NatsStreaming):
+    """A server for one channel."""
+
+    def configuration(self) -> str:
+        return super().configuration().replace("store: file", "store_limits: { max_channels: 1 }, store: file")
+
+
+@pytest.mark.parametrize(
+    ("asynchronous", "most", "window", "sent"),
+    [("off", "0", 10, 1), ("on", "0", 1, 1), ("on", "0", 10, 10), ("on", "4", 10, 4), ("on", "40", 10, 10)],
+)
+def test_no_more_than_is_asked_for_is_unacknowledged(
+    streaming: Streaming, asynchronous: str, most: str, window: int, sent: int
+) -> None:
+    target = streaming.target(timeout="300ms", streaming_async=asynchronous, streaming_max_pub_acks_in_flight=most)
+    target.open()
+    batch = [events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]
+    streaming.server.freeze()
+    outcomes = attempt(target, batch, window)
+    streaming.server.thaw()
+    assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+    services.until(lambda: len(streaming.held()) == sent, what="what was sent before the time was over")
+    target.close()
+
+
+def test_what_goes_to_nats_streaming_goes_by_its_subject_alone(streaming: Streaming) -> None:
+    """`minio.events` and `minio.events.2` are two channels."""
+    assert one_outcome(streaming, streaming.values() | {"subject": f"{SUBJECT}.elsewhere"}) == DELIVERED
+    assert streaming.held() == []
