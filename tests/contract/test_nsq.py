@@ -1,0 +1,290 @@
+"""What is NSQ's own: one command for a batch, nsqd's errors, TLS, and a connection between two calls."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from app.config import declaration
+from app.config.subjects import NsqSettings
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import attempt
+from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
+from tests.contract.programs import following
+from tests.contract.relay import Relay
+from tests.contract.test_reference_pages import consumers
+from tests.services.messaging import http_json
+from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.nsq import NsqTarget
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Log]:
+    probe = Log()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def nsq(running: Log) -> Log:
+    running.renew()
+    return running
+
+
+def at(server: services.Nsqd) -> Log:
+    """What reaches this server."""
+    probe = Log.__new__(Log)
+    probe.server, probe._strict = server, None
+    return probe
+
+
+def one_outcome(probe: Log, values: dict[str, str]) -> Outcome:
+    target = probe.target(values)
+    try:
+        (outcome,) = attempt(target, [events.put("a")], 1)
+    finally:
+        target.close()
+    return outcome
+
+
+def unavailable(outcome: Outcome) -> str:
+    assert isinstance(outcome, Unavailable), outcome
+    return outcome.reason
+
+
+# --- one command for a batch
+
+
+@WINDOWS
+def test_a_batch_is_one_command(nsq: Log, window: int) -> None:
+    with Relay(nsq.server) as relay:
+        target = nsq.target(nsq.at_port(relay.port))
+        assert list(target.deliver([events.put(f"object-{n}") for n in range(200)], window)) == [DELIVERED] * 200
+        target.close()
+        assert relay.said.count(b"MPUB minio_events\n") == 1
+
+
+@WINDOWS
+def test_a_call_larger_than_a_command_keeps_its_order(nsq: Log, window: int) -> None:
+    made = [events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
+    target = nsq.target()
+    assert list(target.deliver(made, window)) == [DELIVERED] * 20
+    target.close()
+    assert nsq.numbers() == {"images/large": list(range(1, 21))}
+
+
+def test_a_topic_may_be_ephemeral(nsq: Log) -> None:
+    assert one_outcome(nsq, nsq.values() | {"topic": "events#ephemeral"}) == DELIVERED
+
+
+# --- nsqd's errors
+
+
+@pytest.mark.parametrize("places", [[0], [49], [7, 8], [0, 25, 49], list(range(50))])
+def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence[int]) -> None:
+    with services.nsqd(extra=(*DURABLE, "-max-msg-size=2000")) as server:
+        probe = at(server)
+        batch = [
+            events.put(f"object-{number % 5}", number=number + 1, metadata="x" * 2000 if number in places else "")
+            for number in range(50)
+        ]
+        target = probe.target()
+        outcomes = list(target.deliver(batch, 1))
+        target.close()
+        for number, outcome in enumerate(outcomes):
+            if number in places:
+                assert isinstance(outcome, Rejected)
+                assert "E_BAD_MESSAGE MPUB message too big" in outcome.reason
+            else:
+                assert outcome == DELIVERED
+        left = [number + 1 for number in range(50) if number not in places]
+        assert [events.number_of(body) for _, body in probe.held()] == left
+
+
+def test_a_batch_beyond_nsqds_limit_is_sent_in_parts() -> None:
+    with services.nsqd(extra=(*DURABLE, "-max-body-size=20000")) as server:
+        probe = at(server)
+        target = probe.target()
+        assert list(target.deliver([events.of_kilobyte(number, 50) for number in range(50)], 1)) == [DELIVERED] * 50
+        target.close()
+        assert [events.number_of(body) for _, body in probe.held()] == list(range(1, 51))
+
+
+def test_a_topic_that_nsqd_refuses_is_unavailable_as_no_event_is_to_blame(nsq: Log) -> None:
+    """Settings refuse such names first."""
+    settings = declaration.load(NsqSettings, nsq.values())
+    target = NsqTarget(replace(settings, topic="bad!"))
+    outcomes = attempt(target, [events.put("a"), events.put("b")], 1)
+    target.close()
+    assert 'E_BAD_TOPIC MPUB topic name "bad!" is not valid' in unavailable(outcomes[0])
+    assert isinstance(outcomes[1], Unavailable)
+
+
+def test_an_nsqd_that_asks_for_auth_is_unavailable() -> None:
+    with services.nsqd(extra=(f"-auth-http-address={services.LOOPBACK}:{services.free_port()}",)) as server:
+        assert "asks for AUTH" in unavailable(one_outcome(at(server), at(server).values()))
+
+
+# --- a connection that is lost
+
+
+def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> None:
+    """nsqd's word on a message that is too large can get lost, as it closes the connection with unread bytes in it."""
+    with Relay(nsq.server, cut_at=b"poison") as relay:
+        target = nsq.target(nsq.at_port(relay.port))
+        batch = [events.put(f"object-{number % 4}", number=number + 1) for number in range(20)]
+        batch[9] = events.put("object-1", number=10, metadata="poison")
+        outcomes = list(target.deliver(batch, 1))
+        target.close()
+    for number, outcome in enumerate(outcomes):
+        if number == 9:
+            assert isinstance(outcome, Failed)
+            assert "closed the connection" in outcome.reason
+        else:
+            assert outcome == (BEHIND if number in (13, 17) else DELIVERED)
+    held = [list(dict.fromkeys(numbers)) for _, numbers in sorted(nsq.numbers().items())]
+    assert held == [[1, 5, 9, 13, 17], [2, 6], [3, 7, 11, 15, 19], [4, 8, 12, 16, 20]]
+
+
+def test_an_nsqd_that_loses_every_connection_is_unavailable(nsq: Log) -> None:
+    with Relay(nsq.server, cut_at=b"MPUB") as relay:
+        target = nsq.target(nsq.at_port(relay.port))
+        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(100)], 1)
+        target.close()
+        assert relay.said.count(b"MPUB") < 50
+    assert isinstance(outcomes[0], Failed)
+    assert "closed the connection" in unavailable(outcomes[-1])
+    assert nsq.held() == []
+
+
+# --- TLS
+
+
+@dataclass(eq=False)
+class WithoutTLS(services.Nsqd):
+    """An nsqd that was given no certificate."""
+
+    def argv(self) -> list[str | Path]:
+        return [each for each in super().argv() if not str(each).startswith("-tls")]
+
+    def ping(self) -> None:
+        http_json(f"http://{services.LOOPBACK}:{self.http_port}/stats?format=json")
+
+
+def test_verification_can_be_waived(nsq: Log, certificates: services.Certificates) -> None:
+    wrong = nsq.values() | {"tls": "on", "tls_ca": str(certificates.other_ca)}
+    assert "certificate" in unavailable(one_outcome(nsq, wrong))
+    assert one_outcome(nsq, wrong | {"tls_skip_verify": "on"}) == DELIVERED
+
+
+def test_a_certificate_for_another_host_is_refused(nsq: Log, certificates: services.Certificates) -> None:
+    with Relay(nsq.server, OTHER_HOST) as relay:
+        values = nsq.values() | {"nsqd_address": f"{OTHER_HOST}:{relay.port}", "tls": "on"}
+        reason = unavailable(one_outcome(nsq, values | {"tls_ca": str(certificates.ca)}))
+    assert "certificate is not valid for '127.0.0.2'" in reason
+
+
+def test_a_client_certificate_is_shown_where_nsqd_demands_one(certificates: services.Certificates) -> None:
+    with services.nsqd(strict=True) as server:
+        probe = at(server)
+        plain = probe.values()
+        secure = plain | {"tls": "on", "tls_ca": str(certificates.ca)}
+        ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
+        assert one_outcome(probe, secure | ours) == DELIVERED
+        assert isinstance(one_outcome(probe, secure), Unavailable)
+        assert "TLS required" in unavailable(one_outcome(probe, plain))
+
+
+def test_an_nsqd_without_tls_is_unavailable_to_those_who_ask_for_it() -> None:
+    with WithoutTLS().start() as server, Relay(server) as relay:
+        values = at(server).at_port(relay.port)
+        assert "nsqd offers no TLS" in unavailable(one_outcome(at(server), values | {"tls": "on"}))
+        assert b"MPUB" not in relay.said
+        assert one_outcome(at(server), values) == DELIVERED
+
+
+def test_a_certificate_file_that_cannot_be_read_is_named(nsq: Log, tmp_path: Path) -> None:
+    with pytest.raises(TargetUnavailable, match="tls_ca"):
+        nsq.target(tls="on", tls_ca=str(tmp_path / "absent.pem")).open()
+
+
+# --- between two calls
+
+
+def test_an_idle_connection_is_kept_where_one_with_heartbeats_is_dropped(nsq: Log) -> None:
+    with Relay(nsq.server) as relay:
+        target = nsq.target(nsq.at_port(relay.port))
+        target.open()
+        said = bytes(relay.said).partition(b"IDENTIFY\n")[2]
+        identity = json.loads(said[4:])
+        with _identified(nsq.server, identity | {"heartbeat_interval": 1000}) as other:
+            while other.recv(1024):  # its heartbeats, which it does not answer
+                pass
+        with _identified(nsq.server, identity) as like_ours:
+            like_ours.settimeout(1.5)
+            assert b'"version"' in like_ours.recv(1024)
+            with pytest.raises(TimeoutError):
+                like_ours.recv(1024)
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+        assert relay.said.count(b"IDENTIFY") == 1
+
+
+def _identified(server: services.Nsqd, identity: object) -> socket.socket:
+    body = json.dumps(identity).encode()
+    made = socket.create_connection((services.LOOPBACK, server.port), timeout=10)
+    made.sendall(b"  V2IDENTIFY\n" + len(body).to_bytes(4, "big") + body)
+    return made
+
+
+def test_a_server_restarted_between_two_calls_costs_nothing(nsq: Log) -> None:
+    target = nsq.target()
+    target.open()
+    nsq.server.stop()
+    nsq.server.start()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
+    with Relay(nsq.server) as relay:
+        target = nsq.target(nsq.at_port(relay.port))
+        target.open()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                status = 0 if list(target.deliver([events.put("child")], 1)) == [DELIVERED] else 2
+                target.close()
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert list(target.deliver([events.put("parent")], 1)) == [DELIVERED]
+        target.close()
+        assert relay.said.count(b"IDENTIFY") == 2
+
+
+# --- the reference page
+
+
+def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
+    with services.nsqd() as server:
+        (program,) = consumers("nsq", **{"localhost:4150": f"{services.LOOPBACK}:{server.port}"})
+        target = at(server).target()
+        assert list(target.deliver([events.put("cat.jpg"), events.put("dog.jpg")], 1)) == [DELIVERED] * 2
+        target.close()
+        expected = [f"s3:ObjectCreated:Put images/{name}.jpg" for name in ("cat", "dog")]
+        with following(program) as lines:
+            services.until(lambda: sorted(lines()) == expected, what="both lines")
+        assert list(queued(server, TOPIC)) == []
