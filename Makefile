@@ -41,9 +41,9 @@ $(VENV)/.developing: $(CAUSES) | $(BIN)/pip
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/pip:
-	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c '$(SUITABLE)' 2>/dev/null; then \
-		echo "Bucketwire needs Python 3.11 or newer, and $(or $(PYTHON),none) of this machine's is; install it," >&2; \
-		echo "or name one: make run PYTHON=/path/to/python3.11" >&2; \
+	@if ! $(or $(PYTHON),false) -c '$(SUITABLE)' 2>/dev/null; then \
+		echo "Bucketwire needs Python 3.11 or newer; $(or $(PYTHON),no Python of this machine) is not that." >&2; \
+		echo "Install it, or name one: make run PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
