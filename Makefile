@@ -42,7 +42,7 @@ $(VENV)/.developing: $(CAUSES) | $(BIN)/pip
 
 $(BIN)/pip:
 	@if ! $(or $(PYTHON),false) -c '$(SUITABLE)' 2>/dev/null; then \
-		echo "Bucketwire needs Python 3.11 or newer; $(or $(PYTHON),no Python of this machine) is not that." >&2; \
+		echo "Bucketwire needs Python 3.11 or newer; $(if $(PYTHON),$(PYTHON) is older,none was found)." >&2; \
 		echo "Install it, or name one: make run PYTHON=/path/to/python3.11" >&2; \
 		exit 1; \
 	fi
