@@ -13,6 +13,7 @@ import click
 from app.api.access import check_listen
 from app.cli.shell import Shell, printable
 from app.config.settings import Settings
+from app.embedded import SAMPLE
 from app.outbox.schema import migrate
 from app.service import start
 from app.service.children import broker, service
@@ -85,6 +86,8 @@ class _Service:
         for problem in start.sync_environment(shell.registry, os.environ):
             _say(f"environment: {problem}")
         self._sample = start.add_sample(shell.registry, self._settings)
+        if not self._settings.embedded_broker and any(stored.origin == "sample" for stored in shell.registry.targets()):
+            _say(f"{SAMPLE} was on the embedded Redis; remove it: bucketwire target rm {SAMPLE} --force")
         self._arns = [stored.target.arn(self._settings.region) for stored in shell.registry.targets() if stored.enabled]
         shell.close()
 

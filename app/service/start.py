@@ -134,13 +134,18 @@ def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str
 
 
 def add_sample(registry: Registry, settings: Settings) -> bool:
-    """Make the sample target where nothing at all is configured yet; says whether there is one."""
+    """Make the sample target where nothing at all is configured yet; says whether there is one that works."""
+    if not settings.embedded_broker:
+        return False
     targets = registry.targets()
-    if not targets and settings.embedded_broker:
+    if not targets:
         registry.put(SAMPLE, sample_values(settings), origin="sample")
         registry.add_rule(Rule(bucket=EVERY_BUCKET, events=(EVERY,), target=SAMPLE))
         return True
-    return any(stored.target == SAMPLE and stored.origin == "sample" for stored in targets)
+    found = next((stored for stored in targets if stored.target == SAMPLE and stored.origin == "sample"), None)
+    if found is not None and found.values.get("address") != str(settings.broker_socket):
+        registry.put(SAMPLE, sample_values(settings), origin="sample")  # the folder was moved
+    return found is not None
 
 
 def trim_sample(settings: Settings) -> None:
