@@ -1,0 +1,30 @@
+"""Whoever follows a link of the documentation gets somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_within_the_repository_leads_to_something(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    places = re.findall(r"\]\(([^)#\s]+)", text)
+    local = [place for place in places if "://" not in place and not place.startswith("mailto:")]
+    assert [place for place in local if not (page.parent / place).exists()] == []
+
+
+def test_every_page_is_found_from_the_index() -> None:
+    index = (ROOT / "docs" / "index.md").read_text()
+    linked = {(ROOT / "docs" / place).resolve() for place in re.findall(r"\]\(([^)#\s]+)", index)}
+    lost = [
+        str(page.relative_to(ROOT))
+        for page in PAGES
+        if "docs" in page.parts and page.name != "index.md" and not {page, *page.parents} & linked
+    ]
+    assert lost == []
