@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-PATIENCE = {0: 1.5, 1: 1.0, 2: 5.0, 3: 1.0, 4: 1.0}  # seconds for each stage, together below the promised ten
+PATIENCE = {0: 1.5, 1: 1.0, 2: 4.5, 3: 0.7, 4: 0.8}  # seconds for each stage, together well below the promised ten
 
 
 def main() -> None:
