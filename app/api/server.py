@@ -25,6 +25,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "timeout": 60,
         "worker_tmp_dir": _MEMORY if Path(_MEMORY).is_dir() else None,  # a slow disk must not make a worker look dead
         "proc_name": "bucketwire api",
+        "limit_request_line": 8190,  # a key of 1,024 bytes may take three times that in a query
         "accesslog": None,
         "forwarded_allow_ips": "127.0.0.1,::1",
         "control_socket_disable": True,

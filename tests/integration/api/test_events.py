@@ -228,5 +228,9 @@ def test_an_objects_history_tells_where_each_event_stands(api: Api, database: Da
         one["seq"] for one in api.client.get("/v1/events?bucket=images&key=a%20b/%C3%BC&limit=1").json()["events"]
     ] == [3]
     assert api.client.get("/v1/events?bucket=images&key=none").json()["events"] == []
+    longest = "\U0001f600" * 256
+    api.post(body(longest))
+    found = api.client.get("/v1/events", params={"bucket": "images", "key": longest}).json()["events"]
+    assert [one["seq"] for one in found] == [4]
     problem(api.client.get("/v1/events?bucket=images"), 400, "bad-value")
     problem(api.client.get("/v1/events?bucket=images&kye=a"), 400, "bad-value")

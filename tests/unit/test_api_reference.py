@@ -1,0 +1,35 @@
+"""The API's reference page names every route and every problem that there is, and no others."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from app.api import create_app
+from app.api.problems import KINDS
+from app.config.settings import Settings
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
+
+
+def test_every_problem_is_on_the_page() -> None:
+    rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| ([0-9, ]+) \|", PAGE, re.MULTILINE)
+    told = {kind: statuses for kinds, statuses in rows for kind in re.findall(r"`([a-z-]+)`", kinds)}
+    assert told.keys() == KINDS.keys()
+    for kind, (status, _) in KINDS.items():
+        assert str(status) in told[kind], kind
+
+
+def test_every_route_is_on_the_page(tmp_path: Path) -> None:
+    settings = Settings.from_environ(
+        {"BUCKETWIRE_VAR": str(tmp_path / "v"), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9"}
+    )
+    (tmp_path / "v").mkdir()
+    app = create_app(settings)
+    app.extensions["bucketwire"].database.close()
+    for rule in app.url_map.iter_rules():
+        path = re.sub(r"<(?:int:)?(?:type_)?(name|number)>", r"<\1>", rule.rule).replace(
+            "/<name>/<name>", "/<type>/<name>"
+        )
+        known = path in PAGE or path.rpartition("/")[2] in ("resume", "purge")
+        assert known, path
