@@ -93,7 +93,11 @@ class TargetQueues(bootsteps.StartStopStep):
 
     def start(self, parent: Any) -> None:
         """Called when the worker has its connection, again after each reconnect."""
-        self._follow(parent)
+        # Only added: nobody takes what comes in before the event loop runs, which then begins to consume them all.
+        consuming = self._consuming(parent)
+        for name in self._served() or ():
+            if name not in consuming:
+                parent.task_consumer.add_queue(self._declared(parent, name))
         self._timer = parent.timer.call_repeatedly(1.0, self._follow, (parent,))
 
     def stop(self, _parent: Any) -> None:
@@ -104,17 +108,32 @@ class TargetQueues(bootsteps.StartStopStep):
         self._database.close()
 
     def _follow(self, consumer: Any) -> None:
-        try:
-            wanted = {queue_name(target) for target in enabled_targets(self._database) if self._serves(target)}
-        except DatabaseUnavailable:
-            return  # the queues stay as they are until it is back
-        consuming = {one.name for one in consumer.task_consumer.queues if one.name != SERVICE_QUEUE}
-        for name in wanted - consuming:
-            if name not in consumer.app.amqp.queues:
-                consumer.app.amqp.queues.add(queue(name))
+        served, consuming = self._served(), self._consuming(consumer)
+        if served is None:
+            return
+        for name in served - consuming:
+            self._declared(consumer, name)
             consumer.add_task_queue(name)
-        for name in consuming - wanted:
+        for name in consuming - served:
             consumer.cancel_task_queue(name)
+
+    def _served(self) -> set[str] | None:
+        """The queues of the targets that there are; None while the database is away, and then all stays as it is."""
+        try:
+            return {queue_name(target) for target in enabled_targets(self._database) if self._serves(target)}
+        except DatabaseUnavailable:
+            return None
+
+    @staticmethod
+    def _consuming(consumer: Any) -> set[str]:
+        return {one.name for one in consumer.task_consumer.queues if one.name != SERVICE_QUEUE}
+
+    @staticmethod
+    def _declared(consumer: Any, name: str) -> Queue:
+        if name not in consumer.app.amqp.queues:
+            consumer.app.amqp.queues.add(queue(name))
+        declared: Queue = consumer.app.amqp.queues[name]
+        return declared
 
     def _serves(self, target: TargetId) -> bool:
         return not self._wanted.isdisjoint({"*", target.type, str(target)})

@@ -1,0 +1,370 @@
+"""The main job through real processes: in at the API, out at a target, whatever stands between them is."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+from uuid import uuid4
+
+import amqp
+import httpx
+import orjson
+import pytest
+
+from app.events.model import Event
+from tests import services
+from tests.acceptance.arrivals import Expected, Record, listed, posted
+from tests.builders import event
+from tests.services import until
+from tests.system import Role, System, drain_worker, start_all, stop_all, system
+
+LEASE = 4  # seconds: what a lost hint may cost
+BROKER_PASSWORD = "br0ker-passw0rd"
+API_TOKENS: dict[str, Any] = {scope: f"{scope}-{uuid4().hex}" for scope in ("ingest", "admin")}
+SHORT: dict[str, Any] = {"lease": f"{LEASE}s", "time_slice": "3s"}
+TOKENS: dict[str, Any] = {"api_tokens": ",".join(f"{scope}:{scope}:{token}" for scope, token in API_TOKENS.items())}
+
+
+def records(*events: Event) -> list[Record]:
+    return [orjson.loads(one.record) for one in events]
+
+
+def body(*events: Event) -> bytes:
+    return f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode()
+
+
+def some(bucket: str, count: int, *, keys: int = 10, first: int = 0) -> list[Event]:
+    return [event(f"k{number % keys}", bucket=bucket) for number in range(first, first + count)]
+
+
+def running(whole: System) -> System:
+    """All of its processes run, whatever an earlier test did to them."""
+    start_all([role for role in whole.roles if not role.running])
+    return whole
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[services.Redis]:
+    with services.redis(password=BROKER_PASSWORD) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def over_redis(postgres_server: services.Postgres, broker: services.Redis) -> Iterator[System]:
+    url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
+    with system(url, broker.url, token=API_TOKENS["admin"], **SHORT, **TOKENS) as whole:
+        yield whole
+
+
+@pytest.fixture(scope="module")
+def over_rabbitmq(postgres_server: services.Postgres, rabbitmq_server: services.RabbitMQ) -> Iterator[System]:
+    url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
+    with system(url, rabbitmq_server.url, **SHORT) as whole:
+        yield whole
+
+
+@pytest.fixture
+def whole(over_redis: System) -> System:
+    return running(over_redis)
+
+
+@pytest.fixture
+def bucket() -> str:
+    """A bucket of the test's own, so that rules of one test say nothing to another's events."""
+    return f"bucket-{uuid4().hex[:12]}"
+
+
+def redis_target(whole: System, server: services.Redis, bucket: str, **settings: Any) -> str:
+    """A target that appends to the list called like the bucket; its `type:name`."""
+    place = f"{services.LOOPBACK}:{server.port}"
+    whole.add_target(f"redis:{bucket}", bucket, address=place, key=bucket, format="access", **settings)
+    return f"redis:{bucket}"
+
+
+def webhook_target(whole: System, receiver: services.Receiver, bucket: str, **settings: Any) -> str:
+    whole.add_target(f"webhook:{bucket}", bucket, endpoint=receiver.url, **settings)
+    return f"webhook:{bucket}"
+
+
+def length(server: services.Redis, key: str) -> int:
+    with server.client() as client:
+        return int(client.llen(key))
+
+
+def arrives(server: services.Redis, key: str, count: int, timeout: float = 10) -> None:
+    """Return when so many events are in the list."""
+    until(lambda: length(server, key) >= count, timeout, what=f"{count} events at the target")
+
+
+def goes_through(whole: System, server: services.Redis, bucket: str) -> None:
+    """An event in at the API, the same event out at a Redis target, once."""
+    redis_target(whole, server, bucket)
+    sent = event("a b+c.txt", bucket=bucket)
+    receipt = whole.post(body(sent))
+    assert receipt["recorded"] == 1
+    arrives(server, bucket, 1)
+    until(whole.settled, 5)
+    assert listed(server, bucket) == records(sent)
+    assert [entry.difference for entry in whole.audits()] == [0] * len(whole.audits())
+
+
+def test_an_event_goes_through_on_every_outbox_database(
+    outbox_url: str, redis_server: services.Redis, broker: services.Redis, bucket: str
+) -> None:
+    with broker.client() as client:
+        client.flushall()
+    # Another database of the broker's, so that the workers of other tests do not take the tasks of this one.
+    with system(outbox_url, broker.url.removesuffix("0") + "1") as whole:
+        goes_through(whole, redis_server, bucket)
+
+
+def test_an_event_goes_through_over_rabbitmq(over_rabbitmq: System, redis_server: services.Redis, bucket: str) -> None:
+    goes_through(running(over_rabbitmq), redis_server, bucket)
+
+
+def test_every_queue_on_rabbitmq_is_a_quorum_queue(
+    over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
+) -> None:
+    goes_through(running(over_rabbitmq), redis_server, bucket)
+    for name in ("bucketwire", f"target.redis.{bucket}"):
+        with rabbitmq_server.connection() as connection:
+            channel = connection.channel()
+            channel.queue_declare(
+                name, durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": "quorum"}
+            )
+            with pytest.raises(amqp.PreconditionFailed):
+                channel.queue_declare(
+                    name, durable=True, exclusive=False, auto_delete=False, arguments={"x-queue-type": "classic"}
+                )
+
+
+def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
+    over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
+) -> None:
+    whole = running(over_rabbitmq)
+    lists = [f"{bucket}-{number}" for number in range(4)]
+    for key in lists:
+        goes_through(whole, redis_server, key)  # so that there is a queue
+        whole.ask("POST", "/v1/rules", json={"bucket": bucket, "events": ["*"], "target": f"redis:{key}"})
+    [worker] = whole.workers
+    worker.stop()
+    whole.post(body(event(bucket=bucket)))
+    with rabbitmq_server.connection() as connection:
+        channel = connection.channel()
+        for key in lists:
+            until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a hint in each queue")  # type: ignore[misc]
+    worker.start()
+    for key in lists:
+        arrives(redis_server, key, 1 + 1, 5)
+
+
+def waiting(channel: amqp.Channel, name: str) -> int:
+    """How many messages are ready in a queue that is there."""
+    declared: Any = channel.queue_declare(name, passive=True)
+    return int(declared.message_count)
+
+
+def test_hints_purged_from_rabbitmq_while_events_wait_lose_nothing(
+    over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
+) -> None:
+    whole = running(over_rabbitmq)
+    goes_through(whole, redis_server, bucket)  # so that there is a queue
+    [worker] = whole.workers
+    worker.stop()
+    sent = some(bucket, 50)
+    whole.post(body(*sent))
+    with rabbitmq_server.connection() as connection:
+        channel, name = connection.channel(), f"target.redis.{bucket}"
+        until(lambda: waiting(channel, name), 5, what="a hint in the queue")
+        assert channel.queue_purge(name)
+        channel.queue_purge("bucketwire")
+    worker.start()
+    arrives(redis_server, bucket, 1 + 50, LEASE + 5)
+    assert Expected.of(records(*sent)).check(listed(redis_server, bucket)[1:], "the list") == 0
+
+
+def test_a_broker_emptied_while_events_wait_loses_nothing(
+    whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
+) -> None:
+    redis_target(whole, redis_server, bucket)
+    [worker] = whole.workers
+    worker.stop()
+    sent = some(bucket, 50)
+    whole.post(body(*sent))
+    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint in the queue")
+    with broker.client() as client:
+        client.flushall()
+    worker.start()
+    arrives(redis_server, bucket, 50, LEASE + 5)
+    assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
+
+
+def test_a_broker_emptied_under_running_workers_stops_nobody(
+    whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
+) -> None:
+    redis_target(whole, redis_server, bucket)
+    sent = some(bucket, 30)
+    for number in range(3):
+        with broker.client() as client:
+            client.flushall()
+        whole.post(body(*sent[10 * number : 10 * number + 10]))
+        arrives(redis_server, bucket, 10 * number + 10, LEASE + 5)
+    assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
+
+
+def test_two_beats_and_two_drains_at_once_harm_nothing(
+    whole: System, redis_server: services.Redis, bucket: str
+) -> None:
+    redis_target(whole, redis_server, bucket)
+    more = [Role(["beat"], whole.settings, "is starting."), drain_worker(whole.settings)]
+    sent: list[Event] = []
+    with ExitStack() as stack:
+        stack.callback(stop_all, more)
+        start_all(more)
+        for number in range(10):
+            batch = some(bucket, 200, keys=50, first=200 * number)
+            whole.post(body(*batch))
+            sent += batch
+        arrives(redis_server, bucket, len(sent), 20)
+        until(lambda: whole.settled(f"redis:{bucket}"), 5)
+    assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
+    assert all(entry.difference == 0 for entry in whole.audits())
+
+
+def test_a_target_made_while_workers_run_is_served_within_two_seconds(
+    whole: System, redis_server: services.Redis, bucket: str
+) -> None:
+    redis_target(whole, redis_server, bucket)
+    made = time.monotonic()
+    whole.post(body(event(bucket=bucket)))
+    arrives(redis_server, bucket, 1)
+    assert time.monotonic() - made < 2
+
+
+@pytest.mark.parametrize("kind", ["webhook", "redis"])
+def test_a_target_that_is_down_costs_nobody_anything_and_is_served_within_five_seconds_of_its_return(
+    whole: System, redis_server: services.Redis, bucket: str, kind: str
+) -> None:
+    start: Any = {"webhook": services.receiver, "redis": services.redis}[kind]
+    add: Any = {"webhook": webhook_target, "redis": redis_target}[kind]
+    with start() as server:
+        name = add(whole, server, bucket)
+
+        def arrived() -> list[Record]:
+            return posted(server) if kind == "webhook" else listed(server, bucket)
+
+        redis_target(whole, redis_server, f"{bucket}-well")
+        whole.ask("POST", "/v1/rules", json={"bucket": bucket, "events": ["*"], "target": f"redis:{bucket}-well"})
+        server.kill()
+        sent = some(bucket, 200)
+        for number in range(5):  # the breaker opens, and probes fail meanwhile
+            whole.post(body(*sent[40 * number : 40 * number + 40]))
+            began = time.monotonic()
+            arrives(redis_server, f"{bucket}-well", 40 * number + 40)
+            assert time.monotonic() - began < 2
+            until(lambda: whole.target(name)["state"] == "unavailable", 5)
+        books = whole.books()[name]
+        assert (books.pending, books.parked, books.dead) == (200, 0, 0)
+
+        server.start()
+        began = time.monotonic()
+        until(lambda: len(arrived()) >= 200, 20, what="the events at the target that is back")
+        assert time.monotonic() - began < 5
+        assert Expected.of(records(*sent)).check(arrived(), kind) == 0
+        until(lambda: whole.target(name)["state"] == "running", 5)
+        history = whole.ask("GET", "/v1/events", params={"bucket": bucket, "key": "k0"}).json()["events"]
+        states = {standing["state"] for one in history for standing in one["standings"]}
+        assert states == {"settled"}
+        assert whole.books()[name].parked == whole.books()[name].dead == 0
+
+
+def test_a_worker_that_is_asked_to_stop_finishes_the_batch_in_hand_and_sends_nothing_twice(
+    whole: System, receiver: services.Receiver, bucket: str
+) -> None:
+    receiver.set(delay=0.05)
+    name = webhook_target(whole, receiver, bucket, sync="on", batch_size=50)
+    [worker] = whole.workers
+    sent = some(bucket, 400, keys=40)
+    whole.post(body(*sent))
+    receiver.wait(30)
+    worker.ask_to_stop()
+    until(lambda: not worker.running, 30, what="the end of the worker")
+    worker.stop()
+    arrived = len(posted(receiver))
+    assert 30 <= arrived < 400, "it has to stop in the middle, else this shows nothing"
+    assert whole.books()[name].delivered == arrived
+    receiver.set()
+    worker.start()
+    receiver.wait(400, timeout=LEASE + 10)
+    until(lambda: whole.settled(name), 10)
+    assert Expected.of(records(*sent)).check(posted(receiver), "the receiver") == 0
+
+
+def test_messages_carry_ids_and_nothing_else(
+    whole: System, broker: services.Redis, redis_server: services.Redis, bucket: str
+) -> None:
+    name = redis_target(whole, redis_server, bucket)
+    stop_all([whole.drain, *whole.workers])
+    with broker.client() as client:
+        client.delete("bucketwire", f"target.redis.{bucket}")
+    whole.post(body(event("telling-key.txt", bucket=bucket)))
+    until(lambda: length(broker, "bucketwire"), 5, what="a message of beat's")
+    whole.drain.start()
+    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint")
+    with broker.client() as client:
+        hint = client.lindex(f"target.redis.{bucket}", 0)
+    assert isinstance(hint, bytes)
+    message = orjson.loads(hint)
+    arguments, named, embedded = orjson.loads(b64decode(message["body"]))
+    assert arguments[0] == whole.target(name)["arn"]
+    assert len(arguments) == 2
+    assert set(arguments[1]) <= set("0123456789-,")
+    assert named == {}
+    assert set(embedded.values()) == {None}
+    assert b"telling" not in hint + b64decode(message["body"])
+    assert length(redis_server, bucket) == 0
+
+
+def test_no_secret_shows_in_logs_or_messages(
+    whole: System, broker: services.Redis, receiver: services.Receiver, bucket: str
+) -> None:
+    secrets = {
+        "auth_token": f"auth-{uuid4().hex}",
+        "signing_secret": "whsec_" + "c2VjcmV0" * 5,
+        "password": f"pass-{uuid4().hex}",
+        "wrong": f"wrong-{uuid4().hex}",
+    }
+    messages: list[bytes] = []
+    with services.redis(password=secrets["password"]) as server:
+        hook = webhook_target(
+            whole, receiver, bucket, auth_token=secrets["auth_token"], signing_secret=secrets["signing_secret"]
+        )
+        right = redis_target(whole, server, bucket, password=secrets["password"])
+        whole.add_target(
+            "redis:wrong", bucket, address=f"{services.LOOPBACK}:{server.port}", key="k", password=secrets["wrong"]
+        )
+        whole.add_target(
+            "postgresql:wrong",
+            bucket,
+            connection_string=f"host={services.LOOPBACK} port={server.port} user=u password={secrets['wrong']}",
+            table="t",
+        )
+        receiver.set(status=500, body=secrets["auth_token"], times=1)
+        whole.post(body(*some(bucket, 20)))
+        for name in ("redis:wrong", "postgresql:wrong"):
+            until(lambda name=name: whole.target(name)["state"] == "unavailable", 15)  # type: ignore[misc]
+        until(lambda: whole.settled(hook, right), 15)
+        stop_all(whole.workers)
+        whole.post(body(*some(bucket, 20)))
+        until(lambda: length(broker, f"target.webhook.{bucket}"), 5, what="a hint")
+        with broker.client() as client:
+            messages = [entry for key in client.keys("target.*") for entry in client.lrange(key, 0, -1)]
+    assert messages
+    refused = httpx.post(f"{whole.api.url}/v1/events", content=b"{}", headers={"Authorization": "Bearer guessed-wrong"})
+    assert refused.status_code == 401
+    seen = whole.logs().encode() + b"".join(messages) + orjson.dumps(whole.ask("GET", "/v1/targets").json())
+    for secret in (*secrets.values(), *API_TOKENS.values(), BROKER_PASSWORD, services.PASSWORD, "guessed-wrong"):
+        assert secret.encode() not in seen
