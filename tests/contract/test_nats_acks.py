@@ -172,18 +172,19 @@ def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, wi
     assert "is no JetStream stream" in unavailable(outcome)
 
 
-@pytest.mark.parametrize("window", [1, 10])
-def test_of_each_object_one_message_is_under_way_and_of_all_a_window(jetstream: JetStream, window: int) -> None:
+@pytest.mark.parametrize(("window", "objects", "sent"), [(1, 15, 1), (10, 15, 10), (10, 3, 3)])
+def test_of_each_object_one_message_is_under_way_and_of_all_a_window(
+    jetstream: JetStream, window: int, objects: int, sent: int
+) -> None:
     target = jetstream.target(timeout="300ms")
     target.open()
-    objects = 15
     batch = [events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
     jetstream.server.freeze()
     outcomes = attempt(target, batch, window)
     assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
     jetstream.server.thaw()
-    services.until(lambda: len(jetstream.held()) == window, what="what was sent before the time was over")
-    assert [path for path, _ in jetstream.held()] == [f"images/object-{number}" for number in range(window)]
+    services.until(lambda: len(jetstream.held()) == sent, what="what was sent before the time was over")
+    assert [path for path, _ in jetstream.held()] == [f"images/object-{number}" for number in range(sent)]
     target.close()
 
 

@@ -144,10 +144,11 @@ class Core:
     async def _publish(self, bodies: Sequence[bytes]) -> list[Outcome]:
         connection = self._connection
         client, subject = connection.client, connection.settings.subject
+        limit = client.max_payload
         outcomes: list[Outcome] = []
         try:
             for body in bodies:
-                if len(body) > client.max_payload:
+                if len(body) > limit:
                     outcomes.append(connection.too_large(len(body)))
                     continue
                 await client.publish(subject, body)
@@ -155,8 +156,6 @@ class Core:
         except NatsError as error:
             raise connection.failed(error) from error
         await connection.confirm()
-        if connection.refusal:
-            raise TargetUnavailable(f"{connection.where}: {connection.refusal}")
         return outcomes
 
 

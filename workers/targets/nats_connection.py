@@ -14,7 +14,7 @@ import math
 import os
 import re
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,11 +46,11 @@ class Connection:
         self.settings = settings
         self.where = f"NATS at {settings.address}"
         self.client = Client()
-        self.refusal = ""  # what the server said against a message of ours
         self.news = asyncio.Event()  # an answer came, or the connection is lost
         self._is_encrypted = is_encrypted
+        self._refusal = ""  # what the server said against a message of ours
         self._connecting = True
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._patience: asyncio.Timeout | None = None  # of the call that waits for an answer
 
     async def connect(self) -> None:
         """Connect and log in. Raises `TargetUnavailable`."""
@@ -86,41 +86,41 @@ class Connection:
     @property
     def is_lost(self) -> bool:
         """Whether nothing can be sent any more."""
-        return self._gone.done()
+        return self.client.is_closed
 
-    def lost(self) -> TargetUnavailable:
-        """That, and why, as an exception."""
-        error = self.client.last_error
-        return TargetUnavailable(f"{self.where}: connection lost" + (f": {self._words(error)}" if error else ""))
+    def trouble(self) -> TargetUnavailable | None:
+        """Why nothing more can be sent, where that is so: the connection is lost, or the server refused a message."""
+        if self.is_lost:
+            error = self.client.last_error
+            return TargetUnavailable(f"{self.where}: connection lost" + (f": {self._words(error)}" if error else ""))
+        return TargetUnavailable(f"{self.where}: {self._refusal}") if self._refusal else None
 
-    async def answered(self, answer: Coroutine[Any, Any, T]) -> T:
+    async def answered(self, answer: Awaitable[T]) -> T:
         """The answer. Raises `TargetUnavailable` when the connection is lost meanwhile, or the time limit is over."""
-        waiting = asyncio.create_task(answer)
-        either: set[asyncio.Future[Any]] = {waiting, self._gone}
         try:
-            await asyncio.wait(either, timeout=self.settings.timeout, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                return waiting.result()
+            async with asyncio.timeout(self.settings.timeout) as self._patience:
+                return await answer
+        except TimeoutError as error:
+            raise self.trouble() or self.silent() from error
         except NatsError as error:
             raise self.failed(error) from error
         finally:
-            waiting.cancel()
-        raise self.lost() if self.is_lost else self.silent()
+            self._patience = None
+
+    async def confirm(self) -> None:
+        """Return when the server has read all that was published before: the answer to a PING behind it.
+
+        Raises `TargetUnavailable`, also where the server has said something against these messages.
+        """
+        await self.answered(self._flush())
+        if trouble := self.trouble():
+            raise trouble
 
     async def hear(self) -> None:
-        """Wait for `news`. Raises `TargetUnavailable` when there are none in time, bad ones, or the connection is lost.
-
-        Costs less than `answered`, which matters where there is one answer for each message.
-        """
-        try:
-            async with asyncio.timeout(self.settings.timeout):
-                await self.news.wait()
-        except TimeoutError as error:
-            raise self.silent() from error
-        if self.is_lost:
-            raise self.lost()
-        if self.refusal:
-            raise TargetUnavailable(f"{self.where}: {self.refusal}")
+        """Wait for `news`. Raises `TargetUnavailable` when they are bad, or do not come in time."""
+        await self.answered(self.news.wait())
+        if trouble := self.trouble():
+            raise trouble
 
     def silent(self) -> TargetUnavailable:
         """No answer came in time."""
@@ -128,18 +128,11 @@ class Connection:
 
     def failed(self, error: Exception) -> TargetUnavailable:
         """What nats-py raised, as an exception of ours."""
-        return self.lost() if self.is_lost else TargetUnavailable(f"{self.where}: {self._words(error)}")
+        return self.trouble() or TargetUnavailable(f"{self.where}: {self._words(error)}")
 
     def too_large(self, size: int) -> Rejected:
         """The server would close the connection over a message of this size."""
         return Rejected(f"{self.where}: the message has {size} bytes, max_payload is {self.client.max_payload}")
-
-    async def confirm(self) -> None:
-        """Return when the server has read all that was published before: the answer to a PING behind it.
-
-        `refusal` then holds what it said of these messages, if it did.
-        """
-        await self.answered(self._flush())
 
     async def _flush(self) -> None:
         await asyncio.sleep(0)  # now nats-py writes what it has, unless the socket is full
@@ -152,13 +145,14 @@ class Connection:
         """nats-py's `error_cb`: raising from it ends an attempt to connect, which it would repeat for minutes."""
         if self._connecting:
             raise error
-        self.refusal = self._words(error)
-        self.news.set()
+        self._refusal = self._words(error)
+        await self._closed()
 
     async def _closed(self) -> None:
-        if not self._gone.done():
-            self._gone.set_result(None)
+        """End what waits for an answer."""
         self.news.set()
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
 
     def _insist_on_tls(self) -> None:
         if self.settings.uses_tls and not self._is_encrypted():
