@@ -30,6 +30,8 @@ BUILD_TIMEOUT = 1800
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
 MC_VERSION = "v0.0.0-20250313080218-cf909e1063a9"
+NATS = "github.com/nats-io/nats-server/v2"
+NEW_NATS_VERSION = "v2.11.0"
 STAN_VERSION = "v0.25.6"
 STAN_CLIENT_VERSION = "v0.10.4"
 NSQ_VERSION = "v1.3.0"
@@ -43,6 +45,7 @@ MYSQL = CACHE / "mysql-8.0.12"
 MYSQL_DATA = CACHE / "mysql-8.0.12-data"
 MINIO = CACHE / f"minio-{MINIO_VERSION}"
 MC = CACHE / f"mc-{MC_VERSION}"
+NEW_NATS = CACHE / f"nats-server-{NEW_NATS_VERSION}"
 STAN = CACHE / f"nats-streaming-{STAN_VERSION}"
 NSQ = CACHE / f"nsq-{NSQ_VERSION}"
 KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
@@ -227,8 +230,9 @@ RECIPES = {
         ),
         Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}")),
         Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}")),
-        Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",), usual=False),
-        Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",), usual=False),
+        Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
+        Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
+        Recipe("new_nats", (f"{NEW_NATS}/nats-server",), (), go_install(NEW_NATS, f"{NATS}@{NEW_NATS_VERSION}")),
         Recipe(
             "nats_streaming",
             (f"{STAN}/nats-streaming-server", f"{STAN}/stan-sub"),
@@ -239,9 +243,8 @@ RECIPES = {
                 f"github.com/nats-io/stan.go/examples/stan-pub@{STAN_CLIENT_VERSION}",
                 f"github.com/nats-io/stan.go/examples/stan-sub@{STAN_CLIENT_VERSION}",
             ),
-            usual=False,
         ),
-        Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, usual=False),
+        Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq),
         Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION), usual=False),
         Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION), usual=False),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, usual=False),
