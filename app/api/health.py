@@ -61,7 +61,7 @@ def readyz() -> Response:
     feeder = parts().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
-        checks["staging"] = {"ok": not damaged, "requests": waiting, "set_aside": damaged}
+        checks["staging"] = {"ok": not damaged, "files": waiting, "set_aside": damaged}
     ready = all(check["ok"] for check in checks.values())
     return answer({"ready": ready, "checks": checks}, 200 if ready else 503)
 

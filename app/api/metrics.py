@@ -70,7 +70,11 @@ class Scrape:
             yield from figures([(stored[each.target], each) for each in books if each.target in stored], now_ms())
         if self._parts.feeder is not None:
             staging = self._parts.feeder.staging
-            yield _single("staging_requests", "Requests in the staging folder, to be fed.", len(staging.files()))
+            yield _single(
+                "staging_files",
+                "Files in the staging folder, to be fed: a request or several each.",
+                len(staging.files()),
+            )
             yield _single("staging_set_aside", "Staged files that could not be recorded.", staging.damaged())
 
 

@@ -1,8 +1,9 @@
 """Keep requests in a folder while the database is away, and feed them to the log in order when it is back.
 
-One file for each request, its name a number that only grows, shared by every API process of the machine. A file is
-there as a whole or not at all, and on the disk, before its request is answered; it goes after the commit that recorded
-its events. A crash between the two feeds it again, and the events' ids make that a repetition.
+One file for each request, or for several that came together; its name is a number that only grows, shared by every API
+process of the machine. A file is there as a whole or not at all, and on the disk, before its requests are answered; it
+goes after the commit that recorded its events. A crash between the two feeds it again, and the events' ids make that a
+repetition.
 """
 
 import errno
@@ -14,6 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +48,14 @@ class _Staged:
     events: Sequence[Event]
 
 
+class _Waiting(Future[None]):
+    """A request that waits for its events to be on the disk."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        super().__init__()
+        self.events = events
+
+
 class Staging:
     """The folder. Any number of threads and processes of one machine may use it at once; a network file system may not.
 
@@ -54,14 +64,43 @@ class Staging:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lock = threading.Lock()
+        self._turn, self._writing = threading.Condition(), False
+        self._waiting: list[_Waiting] = []
         self._numbered = 0  # the process that has looked at the names in the folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._exclusive("number.lock"):
             pass
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep one request's events; returns when they are on the disk. Raises `OSError`, and then nothing is kept."""
+        """Keep one request's events; returns when they are on the disk. Raises `OSError`, and then nothing is kept.
+
+        Requests that come while a file is being written go into the next one together.
+        """
+        mine = _Waiting(events)
+        with self._turn:
+            self._waiting.append(mine)
+            self._turn.wait_for(lambda: mine.done() or not self._writing)
+            if not mine.done():
+                self._writing = True
+                group, self._waiting = self._waiting, []
+        if not mine.done():
+            self._write_all(group)
+            with self._turn:
+                self._writing = False
+                self._turn.notify_all()
+        mine.result()
+
+    def _write_all(self, group: Sequence[_Waiting]) -> None:
+        try:
+            self._write([event for waiting in group for event in waiting.events])
+        except BaseException as error:  # noqa: BLE001 - each request raises it
+            for waiting in group:
+                waiting.set_exception(error)
+        else:
+            for waiting in group:
+                waiting.set_result(None)
+
+    def _write(self, events: Sequence[Event]) -> None:
         number = self._number()
         draft, place = self.folder / f"{number:020d}.draft", self.folder / f"{number:020d}.events"
         try:
@@ -72,7 +111,7 @@ class Staging:
             draft.rename(place)
             _sync(self.folder)
         except BaseException:
-            # Also a file in its place goes again: its request is about to be refused.
+            # Also a file in its place goes again: its requests are about to be refused.
             for path in (draft, place):
                 with suppress(OSError):
                     path.unlink()
@@ -84,7 +123,7 @@ class Staging:
             return any(_NAME.fullmatch(entry.name) for entry in entries)
 
     def files(self) -> list[Path]:
-        """The requests that wait, in their order."""
+        """The files that wait, in their order."""
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def damaged(self) -> int:
@@ -122,9 +161,8 @@ class Staging:
     def _exclusive(self, name: str) -> Iterator[int]:
         descriptor = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            with self._lock:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-                yield descriptor
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
         finally:
             os.close(descriptor)
 
@@ -147,7 +185,7 @@ class Feeder:
                     self._pid = os.getpid()
 
     def feed(self) -> int:
-        """Record what waits, in its order, and say how many requests that were. Raises `DatabaseUnavailable`."""
+        """Record what waits, in its order, and say how many files that were. Raises `DatabaseUnavailable`."""
         total = 0
         with self.staging.feeding() as mine:
             while mine and (paths := self.staging.files()):
@@ -164,10 +202,10 @@ class Feeder:
             except DatabaseUnavailable:
                 away = True
             except Exception:  # a thread that ends would leave everything where it is
-                log.exception("staged requests in %s cannot be fed, trying again", self.staging.folder)
+                log.exception("what is staged in %s cannot be fed, trying again", self.staging.folder)
             else:
                 if fed:
-                    log.info("fed %d staged request(s)%s", fed, ", the database is back" if away else "")
+                    log.info("fed %d staged file(s)%s", fed, ", the database is back" if away else "")
                     away = False
             time.sleep(_PAUSE)
 

@@ -102,7 +102,7 @@ def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
         answer = api.post(body(*sent[-2:]))
         assert answer.status_code == 202, answer.text
         assert answer.json()["staged"] == 2
-    assert "bucketwire_staging_requests 50.0" in api.client.get("/metrics").text
+    assert "bucketwire_staging_files 50.0" in api.client.get("/metrics").text
     server.start()
     while (answer := api.post(body(f"during-{len(sent)}"))).json().get("staged"):
         sent.append(f"during-{len(sent)}")
@@ -193,9 +193,10 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
 def test_a_staging_folder_that_is_gone_is_503(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), queue_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     server.stop()
     folder.rename(folder.with_name("moved"))
+    api.client.headers["Authorization"] = f"Bearer {'t' * 32}"
     answer = api.post(body("lost"))
     problem(answer, 503, "staging-failed")
     assert str(folder) not in answer.text

@@ -208,8 +208,8 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert [child.wait(60) for child in children] == [0, 0]
-    keys = [decoded(path.read_bytes())[0].key for path in staging.files()]
-    assert len(set(keys)) == 200
+    keys = [one.key for path in staging.files() for one in decoded(path.read_bytes())]
+    assert len(keys) == len(set(keys)) == 200
     for writer in ("0", "1", "t1", "t2"):
         mine = [key for key in keys if key.startswith(f"{writer}-")]
         assert mine == sorted(mine)
