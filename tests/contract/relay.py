@@ -1,63 +1,64 @@
-"""A place in front of a real server that passes everything on, and writes down what the client said."""
+"""A wire that can be cut in one direction: what a target does while the server's answers do not arrive."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
 import threading
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterator
 
 from tests import services
 
 
 class Relay:
-    """Listens on `host`, an address of the loopback network, and connects to `server` on 127.0.0.1.
+    """Passes bytes between a port of its own and a server's; once `muted`, nothing more comes back from the server."""
 
-    A connection over which a client says `cut_at` is cut there.
-    """
+    def __init__(self, to: int) -> None:
+        self.muted = threading.Event()
+        self._to = to
+        self._listener = socket.create_server((services.LOOPBACK, 0))
+        self.port = int(self._listener.getsockname()[1])
+        self._wires = [self._listener]
+        self._threads: list[threading.Thread] = []
+        self._run(self._accept)
 
-    def __init__(self, server: services.Server, host: str = services.LOOPBACK, cut_at: bytes = b"") -> None:
-        self._listener = socket.create_server((host, 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.said = bytearray()  # what clients sent, of several connections one after the other
-        self._cut_at = cut_at
-        self._place = (services.LOOPBACK, server.port)
-        self._sockets: list[socket.socket] = [self._listener]
-        self._threads = [threading.Thread(target=self._accept)]
-
-    def __enter__(self) -> Self:
-        self._threads[0].start()
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        for each in self._sockets:
-            with contextlib.suppress(OSError):  # it may be closed already, or never have been connected
-                each.shutdown(socket.SHUT_RDWR)
+    def close(self) -> None:
+        """End every connection."""
+        for wire in self._wires:
+            with contextlib.suppress(OSError):
+                wire.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(5)
-        for each in self._sockets:
-            each.close()
+            thread.join(10)
+        for wire in self._wires:
+            wire.close()
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(self._place)
-                self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
-                    thread = threading.Thread(target=self._pass_on, args=(source, sink, source is near))
-                    self._threads.append(thread)
-                    thread.start()
+                client, _ = self._listener.accept()
+                server = socket.create_connection((services.LOOPBACK, self._to))
+                self._wires += [client, server]
+                self._run(self._pump, client, server, None)
+                self._run(self._pump, server, client, self.muted)
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, from_client: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, muted: threading.Event | None) -> None:
         with contextlib.suppress(OSError):
-            while part := source.recv(65536):
-                if from_client:
-                    self.said += part
-                    if self._cut_at and self._cut_at in part:
-                        source.shutdown(socket.SHUT_RDWR)
-                        break
-                sink.sendall(part)
-        with contextlib.suppress(OSError):
+            while received := source.recv(1 << 16):
+                if muted is None or not muted.is_set():
+                    sink.sendall(received)
             sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def relay(to: int) -> Iterator[Relay]:
+    """A relay to this port, ended with the block."""
+    made = Relay(to)
+    try:
+        yield made
+    finally:
+        made.close()

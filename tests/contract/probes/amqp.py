@@ -1,0 +1,106 @@
+"""RabbitMQ, read back by pika."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pika
+from pika.adapters.blocking_connection import BlockingChannel
+
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import Probe
+from workers import formats
+
+QUEUE = "bucketevents"
+ROUTED = sorted({event.name for _, event in events.captured()} | {events.PUT, events.DELETE, "s3:ObjectAccessed:Head"})
+
+
+class Queue(Probe):
+    """A durable queue, published to by its name."""
+
+    type = "amqp"
+
+    def __init__(self) -> None:
+        self.server: services.RabbitMQ = services.rabbitmq()
+
+    def values(self) -> dict[str, str]:
+        return {"url": self.server.url, "routing_key": QUEUE, "delivery_mode": "2"}
+
+    def at_port(self, port: int) -> dict[str, str]:
+        return self.values() | {"url": self.server.url.replace(f":{self.server.port}/", f":{port}/")}
+
+    def as_stranger(self) -> dict[str, str]:
+        return self.values() | {"url": self.server.url.replace(f":{services.PASSWORD}@", ":wrong-s3cret@")}
+
+    def by_tls(self, ca: Path) -> dict[str, str]:
+        return self.values() | {"url": self.server.tls_url, "tls_ca": str(ca)}
+
+    def renew(self) -> None:
+        if not self.server.running:
+            self.server.stop()
+            self.server.start()
+        with self.channel() as channel:
+            channel.queue_delete(QUEUE)
+            channel.queue_declare(QUEUE, durable=True)
+            self.bind(channel)
+
+    def bind(self, channel: BlockingChannel) -> None:
+        """What leads to the queue."""
+
+    def held(self) -> list[tuple[str, str]]:
+        return [(json.loads(body)["Key"], body.decode()) for _, body in self.messages()]
+
+    def messages(self) -> list[tuple[pika.BasicProperties, bytes]]:
+        """The queue's messages, which stay there."""
+        found = []
+        with self.channel() as channel:
+            # As many as there are now: one who writes all the while must not keep us here.
+            for _ in range(channel.queue_declare(QUEUE, passive=True).method.message_count):
+                _, properties, body = channel.basic_get(QUEUE)
+                found.append((properties, body))
+            # Said, not left to the channel's end: what comes next must find them in their places.
+            channel.basic_nack(0, multiple=True, requeue=True)
+        return found
+
+    def expected(self, event: Event) -> str:
+        return formats.log(event)
+
+    @contextmanager
+    def channel(self) -> Iterator[BlockingChannel]:
+        """A channel of our own."""
+        connection = pika.BlockingConnection(pika.URLParameters(self.server.url.removesuffix("//") + "/%2F"))
+        try:
+            yield connection.channel()
+        finally:
+            if connection.is_open:
+                connection.close()
+
+
+class Headers(Queue):
+    """An exchange that routes by the headers of a message, and a target that minds what is not routed."""
+
+    can_reject = True
+
+    def values(self) -> dict[str, str]:
+        return super().values() | {
+            "exchange": "minio",
+            "exchange_type": "headers",
+            "durable": "on",
+            "mandatory": "on",
+            "routing_key": "",
+        }
+
+    def bind(self, channel: BlockingChannel) -> None:
+        channel.exchange_delete("minio")
+        channel.exchange_declare("minio", "headers", durable=True)
+        for name in ROUTED:
+            channel.queue_bind(QUEUE, "minio", arguments={"x-match": "all", "minio-event": name})
+
+    def poison(self, key: str) -> Event:
+        return replace(events.put(key), name="s3:Poison:*")

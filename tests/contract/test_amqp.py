@@ -1,0 +1,454 @@
+"""What is AMQP's own: exchanges as they are declared, messages, and what RabbitMQ says no to."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import amqp as py_amqp
+import psutil
+import pytest
+from pika.exceptions import ChannelClosedByBroker
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes.amqp import QUEUE, Queue
+from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.relay import relay
+from tests.contract.test_reference_pages import consumers, output
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+TYPES = ["direct", "fanout", "topic", "headers"]
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Queue]:
+    probe = Queue()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def rabbit(running: Queue) -> Queue:
+    running.renew()
+    with running.channel() as channel:
+        channel.exchange_delete("minio")
+    return running
+
+
+def ctl(server: services.RabbitMQ, *words: str) -> str:
+    """What rabbitmqctl answers."""
+    argv = ["/usr/lib/rabbitmq/bin/rabbitmqctl", "-q", "-n", server.env()["RABBITMQ_NODENAME"], *words]
+    env = {"PATH": os.environ["PATH"], "HOME": str(server.folder), "LANG": "C.UTF-8", **server.env()}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def user(server: services.RabbitMQ, name: str, password: str, *rights: str, vhost: str = "/") -> Iterator[None]:
+    """A user with rights to configure, write and read what these patterns match."""
+    ctl(server, "add_user", name, password)
+    ctl(server, "set_permissions", "-p", vhost, name, *rights)
+    try:
+        yield
+    finally:
+        ctl(server, "delete_user", name)
+
+
+def bound(rabbit: Queue, exchange: str = "minio", routing_key: str = "") -> None:
+    with rabbit.channel() as channel:
+        channel.queue_bind(QUEUE, exchange, routing_key)
+
+
+# --- exchanges
+
+
+@pytest.mark.parametrize("type_", TYPES)
+@pytest.mark.parametrize("flag", ["", "durable", "auto_deleted", "internal"])
+def test_a_missing_exchange_is_declared_with_its_type_and_flags(rabbit: Queue, type_: str, flag: str) -> None:
+    flags = {flag: "on"} if flag else {}
+    target = rabbit.target(exchange="minio", exchange_type=type_, **flags)
+    target.open()
+    target.close()
+    asked = {"durable": flag == "durable", "auto_delete": flag == "auto_deleted", "internal": flag == "internal"}
+    with rabbit.channel() as channel:
+        channel.exchange_declare("minio", type_, **asked)  # the server says no to anything but the same
+    with rabbit.channel() as channel, pytest.raises(ChannelClosedByBroker):
+        channel.exchange_declare("minio", type_, **{**asked, "durable": not asked["durable"]})
+
+
+@pytest.mark.parametrize("type_", ["direct", "fanout", "topic"])
+def test_events_go_to_the_exchange_with_the_routing_key(rabbit: Queue, type_: str) -> None:
+    target = rabbit.target(exchange="minio", exchange_type=type_, routing_key="bucket.events")
+    target.open()
+    bound(rabbit, routing_key="bucket.*" if type_ == "topic" else "bucket.events")
+    event = events.put("a")
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert rabbit.held() == [("images/a", formats.log(event))]
+
+
+def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
+    for mode in ("0", "1", "2"):
+        rabbit.renew()
+        event = events.put("a")
+        target = rabbit.target(delivery_mode=mode)
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+        target.close()
+        ((properties, body),) = rabbit.messages()
+        assert body == formats.log(event).encode()
+        given = {name: value for name, value in vars(properties).items() if value is not None}
+        assert given == {
+            "content_type": "application/json",
+            "headers": {"minio-bucket": "images", "minio-event": "s3:ObjectCreated:Put"},
+            "message_id": event.id,
+        } | ({"delivery_mode": int(mode)} if mode != "0" else {})
+
+
+@pytest.mark.parametrize("no_wait", ["off", "on"])
+def test_an_exchange_that_is_there_with_other_flags_is_unavailable(rabbit: Queue, no_wait: str) -> None:
+    with rabbit.channel() as channel:
+        channel.exchange_declare("minio", "fanout", durable=True)
+    target = rabbit.target(exchange="minio", exchange_type="fanout", no_wait=no_wait)
+    with pytest.raises(TargetUnavailable, match=r"inequivalent arg 'durable' for exchange 'minio'.*\(406\)"):
+        target.open()
+
+
+def test_declaring_without_waiting_works_too(rabbit: Queue) -> None:
+    target = rabbit.target(exchange="minio", exchange_type="fanout", no_wait="on")
+    target.open()
+    bound(rabbit)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    assert len(rabbit.held()) == 1
+
+
+def test_a_type_that_the_server_does_not_know_is_unavailable(rabbit: Queue) -> None:
+    with pytest.raises(TargetUnavailable, match="COMMAND_INVALID - unknown exchange type 'x-nothing'"):
+        rabbit.target(exchange="minio", exchange_type="x-nothing").open()
+
+
+def test_an_exchange_without_a_type_is_taken_as_it_is_and_has_to_be_there(rabbit: Queue) -> None:
+    target = rabbit.target(exchange="minio")
+    with pytest.raises(TargetUnavailable, match="NOT_FOUND - no exchange 'minio'"):
+        target.open()
+    with rabbit.channel() as channel:
+        channel.exchange_declare("minio", "fanout", durable=True, auto_delete=True)
+    bound(rabbit)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    assert len(rabbit.held()) == 1
+
+
+def test_an_exchange_that_vanished_is_unavailable_once_and_then_declared_again(rabbit: Queue) -> None:
+    target = rabbit.target(exchange="minio", exchange_type="fanout")
+    target.open()
+    with rabbit.channel() as channel:
+        channel.exchange_delete("minio")
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "NOT_FOUND - no exchange 'minio'" in outcome.reason
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_an_internal_exchange_refuses_events(rabbit: Queue) -> None:
+    target = rabbit.target(exchange="minio", exchange_type="fanout", internal="on")
+    target.open()
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "ACCESS_REFUSED - cannot publish to internal exchange 'minio'" in outcome.reason
+
+
+# --- what is said no to
+
+
+@WINDOWS
+def test_a_mandatory_event_without_a_queue_is_rejected_with_the_servers_words(rabbit: Queue, window: int) -> None:
+    target = rabbit.target(exchange="minio", exchange_type="direct", routing_key="nobody", mandatory="on")
+    target.open()
+    batch = [events.put(f"object-{number % 3}") for number in range(10)]
+    words = "NO_ROUTE (312): exchange 'minio' with routing key 'nobody'"
+    assert list(target.deliver(batch, window)) == [Rejected(words)] * 10
+    bound(rabbit, routing_key="nobody")
+    assert list(target.deliver(batch, window)) == [DELIVERED] * 10
+    target.close()
+    lost = rabbit.target(exchange="minio", exchange_type="direct", routing_key="elsewhere")
+    assert list(lost.deliver(batch, window)) == [DELIVERED] * 10
+    lost.close()
+    assert len(rabbit.held()) == 10
+
+
+@WINDOWS
+def test_immediate_is_unavailable_on_this_server(rabbit: Queue, window: int) -> None:
+    target = rabbit.target(immediate="on")
+    target.open()
+    outcomes = attempt(target, [events.put("a"), events.put("b")], window)
+    target.close()
+    assert all(isinstance(outcome, Unavailable) and "NOT_IMPLEMENTED" in outcome.reason for outcome in outcomes)
+
+
+@WINDOWS
+def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_wait(rabbit: Queue, window: int) -> None:
+    with rabbit.channel() as channel:
+        channel.queue_delete(QUEUE)
+        channel.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    target = rabbit.target()
+    first, second, third = events.put("a"), events.put("b"), events.put("b")
+    outcomes = list(target.deliver([first, second, third], window))
+    assert outcomes[0] == DELIVERED
+    assert isinstance(outcomes[1], Failed)
+    assert "basic.nack" in outcomes[1].reason
+    assert outcomes[2] == BEHIND
+    with rabbit.channel() as channel:
+        channel.queue_purge(QUEUE)
+    assert list(target.deliver([second], window)) == [DELIVERED]
+    target.close()
+    assert rabbit.held() == [("images/b", formats.log(second))]
+
+
+@WINDOWS
+def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(rabbit: Queue, window: int) -> None:
+    batch = [events.put(f"object-{number}") for number in range(20)]
+    large = events.put("large", metadata="x" * 5000)
+    ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 4000).")
+    try:
+        target = rabbit.target()
+        outcomes = attempt(target, [*batch[:10], large, *batch[10:]], window)
+        assert isinstance(outcomes[10], Rejected)
+        assert "larger than configured max size 4000" in outcomes[10].reason
+        left = [
+            event for event, outcome in zip(batch, outcomes[:10] + outcomes[11:], strict=True) if outcome != DELIVERED
+        ]
+        assert all(isinstance(outcome, Unavailable) for outcome in outcomes[11:])
+        assert list(target.deliver(left, window)) == [DELIVERED] * len(left)
+        target.close()
+    finally:
+        ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 134217728).")
+    assert {path for path, _ in rabbit.held()} == {event.path for event in batch}
+
+
+def test_who_may_only_write_can_use_an_exchange_that_is_there(rabbit: Queue) -> None:
+    url = f"amqp://writer:pass@127.0.0.1:{rabbit.server.port}"
+    with user(rabbit.server, "writer", "pass", "^$", "^minio$", "^$"):
+        target = rabbit.target(url=url, exchange="minio", exchange_type="fanout", durable="on")
+        with pytest.raises(TargetUnavailable, match="ACCESS_REFUSED - access to exchange 'minio'"):
+            target.open()
+        with rabbit.channel() as channel:
+            channel.exchange_declare("minio", "fanout", durable=True)
+        bound(rabbit)
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        ctl(rabbit.server, "set_permissions", "writer", "^$", "^$", "^$")
+        target.close()  # RabbitMQ remembers for a while what a channel may do
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        assert "ACCESS_REFUSED" in outcome.reason
+        target.close()
+    assert len(rabbit.held()) == 1
+
+
+# --- URLs
+
+
+def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Queue) -> None:
+    name, password, vhost = "us/er@x", "p:a/s%s?#", "a/b c"
+    ctl(rabbit.server, "add_vhost", vhost)
+    login, path = f"{quote(name, safe='')}:{quote(password, safe='')}", quote(vhost, safe="")
+    try:
+        with user(rabbit.server, name, password, ".*", ".*", ".*", vhost=vhost):
+            place = f"127.0.0.1:{rabbit.server.port}/{path}"
+            for changes in ({"url": f"amqp://{login}@{place}"},
+                            {"url": f"amqp://{quote(name, safe='')}@{place}", "password": password}):  # fmt: skip
+                target = rabbit.target(**changes, mandatory="on")
+                assert [type(outcome) for outcome in target.deliver([events.put("a")], 1)] == [Rejected]
+                target.close()
+    finally:
+        ctl(rabbit.server, "delete_vhost", vhost)
+    with pytest.raises(TargetUnavailable, match="vhost a/b c not found"):
+        rabbit.target(url=f"amqp://alice:{services.PASSWORD}@{place}").open()
+
+
+# --- the connection
+
+
+def test_the_connection_has_our_name(rabbit: Queue) -> None:
+    target = rabbit.target()
+    target.open()
+    assert "Bucketwire" in ctl(rabbit.server, "list_connections", "client_properties")
+    target.close()
+    services.until(lambda: "Bucketwire" not in ctl(rabbit.server, "list_connections", "client_properties"))
+
+
+def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(rabbit: Queue) -> None:
+    target = rabbit.target()
+    target.open()
+    ctl(rabbit.server, "close_all_connections", "maintenance")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_connection_idle_for_longer_than_its_heartbeat_costs_nothing(rabbit: Queue) -> None:
+    target = rabbit.target(url=f"{rabbit.server.url}?heartbeat=1")
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    services.until(lambda: "missed heartbeats from client" in rabbit.server.tail(), what="the server gives us up")
+    assert list(target.deliver([events.put("b")], 100)) == [DELIVERED]
+    target.close()
+    assert [path for path, _ in rabbit.held()] == ["images/a", "images/b"]
+
+
+def test_a_server_that_falls_silent_is_found_out_by_its_heartbeat(rabbit: Queue) -> None:
+    with relay(rabbit.server.port) as wire:
+        url = f"{rabbit.at_port(wire.port)['url']}?heartbeat=1"
+        target = rabbit.target(url=url, timeout="1m")
+        target.open()
+        wire.muted.set()
+        began = time.monotonic()
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        assert time.monotonic() - began < LIMIT
+        target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "heartbeats missed" in outcome.reason
+
+
+@WINDOWS
+def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int) -> None:
+    with relay(rabbit.server.port) as wire:
+        target = rabbit.target(rabbit.at_port(wire.port))
+        target.open()
+        wire.muted.set()
+        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
+        target.close()
+    assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
+    assert len(rabbit.held()) == window
+
+
+@WINDOWS
+def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Queue, window: int) -> None:
+    with relay(rabbit.server.port) as wire:
+        target = rabbit.target(rabbit.at_port(wire.port))
+        target.open()
+        wire.muted.set()
+        attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], window)
+        target.close()
+    assert len(rabbit.held()) == min(window, 7)
+
+
+def test_a_blocked_connection_is_unavailable_at_once_and_is_kept(rabbit: Queue) -> None:
+    target = rabbit.target(timeout="60s")
+    target.open()
+    batch = [events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
+    ctl(rabbit.server, "set_disk_free_limit", "1000000GB")
+    try:
+        services.until(lambda: "alarm" in rabbit.server.tail())
+        for _ in range(3):
+            outcomes = attempt(target, batch, 100)
+            assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+            assert "memory or disk" in outcomes[0].reason
+    finally:
+        ctl(rabbit.server, "set_disk_free_limit", "50MB")
+    services.until(lambda: attempt(target, batch, 100) == [DELIVERED] * 20, LIMIT)
+    target.close()
+    sent = {event.path: [number + 1 for number, each in enumerate(batch) if each.path == event.path] for event in batch}
+    for path, numbers in rabbit.numbers().items():
+        assert list(dict.fromkeys(numbers)) == sent[path]
+    assert len(rabbit.held()) <= 2 * 20
+
+
+@pytest.mark.parametrize("wrong", ["password", "vhost", "exchange", "certificate", "port", "tls"])
+def test_a_refusal_leaves_no_socket_open(rabbit: Queue, certificates: services.Certificates, wrong: str) -> None:
+    target = rabbit.target({
+        "password": rabbit.as_stranger(),
+        "vhost": rabbit.values() | {"url": rabbit.server.url + "nowhere"},
+        "exchange": rabbit.values() | {"exchange": "nowhere"},
+        "certificate": rabbit.by_tls(certificates.other_ca),
+        "port": rabbit.at_port(services.free_port()),
+        "tls": rabbit.values() | {"url": f"amqps://127.0.0.1:{rabbit.server.port}"},
+    }[wrong])  # fmt: skip
+    before = psutil.Process().num_fds()
+    gc.disable()
+    try:
+        with pytest.raises(TargetUnavailable):
+            target.open()
+        assert psutil.Process().num_fds() == before
+    finally:
+        gc.enable()
+
+
+def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certificates) -> None:
+    target = rabbit.target(rabbit.by_tls(certificates.other_ca), tls_skip_verify="on")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: services.Certificates) -> None:
+    probe = Queue.__new__(Queue)
+    probe.server = services.RabbitMQ()
+    (probe.server.folder / "enabled_plugins").write_text("[rabbitmq_auth_mechanism_ssl].\n")
+    configuration = probe.server.folder / "rabbitmq.conf"
+    text = configuration.read_text().replace("fail_if_no_peer_cert = false", "fail_if_no_peer_cert = true")
+    login = "ssl_cert_login_from = common_name\nauth_mechanisms.1 = PLAIN\nauth_mechanisms.2 = EXTERNAL\n"
+    configuration.write_text(text + login)
+    ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
+    with probe.server.start():
+        probe.renew()
+        values = probe.by_tls(certificates.ca)
+        (refused,) = attempt(probe.target(values), [events.put("a")], 1)
+        assert isinstance(refused, Unavailable)
+        by_password = probe.target(values | ours)
+        assert list(by_password.deliver([events.put("a")], 1)) == [DELIVERED]
+        by_password.close()
+        place = f"amqps://127.0.0.1:{probe.server.tls_port}?auth_mechanism=external"
+        with user(probe.server, "client", "unused", ".*", ".*", ".*"):
+            target = probe.target(values | ours, url=place)
+            assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+            target.close()
+            files = {"certfile": certificates.client_cert, "keyfile": certificates.client_key}
+            in_url = "".join(f"&{name}={quote(str(file))}" for name, file in files.items())
+            target = probe.target(values, url=place + in_url)
+            assert list(target.deliver([events.put("c")], 1)) == [DELIVERED]
+            target.close()
+        assert [path for path, _ in probe.held()] == ["images/a", "images/b", "images/c"]
+
+
+def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
+    rabbit: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = rabbit.target()
+    target.open()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(py_amqp.Connection, "blocking_read", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.deliver([events.put("a")], 1)
+    assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_the_consumer_of_the_page_reads_what_was_delivered(rabbit: Queue) -> None:
+    target = rabbit.target(exchange="bucketevents", exchange_type="fanout", durable="on", routing_key="")
+    target.open()
+    place = "amqp://guest:guest@localhost:5672/%2F"
+    (program,) = consumers("amqp", **{place: rabbit.server.url.removesuffix("//") + "/%2F"})
+    with rabbit.channel() as channel:
+        channel.queue_declare("thumbnails", durable=True)
+        channel.queue_bind("thumbnails", "bucketevents")
+    assert list(target.deliver([events.put("cat.jpg")], 1)) == [DELIVERED]
+    target.close()
+    assert output(program) == ["s3:ObjectCreated:Put images cat.jpg"]
+    with rabbit.channel() as channel:
+        channel.exchange_delete("bucketevents")
+        channel.queue_delete("thumbnails")
