@@ -1,0 +1,441 @@
+"""What is MQTT's own: schemes, versions, qualities of service, and what a broker says no to or says nothing about."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import pytest
+from paho.mqtt import client as paho
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
+from tests.contract.relay import relay
+from tests.contract.test_reference_pages import consumers
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.mqtt import verdict
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])
+QUALITIES = pytest.mark.parametrize("qos", ["0", "1", "2"])
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Qos1]:
+    probe = Qos1()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def broker(running: Qos1) -> Qos1:
+    running.renew()
+    return running
+
+
+@contextlib.contextmanager
+def configured(settings: str) -> Iterator[Qos1]:
+    """A broker of its own with these settings besides."""
+    probe = Qos1.__new__(Qos1)
+    probe.server = Watched()
+    file = probe.server.folder / "mosquitto.conf"
+    file.write_text(f"{settings}\n{file.read_text()}")
+    probe.server.start()
+    try:
+        yield probe
+    finally:
+        probe.close()
+
+
+def connections(broker: Qos1) -> list[str]:
+    """The broker's lines about our connections."""
+    lines = re.findall(r"New client connected from .* as (\S+ \(.*\))", broker.server.said())
+    return [line for line in lines if line.startswith("bucketwire")]
+
+
+# --- connecting
+
+
+@VERSIONS
+@pytest.mark.parametrize("scheme", ["tcp", "tcps", "ssl", "tls", "ws", "wss"])
+def test_every_scheme_leads_to_the_broker(
+    broker: Qos1, certificates: services.Certificates, scheme: str, version: str
+) -> None:
+    ports = {"tcp": broker.server.port, "ws": broker.server.ws_port, "wss": broker.server.wss_port}
+    port = ports.get(scheme, broker.server.tls_port)
+    changes = {"broker": f"{scheme}://localhost:{port}{'/mqtt?x=1' if scheme.startswith('ws') else ''}"}
+    if scheme not in ("tcp", "ws"):
+        changes["tls_ca"] = str(certificates.ca)
+    target = broker.target(version=version, **changes)
+    made = [events.put(f"object-{number}") for number in range(50)]
+    assert list(target.deliver(made, 100)) == [DELIVERED] * 50
+    target.close()
+    assert broker.held() == [(event.path, formats.log(event)) for event in made]
+
+
+@VERSIONS
+def test_a_client_certificate_is_shown(broker: Qos1, certificates: services.Certificates, version: str) -> None:
+    values = {
+        "broker": f"tls://127.0.0.1:{broker.server.mtls_port}",
+        "tls_ca": str(certificates.ca),
+        "version": version,
+    }
+    (refused,) = attempt(broker.target(**values), [events.put("a")], 1)
+    assert isinstance(refused, Unavailable)
+    assert "certificate required" in refused.reason.lower()
+    ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
+    target = broker.target(**values, **ours)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_verification_can_be_waived(broker: Qos1, certificates: services.Certificates) -> None:
+    target = broker.target(broker.by_tls(certificates.other_ca), tls_skip_verify="on")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@VERSIONS
+def test_a_login_may_stand_in_the_url(broker: Qos1, version: str) -> None:
+    password = "p:a/s%s?#"
+    subprocess.run(
+        ["mosquitto_passwd", "-b", str(broker.server.folder / "passwords"), "us/er", password], check=True, timeout=10
+    )
+    psutil.Process(broker.server.pid).send_signal(1)  # SIGHUP: mosquitto reads its passwords again
+    login = f"{quote('us/er', safe='')}:{quote(password, safe='')}"
+    values = {"broker": f"tcp://{login}@127.0.0.1:{broker.server.port}", "username": "", "password": ""}
+    target = broker.target(**values, version=version)
+
+    def opens() -> bool:
+        with contextlib.suppress(TargetUnavailable):
+            target.open()
+            return True
+        return False
+
+    services.until(opens, what="the broker knows the new user")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@VERSIONS
+def test_a_wrong_password_is_unavailable_with_the_brokers_words(broker: Qos1, version: str) -> None:
+    with pytest.raises(TargetUnavailable, match=r"Not authorized|Bad user name or password"):
+        broker.target(broker.as_stranger(), version=version).open()
+
+
+@VERSIONS
+@pytest.mark.parametrize(("interval", "seconds"), [("0s", 10), ("45s", 45), ("300ms", 1)])
+def test_the_broker_is_told_version_and_keep_alive(broker: Qos1, version: str, interval: str, seconds: int) -> None:
+    target = broker.target(version=version, keep_alive_interval=interval, reconnect_interval="1m")
+    target.open()
+    target.close()
+    services.until(lambda: f"(p{'5' if version == '5' else '2'}, c1, k{seconds}, u'alice')" in connections(broker)[-1])
+
+
+def test_many_workers_have_each_a_name_of_its_own_that_any_broker_takes(broker: Qos1) -> None:
+    before = len(connections(broker))
+    targets = [broker.target() for _ in range(30)]
+    for target in targets:
+        target.open()
+    for target in targets:
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+    names = [line.split()[0] for line in connections(broker)[before:]]
+    assert len(set(names)) == len(names) == 30
+    assert all(re.fullmatch("bucketwire[0-9a-f]{12}", name) for name in names)
+
+
+@pytest.mark.parametrize("wrong", ["password", "certificate", "port", "tls", "websocket"])
+def test_a_refusal_leaves_no_socket_open(broker: Qos1, certificates: services.Certificates, wrong: str) -> None:
+    plain = f"127.0.0.1:{broker.server.port}"
+    target = broker.target({
+        "password": broker.as_stranger(),
+        "certificate": broker.by_tls(certificates.other_ca),
+        "port": broker.at_port(services.free_port()),
+        "tls": broker.values() | {"broker": f"tls://{plain}"},
+        "websocket": broker.values() | {"broker": f"ws://{plain}/"},
+    }[wrong])  # fmt: skip
+    before = psutil.Process().num_fds()
+    gc.disable()
+    try:
+        with pytest.raises(TargetUnavailable):
+            target.open()
+        assert psutil.Process().num_fds() == before
+    finally:
+        gc.enable()
+
+
+# --- messages
+
+
+@VERSIONS
+@QUALITIES
+@pytest.mark.parametrize("retain", ["off", "on"])
+def test_the_broker_keeps_the_last_event_only_if_asked(broker: Qos1, version: str, qos: str, retain: str) -> None:
+    topic = f"{TOPIC}/{version}/{qos}/{retain}"
+    target = broker.target(version=version, qos=qos, retain=retain, topic=topic)
+    batch = [events.put("a"), events.put("b")]
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+    target.close()
+    later = Subscriber(topic)
+    later.subscribe(broker.server.port)
+    try:
+        assert later.heard() == ([formats.log(batch[-1])] if retain == "on" else [])
+    finally:
+        later.leave()
+
+
+@VERSIONS
+@QUALITIES
+@WINDOWS
+def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> None:
+    with configured("") as broker:
+        limits = broker.server.folder / "mosquitto.conf"
+        limits.write_text(re.sub("message_size_limit.*", "", limits.read_text()))
+        broker.server.stop()
+        broker.server.start()
+        large = events.put("large", metadata="x" * 3_000_000)
+        target = broker.target(version=version, qos=qos, timeout="20s")
+        assert list(target.deliver([large, events.put("small")], window)) == [DELIVERED] * 2
+        target.close()
+        assert broker.held()[0] == (large.path, formats.log(large))
+
+
+# --- what is said no to
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(0x00, type(DELIVERED)), (0x10, type(DELIVERED)), (0x80, Failed), (0x83, Failed), (0x87, Unavailable),
+     (0x90, Unavailable), (0x91, Failed), (0x95, Rejected), (0x97, Unavailable), (0x99, Rejected), (0xEE, Failed)],
+)  # fmt: skip
+def test_every_code_of_version_5_has_its_outcome(code: int, kind: type[Outcome]) -> None:
+    outcome = verdict(code, "because")
+    assert type(outcome) is kind
+    if not isinstance(outcome, type(DELIVERED)):
+        assert outcome.reason.endswith(f"(0x{code:02X}): because")
+
+
+@pytest.mark.parametrize("qos", ["1", "2"])
+@WINDOWS
+def test_a_topic_that_is_not_ours_is_unavailable_where_the_broker_can_say_so(
+    tmp_path: Path, qos: str, window: int
+) -> None:
+    rights = tmp_path / "rights"
+    rights.write_text(f"user {services.USER}\ntopic read #\n")
+    with configured(f"acl_file {rights}") as broker:
+        batch = [events.put(f"object-{number % 20}") for number in range(60)]
+        target = broker.target(version="5", qos=qos)
+        outcomes = attempt(target, batch, window)
+        assert all(isinstance(outcome, Unavailable) for outcome in outcomes)
+        assert "not authorised (0x87)" in str(outcomes[0])
+        target.close()
+        # Version 3.1.1 has no word for it: the page says so.
+        silent = broker.target(version="3.1.1", qos=qos)
+        assert list(silent.deliver(batch[:1], window)) == [DELIVERED]
+        silent.close()
+        assert broker.held() == []
+
+
+@WINDOWS
+@QUALITIES
+def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(window: int, qos: str) -> None:
+    fits = events.put("x")
+    size = len(formats.log(fits).encode()) + len(TOPIC) + 2 + (2 if qos != "0" else 0) + 1 + 3  # to the byte
+    with configured(f"max_packet_size {size}") as broker:
+        target = broker.target(version="5", qos=qos)
+        target.open()
+        batch = [fits, events.put("xy"), events.put("x", metadata="x" * 5000), fits]
+        outcomes = list(target.deliver(batch, window))
+        assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, Rejected, type(DELIVERED)]
+        assert "more than the broker takes" in str(outcomes[1])
+        target.close()
+        assert len(connections(broker)) == 1
+        assert broker.held() == [(fits.path, formats.log(fits))] * 2
+
+
+@WINDOWS
+@pytest.mark.parametrize("qos", ["1", "2"])
+def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_others(window: int, qos: str) -> None:
+    large, others = events.put("large", metadata="x" * 5000), [events.put(f"object-{number}") for number in range(5)]
+    with configured("max_packet_size 2000") as broker:
+        target = broker.target(qos=qos)
+        (*before, last) = target.deliver([*others, large], window)
+        failed = [outcome for outcome in (*before, last) if isinstance(outcome, Failed)]
+        assert len(failed) == 1
+        if window == 1:
+            assert last is failed[0]
+        assert [type(each) for each in target.deliver([large], window)] == [Failed]
+        assert list(target.deliver([large, events.put("large")], window))[1] == BEHIND
+        assert list(target.deliver(others, window)) == [DELIVERED] * 5
+        broker.server.kill()
+        (outcome,) = attempt(target, [large], window)
+        assert isinstance(outcome, Unavailable)
+
+
+@pytest.mark.parametrize(
+    ("setting", "changes", "words"),
+    [
+        ("max_qos 1", {"qos": "2"}, "no more than QoS 1"),
+        ("retain_available false", {"retain": "on"}, "keeps no messages"),
+    ],
+)
+def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, changes: dict[str, str], words: str) -> None:
+    before = psutil.Process().num_fds()
+    with configured("") as broker:
+        file = broker.server.folder / "mosquitto.conf"
+        broker.server.stop()
+        first, divider, rest = file.read_text().partition(f"listener {broker.server.port} {services.LOOPBACK}\n")
+        file.write_text(
+            f"{first}{divider}{setting}\n{rest}"
+            if setting.startswith("max_qos")
+            else f"{setting}\n{first}{divider}{rest}"
+        )
+        broker.server.start()
+        with pytest.raises(TargetUnavailable, match=words):
+            broker.target(version="5", **changes).open()
+    assert psutil.Process().num_fds() == before
+
+
+# --- the connection
+
+
+@VERSIONS
+@QUALITIES
+def test_a_connection_idle_for_longer_than_its_keep_alive_costs_nothing(broker: Qos1, version: str, qos: str) -> None:
+    target = broker.target(keep_alive_interval="1s", version=version, qos=qos)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    name = connections(broker)[-1].split()[0]
+    services.until(lambda: f"Client {name} has exceeded timeout" in broker.server.said())
+    assert list(target.deliver([events.put("b")], 100)) == [DELIVERED]
+    target.close()
+    assert [path for path, _ in broker.held()] == ["images/a", "images/b"]
+
+
+def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos1) -> None:
+    target = broker.target(keep_alive_interval="10m")
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    broker.server.stop()
+    broker.server.start()
+    assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+    target.close()
+
+
+@VERSIONS
+@QUALITIES
+def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1, version: str, qos: str) -> None:
+    with relay(broker.server.port) as wire:
+        changes = {"version": version, "qos": qos, "keep_alive_interval": "1s", "timeout": "1m"}
+        target = broker.target(broker.at_port(wire.port), **changes)
+        target.open()
+        wire.muted.set()
+        began = time.monotonic()
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        assert time.monotonic() - began < LIMIT
+        target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "keep-alive interval of 1 s" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "qos", "window", "most"),
+    [("3.1.1", "0", 1, 1), ("3.1.1", "0", 100, 100), ("3.1.1", "1", 1, 1), ("3.1.1", "1", 100, 100), ("5", "1", 1, 1),
+     ("5", "1", 10, 10), ("5", "1", 100, 20), ("5", "0", 100, 100)],
+)  # fmt: skip
+def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_allows(
+    broker: Qos1, version: str, qos: str, window: int, most: int
+) -> None:
+    with relay(broker.server.port) as wire:
+        target = broker.target(broker.at_port(wire.port), version=version, qos=qos)
+        target.open()
+        wire.muted.set()
+        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
+        target.close()
+    assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
+    assert len(broker.held()) == most
+
+
+@pytest.mark.parametrize(("version", "most"), [("3.1.1", 70), ("5", 7)])
+def test_an_objects_next_event_waits_where_the_one_before_may_be_refused(broker: Qos1, version: str, most: int) -> None:
+    with relay(broker.server.port) as wire:
+        target = broker.target(broker.at_port(wire.port), version=version)
+        target.open()
+        wire.muted.set()
+        attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], 100)
+        target.close()
+    assert len(broker.held()) == most
+
+
+@VERSIONS
+@QUALITIES
+def test_what_was_given_up_is_not_sent_behind_our_back(broker: Qos1, version: str, qos: str) -> None:
+    target = broker.target(version=version, qos=qos)
+    target.open()
+    broker.server.freeze()
+    given_up = [events.put(f"object-{number}") for number in range(50)]
+    assert all(isinstance(outcome, Unavailable) for outcome in attempt(target, given_up, 100))
+    broker.server.kill()
+    broker.server.start()
+    broker.renew()
+    event = events.put("next")
+    assert list(target.deliver([event], 100)) == [DELIVERED]
+    assert broker.held() == [("images/next", formats.log(event))]
+    target.close()
+
+
+def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
+    broker: Qos1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = broker.target()
+    target.open()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = len(connections(broker))
+    with monkeypatch.context() as patch:
+        patch.setattr(paho.Client, "loop_write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            target.deliver([events.put("a")], 1)
+    event = events.put("b")
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert len(connections(broker)) == before + 1
+    assert broker.held() == [("images/b", formats.log(event))]
+
+
+def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
+    with configured("") as broker:
+        broker.server.stop()
+        file = broker.server.folder / "mosquitto.conf"
+        file.write_text(file.read_text().replace("allow_anonymous false", "allow_anonymous true"))
+        broker.server.start()
+        (program,) = consumers("mqtt", **{"1883": str(broker.server.port)})
+        log = services.new_folder("consumer") / "log"
+        target = broker.target()
+        with log.open("w") as output:
+            child = subprocess.Popen([sys.executable, "-u", "-c", program], stdout=output, stderr=output)
+        try:
+
+            def delivered_and_read() -> bool:
+                assert child.poll() is None, log.read_text()
+                assert list(target.deliver([events.put("cat.jpg")], 1)) == [DELIVERED]
+                return "s3:ObjectCreated:Put images cat.jpg\n" in log.read_text()
+
+            services.until(delivered_and_read)
+        finally:
+            child.kill()
+            child.wait()
+            target.close()
