@@ -16,8 +16,8 @@ from tests.contract import events, nats_identities
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nats import SUBJECT, Core, Nats
 from tests.contract.programs import following
-from tests.contract.relay import Relay
 from tests.contract.test_reference_pages import consumers
+from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
 from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
@@ -100,13 +100,13 @@ def unavailable(outcome: Outcome) -> str:
 
 @pytest.mark.parametrize(("window", "runs"), [(1, [1, 1, 1, 1, 1, 1]), (4, [4, 2]), (100, [6])])
 def test_each_window_of_messages_is_followed_by_a_ping(core: Core, window: int, runs: list[int]) -> None:
-    with Relay(core.server) as relay:
-        target = core.target(core.at_port(relay.port))
+    with Wiretap(core.server) as tap:
+        target = core.target(core.at_port(tap.port))
         target.open()
-        before = len(relay.said)
+        before = len(tap.said)
         assert list(target.deliver([events.put(f"object-{n}") for n in range(6)], window)) == [DELIVERED] * 6
         target.close()
-    found = re.findall(rb"^(PUB|PING)\b", relay.said[before:], re.MULTILINE)
+    found = re.findall(rb"^(PUB|PING)\b", tap.said[before:], re.MULTILINE)
     assert found == [command for run in runs for command in [b"PUB"] * run + [b"PING"]]
 
 
@@ -250,11 +250,11 @@ def test_verification_can_be_waived_as_the_key_says(certificates: services.Certi
 
 
 def test_a_certificate_for_another_host_is_refused(certificates: services.Certificates) -> None:
-    with services.nats(tls=True) as server, Relay(server, OTHER_HOST) as relay:
+    with services.nats(tls=True) as server, Wiretap(server, OTHER_HOST) as tap:
         probe = at(server)
-        values = probe.values() | {"cert_authority": str(certificates.ca), "address": f"{OTHER_HOST}:{relay.port}"}
+        values = probe.values() | {"cert_authority": str(certificates.ca), "address": f"{OTHER_HOST}:{tap.port}"}
         assert "certificate" in unavailable(one_outcome(probe, values))
-        assert b"s3cret" not in relay.said
+        assert b"s3cret" not in tap.said
 
 
 def test_tls_that_the_server_demands_is_spoken_unasked(certificates: services.Certificates) -> None:
@@ -268,12 +268,12 @@ def test_tls_that_the_server_demands_is_spoken_unasked(certificates: services.Ce
 
 @pytest.mark.parametrize("login", [{}, {"username": "", "password": "", "token": "t0ken-s3cret"}])
 def test_no_secret_goes_to_a_server_that_does_not_speak_tls(core: Core, login: dict[str, str]) -> None:
-    with Relay(core.server) as relay:
-        values = core.at_port(relay.port) | login
+    with Wiretap(core.server) as tap:
+        values = core.at_port(tap.port) | login
         assert "does not ask for TLS" in unavailable(one_outcome(core, values | {"tls": "on"}))
-        assert b"s3cret" not in relay.said
+        assert b"s3cret" not in tap.said
         one_outcome(core, values)
-        assert b"s3cret" in relay.said  # so it would have been seen
+        assert b"s3cret" in tap.said  # so it would have been seen
 
 
 def test_a_server_that_begins_with_tls_needs_a_client_that_does(certificates: services.Certificates) -> None:
@@ -294,23 +294,23 @@ def test_a_server_that_begins_with_tls_needs_a_client_that_does(certificates: se
 
 
 def test_an_idle_connection_answers_the_servers_pings() -> None:
-    with Configured(more='ping_interval: "100ms"\nping_max: 1\n').start() as server, Relay(server) as relay:
-        target = at(server).target(at(server).at_port(relay.port))
+    with Configured(more='ping_interval: "100ms"\nping_max: 1\n').start() as server, Wiretap(server) as tap:
+        target = at(server).target(at(server).at_port(tap.port))
         target.open()
-        before = len(relay.said)
-        services.until(lambda: relay.said[before:].count(b"PONG") >= 10, what="ten answers")
-        assert relay.said.count(b"CONNECT") == 1
+        before = len(tap.said)
+        services.until(lambda: tap.said[before:].count(b"PONG") >= 10, what="ten answers")
+        assert tap.said.count(b"CONNECT") == 1
         assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
-        assert relay.said.count(b"CONNECT") == 1
+        assert tap.said.count(b"CONNECT") == 1
         target.close()
 
 
 def test_an_idle_connection_is_tested_every_ping_interval(core: Core) -> None:
-    with Relay(core.server) as relay:
-        target = core.target(core.at_port(relay.port), ping_interval="1")
+    with Wiretap(core.server) as tap:
+        target = core.target(core.at_port(tap.port), ping_interval="1")
         target.open()
-        before = len(relay.said)
-        services.until(lambda: b"PING" in relay.said[before:], 5, what="a PING that no call asked for")
+        before = len(tap.said)
+        services.until(lambda: b"PING" in tap.said[before:], 5, what="a PING that no call asked for")
         target.close()
 
 

@@ -18,9 +18,9 @@ from tests.contract.probes.nats_jetstream import STREAM, JetStream
 from tests.contract.probes.nats_streaming import AsyncStreaming, Streaming
 from tests.contract.probes.nats_wire import Wire
 from tests.contract.programs import following
-from tests.contract.relay import Relay
 from tests.contract.test_nats import WINDOWS, Configured, at, one_outcome, unavailable
 from tests.contract.test_reference_pages import consumers
+from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
 from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Rejected, Unavailable
@@ -153,14 +153,14 @@ def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
 
 @WINDOWS
 def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, window: int) -> None:
-    with Relay(jetstream.server) as relay, closing(Wire(jetstream.server)) as service:
+    with Wiretap(jetstream.server) as tap, closing(Wire(jetstream.server)) as service:
         service.subscribe("a.service")
-        target = jetstream.target(jetstream.at_port(relay.port), subject="a.service", timeout="5s")
+        target = jetstream.target(jetstream.at_port(tap.port), subject="a.service", timeout="5s")
         target.open()
 
         def answer() -> None:
-            services.until(lambda: b"a.service" in relay.said)
-            reply = relay.said.split(b"a.service ")[1].split()[0].decode()
+            services.until(lambda: b"a.service" in tap.said)
+            reply = tap.said.split(b"a.service ")[1].split()[0].decode()
             service._send(f"PUB {reply} 3\r\n[1]\r\n".encode())
             service.flush()
 

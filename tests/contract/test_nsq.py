@@ -18,8 +18,8 @@ from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
 from tests.contract.programs import following
-from tests.contract.relay import Relay
 from tests.contract.test_reference_pages import consumers
+from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
@@ -68,11 +68,11 @@ def unavailable(outcome: Outcome) -> str:
 
 @WINDOWS
 def test_a_batch_is_one_command(nsq: Log, window: int) -> None:
-    with Relay(nsq.server) as relay:
-        target = nsq.target(nsq.at_port(relay.port))
+    with Wiretap(nsq.server) as tap:
+        target = nsq.target(nsq.at_port(tap.port))
         assert list(target.deliver([events.put(f"object-{n}") for n in range(200)], window)) == [DELIVERED] * 200
         target.close()
-        assert relay.said.count(b"MPUB minio_events\n") == 1
+        assert tap.said.count(b"MPUB minio_events\n") == 1
 
 
 @WINDOWS
@@ -141,8 +141,8 @@ def test_an_nsqd_that_asks_for_auth_is_unavailable() -> None:
 
 def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> None:
     """nsqd's word on a message that is too large can get lost, as it closes the connection with unread bytes in it."""
-    with Relay(nsq.server, cut_at=b"poison") as relay:
-        target = nsq.target(nsq.at_port(relay.port))
+    with Wiretap(nsq.server, cut_at=b"poison") as tap:
+        target = nsq.target(nsq.at_port(tap.port))
         batch = [events.put(f"object-{number % 4}", number=number + 1) for number in range(20)]
         batch[9] = events.put("object-1", number=10, metadata="poison")
         outcomes = list(target.deliver(batch, 1))
@@ -158,11 +158,11 @@ def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> Non
 
 
 def test_an_nsqd_that_loses_every_connection_is_unavailable(nsq: Log) -> None:
-    with Relay(nsq.server, cut_at=b"MPUB") as relay:
-        target = nsq.target(nsq.at_port(relay.port))
+    with Wiretap(nsq.server, cut_at=b"MPUB") as tap:
+        target = nsq.target(nsq.at_port(tap.port))
         outcomes = attempt(target, [events.put(f"object-{number}") for number in range(100)], 1)
         target.close()
-        assert relay.said.count(b"MPUB") < 50
+        assert tap.said.count(b"MPUB") < 50
     assert isinstance(outcomes[0], Failed)
     assert "closed the connection" in unavailable(outcomes[-1])
     assert nsq.held() == []
@@ -189,8 +189,8 @@ def test_verification_can_be_waived(nsq: Log, certificates: services.Certificate
 
 
 def test_a_certificate_for_another_host_is_refused(nsq: Log, certificates: services.Certificates) -> None:
-    with Relay(nsq.server, OTHER_HOST) as relay:
-        values = nsq.values() | {"nsqd_address": f"{OTHER_HOST}:{relay.port}", "tls": "on"}
+    with Wiretap(nsq.server, OTHER_HOST) as tap:
+        values = nsq.values() | {"nsqd_address": f"{OTHER_HOST}:{tap.port}", "tls": "on"}
         reason = unavailable(one_outcome(nsq, values | {"tls_ca": str(certificates.ca)}))
     assert "certificate is not valid for '127.0.0.2'" in reason
 
@@ -207,10 +207,10 @@ def test_a_client_certificate_is_shown_where_nsqd_demands_one(certificates: serv
 
 
 def test_an_nsqd_without_tls_is_unavailable_to_those_who_ask_for_it() -> None:
-    with WithoutTLS().start() as server, Relay(server) as relay:
-        values = at(server).at_port(relay.port)
+    with WithoutTLS().start() as server, Wiretap(server) as tap:
+        values = at(server).at_port(tap.port)
         assert "nsqd offers no TLS" in unavailable(one_outcome(at(server), values | {"tls": "on"}))
-        assert b"MPUB" not in relay.said
+        assert b"MPUB" not in tap.said
         assert one_outcome(at(server), values) == DELIVERED
 
 
@@ -223,10 +223,10 @@ def test_a_certificate_file_that_cannot_be_read_is_named(nsq: Log, tmp_path: Pat
 
 
 def test_an_idle_connection_is_kept_where_one_with_heartbeats_is_dropped(nsq: Log) -> None:
-    with Relay(nsq.server) as relay:
-        target = nsq.target(nsq.at_port(relay.port))
+    with Wiretap(nsq.server) as tap:
+        target = nsq.target(nsq.at_port(tap.port))
         target.open()
-        said = bytes(relay.said).partition(b"IDENTIFY\n")[2]
+        said = bytes(tap.said).partition(b"IDENTIFY\n")[2]
         identity = json.loads(said[4:])
         with _identified(nsq.server, identity | {"heartbeat_interval": 1000}) as other:
             while other.recv(1024):  # its heartbeats, which it does not answer
@@ -238,7 +238,7 @@ def test_an_idle_connection_is_kept_where_one_with_heartbeats_is_dropped(nsq: Lo
                 like_ours.recv(1024)
         assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
         target.close()
-        assert relay.said.count(b"IDENTIFY") == 1
+        assert tap.said.count(b"IDENTIFY") == 1
 
 
 def _identified(server: services.Nsqd, identity: object) -> socket.socket:
@@ -258,8 +258,8 @@ def test_a_server_restarted_between_two_calls_costs_nothing(nsq: Log) -> None:
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
-    with Relay(nsq.server) as relay:
-        target = nsq.target(nsq.at_port(relay.port))
+    with Wiretap(nsq.server) as tap:
+        target = nsq.target(nsq.at_port(tap.port))
         target.open()
         child = os.fork()
         if child == 0:
@@ -272,7 +272,7 @@ def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         assert list(target.deliver([events.put("parent")], 1)) == [DELIVERED]
         target.close()
-        assert relay.said.count(b"IDENTIFY") == 2
+        assert tap.said.count(b"IDENTIFY") == 2
 
 
 # --- the reference page
