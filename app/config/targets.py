@@ -36,6 +36,8 @@ class TargetSettings(Declared):
             cls.env = (short or type_name).upper()
             cls.title = title or type_name
             _TYPES[type_name] = cls
+            for name in sorted(_TYPES):
+                _TYPES[name] = _TYPES.pop(name)
 
     enable: bool = setting(Toggle(), default="on", about="whether the target gets events; implied by setting it up")
     comment: str = setting(Text(), default="", about="anything you want to remember")
@@ -234,7 +236,10 @@ def _pair(cert: str, key: str) -> Iterator[Problem]:
         yield Problem("client_cert", "", "is missing", "client_key needs the certificate that belongs to it")
 
 
-TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(dict(sorted(_TYPES.items())))
+TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(_TYPES)
+
+# Each declares more types by what stands above; imported here, so that TYPES has all of them whoever asks first.
+from app.config import messaging, subjects  # noqa: E402, F401
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:

@@ -11,6 +11,10 @@ from typing import Any
 from workers.targets.base import Target
 
 _ADAPTERS = {
+    "amqp": "workers.targets.amqp:AmqpTarget",
+    "nats": "workers.targets.nats:NatsTarget",
+    "nsq": "workers.targets.nsq:NsqTarget",
+    "mqtt": "workers.targets.mqtt:MqttTarget",
     "postgresql": "workers.targets.postgresql:PostgresTarget",
     "redis": "workers.targets.redis:RedisTarget",
     "webhook": "workers.targets.webhook:WebhookTarget",

@@ -10,6 +10,18 @@ from importlib import import_module
 from tests.contract.probes.base import Probe
 
 PROBES = {
+    "amqp-queue": "tests.contract.probes.amqp:Queue",
+    "amqp-headers": "tests.contract.probes.amqp:Headers",
+    "nats-core": "tests.contract.probes.nats:Core",
+    "nats-jetstream": "tests.contract.probes.nats_jetstream:JetStream",
+    "nats-streaming": "tests.contract.probes.nats_streaming:Streaming",
+    "nats-streaming-async": "tests.contract.probes.nats_streaming:AsyncStreaming",
+    "nsq": "tests.contract.probes.nsq:Log",
+    "mqtt-qos0": "tests.contract.probes.mqtt:Qos0",
+    "mqtt-qos1": "tests.contract.probes.mqtt:Qos1",
+    "mqtt-qos2": "tests.contract.probes.mqtt:Qos2",
+    "mqtt-5": "tests.contract.probes.mqtt:Version5",
+    "mqtt-5-qos2": "tests.contract.probes.mqtt:Version5Qos2",
     "redis-namespace": "tests.contract.probes.redis:Namespace",
     "redis-access": "tests.contract.probes.redis:Access",
     "redis-access-guide": "tests.contract.probes.redis:GuideAccess",
