@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pika
@@ -58,14 +57,19 @@ class Queue(Probe):
 
     def messages(self) -> list[tuple[pika.BasicProperties, bytes]]:
         """The queue's messages, which stay there."""
-        found = []
+        found: list[tuple[pika.BasicProperties, bytes]] = []
         with self.channel() as channel:
+
+            def ready() -> int:
+                return int(channel.queue_declare(QUEUE, passive=True).method.message_count)
+
             # As many as there are now: one who writes all the while must not keep us here.
-            for _ in range(channel.queue_declare(QUEUE, passive=True).method.message_count):
+            for _ in range(ready()):
                 _, properties, body = channel.basic_get(QUEUE)
                 found.append((properties, body))
-            # Said, not left to the channel's end: what comes next must find them in their places.
             channel.basic_nack(0, multiple=True, requeue=True)
+            # RabbitMQ puts them back in its own time, and who looks before sees fewer.
+            services.until(lambda: ready() >= len(found), what="the messages are back in their queue")
         return found
 
     def expected(self, event: Event) -> str:
@@ -103,4 +107,4 @@ class Headers(Queue):
             channel.queue_bind(QUEUE, "minio", arguments={"x-match": "all", "minio-event": name})
 
     def poison(self, key: str) -> Event:
-        return replace(events.put(key), name="s3:Poison:*")
+        return events.put(key)._replace(name="s3:Poison:*")
