@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from contextlib import closing
@@ -287,6 +288,16 @@ class _Impatient(services.NatsStreaming):
         return text.replace("store: file", 'hb_interval: "100ms", hb_timeout: "100ms", hb_fail_count: 1, store: file')
 
 
+@dataclass(eq=False)
+class _Guarded(_Impatient):
+    """The same with a second user, who may do what the reference page says."""
+
+    def configuration(self) -> str:
+        rights = '{ publish: ["_STAN.>", "_INBOX.>"], subscribe: "_INBOX.>" }'
+        users = f"[ {{ user: alice, password: s3cret }}, {{ user: bob, password: pass, permissions: {rights} }} ]"
+        return re.sub(r"authorization .*\n", f"authorization {{ users: {users} }}\n", super().configuration())
+
+
 def test_a_client_that_the_server_has_given_up_registers_anew(streaming: Streaming) -> None:
     before = set(clients(streaming.server))
     target = streaming.target()
@@ -314,6 +325,19 @@ def _ask(wire: Wire, subject: bytes | int, fields: dict[int, Any]) -> bytes:
     while not wire.received:
         wire.flush()
     return wire.received.pop().body.encode()
+
+
+def test_a_user_of_nats_streaming_needs_only_the_documented_rights() -> None:
+    with _Guarded().start() as server:
+        probe = _streaming(server)
+        bob = probe.values() | {"username": "bob", "password": "pass"}
+        target = probe.target(bob)
+        target.open()
+        before = answers(server)
+        services.until(lambda: answers(server) >= before + 5, what="five heartbeats answered")
+        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        target.close()
+        assert clients(server) == []
 
 
 def test_a_channel_beyond_the_servers_limit_is_unavailable() -> None:
