@@ -4,7 +4,8 @@ matched  = recorded + discarded
 recorded = delivered + superseded + pending + parked + dead + purged
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import sqlalchemy as sa
@@ -109,11 +110,16 @@ def audit(database: Database) -> list[Audit]:
         return [Audit(books, _pending(connection, ids[books.target])) for books in read_books(connection, oldest=False)]
 
 
-def snapshot(database: Database) -> "sa.engine.base.Connection":
+@contextmanager
+def snapshot(database: Database) -> Iterator[sa.Connection]:
     """A connection whose SELECTs all see the same moment."""
-    if database.dialect == "sqlite":
-        return database.engine.connect().execution_options(snapshot=True)  # of the WAL: no writer waits for it
-    return database.engine.connect().execution_options(isolation_level="REPEATABLE READ")
+    with database.engine.connect() as connection:
+        if database.dialect == "sqlite":
+            connection.execution_options(snapshot=True)  # of the WAL: no writer waits for it
+        else:
+            # Of this transaction only: a connection that had to be set back on its return could break on the way.
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        yield connection
 
 
 def _pending(connection: sa.Connection, target_id: int) -> int:

@@ -33,7 +33,7 @@ def said(error: BaseException) -> str:
 
 
 class Database:
-    """One pool of connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
+    """Connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
 
     Made in the process that uses it: call `forked()` first thing in a forked child.
     """
@@ -41,10 +41,11 @@ class Database:
     def __init__(self, url: str, *, pool_size: int = 5) -> None:
         self.url = sa.make_url(url)
         self.engine = _open(self.url, pool_size)
-        options: dict[str, Any] = {"reading": True}
+        self._reader: sa.Engine = self.engine.execution_options(reading=True)
         if self.dialect != "sqlite":
-            options["isolation_level"] = "AUTOCOMMIT"  # no BEGIN and COMMIT around a single SELECT
-        self._reader = self.engine.execution_options(**options)
+            # No BEGIN and COMMIT around a single SELECT. An engine of its own, because a connection that has to be set
+            # back when it is returned costs a round trip, and one that breaks just then never leaves the pool's count.
+            self._reader = _open(self.url, pool_size, autocommit=True)
 
     @property
     def dialect(self) -> str:
@@ -62,24 +63,28 @@ class Database:
 
     def forked(self) -> None:
         """Forget connections inherited from a parent, without closing the parent's sockets."""
-        self.engine.dispose(close=False)
+        for engine in (self.engine, self._reader):
+            engine.dispose(close=False)
 
     def close(self) -> None:
         """Close every pooled connection."""
-        self.engine.dispose()
+        for engine in (self.engine, self._reader):
+            engine.dispose()
 
 
-def _open(url: sa.URL, pool_size: int) -> sa.Engine:
+def _open(url: sa.URL, pool_size: int, *, autocommit: bool = False) -> sa.Engine:
     name = url.get_backend_name()
-    opener: dict[str, Callable[[sa.URL, int], sa.Engine]] = {
-        "sqlite": _open_sqlite,
+    if name == "sqlite":
+        return _open_sqlite(url, pool_size)
+    opener: dict[str, Callable[[sa.URL, int, str], sa.Engine]] = {
         "postgresql": _open_postgresql,
         "mysql": _open_mysql,
         "mariadb": _open_mysql,
     }
     if name not in opener:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
-    return opener[name](url, pool_size)
+    # Whatever the server's default: a SELECT after taking the log's head must see every commit before it.
+    return opener[name](url, pool_size, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
@@ -108,7 +113,7 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 _NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
-def _open_postgresql(url: sa.URL, pool_size: int) -> sa.Engine:
+def _open_postgresql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
     # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
     # Every query of ours has an index in its order; with a fresh or fast-growing log the planner's statistics are
     # behind, and without these it would at times sort a whole backlog to read the first batch of it. (What is off
@@ -123,11 +128,12 @@ def _open_postgresql(url: sa.URL, pool_size: int) -> sa.Engine:
         max_overflow=20,
         pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
         hide_parameters=True,
+        isolation_level=isolation,
         connect_args={"options": options, "connect_timeout": 5, "application_name": "bucketwire", **_NOTICING},
     )
 
 
-def _open_mysql(url: sa.URL, pool_size: int) -> sa.Engine:
+def _open_mysql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
     url = url.update_query_dict({"charset": "utf8mb4"})
     engine = sa.create_engine(
         url,
@@ -135,7 +141,7 @@ def _open_mysql(url: sa.URL, pool_size: int) -> sa.Engine:
         max_overflow=20,
         pool_recycle=3600,  # below the server's wait_timeout
         hide_parameters=True,
-        isolation_level="READ COMMITTED",  # a SELECT after taking the log's head must see every commit before it
+        isolation_level=isolation,
         connect_args={"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
     )
 

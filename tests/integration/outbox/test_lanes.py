@@ -47,11 +47,11 @@ def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(databas
     events = record(database, event("k"))
     late = [event("k")]
 
-    def meanwhile(connection: sa.Connection, cursor: object, statement: str, *_: object) -> None:
-        if "log_head" in statement and connection.get_execution_options().get("reading") and late:
+    def meanwhile(_: object, cursor: object, statement: str, *rest: object) -> None:
+        if statement.startswith("SELECT log_head.last_seq") and late:
             events.extend(record(database, late.pop()))
 
-    sa.event.listen(database.engine, "after_cursor_execute", meanwhile)
+    sa.event.listen(database._reader, "after_cursor_execute", meanwhile)
     assert courier.run().counts == {"delivered": 2}
     assert_in_order(events, courier.scripted.got)
     assert_balanced(database)

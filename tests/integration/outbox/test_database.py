@@ -1,0 +1,69 @@
+"""The outbox database as it goes away and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox.books import snapshot
+from app.outbox.database import Database, DatabaseUnavailable
+from tests.builders import add_target
+from tests.services import until
+
+_FACES: dict[str, Callable[[Database], Any]] = {
+    "reading": Database.reading,
+    "writing": Database.writing,
+    "snapshot": snapshot,
+}
+
+
+def cut(database: Database, connection: sa.Connection) -> None:
+    """Have the server end a connection, as its own end would."""
+    number, end = {
+        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(:number, 5000)"),
+        "mysql": ("SELECT connection_id()", "KILL :number"),
+    }[database.dialect]
+    found = connection.execute(sa.text(number)).scalar_one()
+    with Database(str(database.url.render_as_string(hide_password=False))).engine.connect() as other:
+        other.execute(sa.text(end), {"number": found})
+        other.engine.dispose()
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("face", _FACES)
+def test_connections_that_break_in_use_are_an_error_of_one_kind_and_take_no_place_in_the_pool(
+    outbox_url: str, face: str
+) -> None:
+    database, opened = Database(outbox_url, pool_size=1), _FACES[face]
+    for _ in range(30):  # the pool gives out 21 at a time
+        until(lambda: _answers(opened(database)), 5)
+        with contextlib.suppress(*DatabaseUnavailable), opened(database) as connection:
+            cut(database, connection)
+    until(lambda: _answers(opened(database)), 5)
+    database.close()
+
+
+def _answers(connecting: Any) -> bool:
+    """Whether it does; the first use after a connection was cut may be the one that finds out."""
+    try:
+        with connecting as connection:
+            return bool(connection.execute(sa.text("SELECT 1")).scalar_one())
+    except DatabaseUnavailable:
+        return False
+
+
+def test_a_snapshot_sees_one_moment(database: Database) -> None:
+    with snapshot(database) as connection:
+        before = _targets(connection)
+        add_target(database)
+        assert _targets(connection) == before == 0
+    with snapshot(database) as connection:
+        assert _targets(connection) == 1
+
+
+def _targets(connection: sa.Connection) -> int:
+    return int(connection.execute(sa.text("SELECT count(*) FROM targets")).scalar_one())
