@@ -1,0 +1,128 @@
+"""Events that keep coming in while something is done to the service, and how far they have come."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from random import Random
+
+import httpx
+import orjson
+
+from app.outbox.books import Books, read_books
+from app.outbox.database import DatabaseUnavailable
+from tests.acceptance.arrivals import Expected, Record
+from tests.acceptance.bucket_model import Bucket
+from tests.system import System
+
+
+@dataclass
+class Poster:
+    """One frontend: posts its own objects' events in order, each body again until it is taken."""
+
+    number: int
+    rng: Random
+    buckets: list[Bucket] = field(init=False)
+    sent: list[Record] = field(init=False, default_factory=list)
+    taken: int = 0
+    repeated: int = 0  # posts that were not answered 202
+
+    def __post_init__(self) -> None:
+        self.buckets = [
+            Bucket("plain", self.number, keys=120, versioned=False, rng=self.rng),
+            Bucket("versioned", self.number, keys=60, versioned=True, rng=self.rng),
+        ]
+
+    def post(self, flow: Flow) -> None:
+        """Post as many events as the flow allows, in bodies of 20 to 200, until it is over."""
+        with httpx.Client(timeout=15, trust_env=False) as client:
+            while share := flow.wait_for_share(self.taken):
+                batch = [self.rng.choice(self.buckets).next() for _ in range(min(share, self.rng.randint(20, 200)))]
+                self.sent += batch
+                content = orjson.dumps({"Records": batch})
+                while not self._taken(client, flow.whole.api.url, content):
+                    self.repeated += 1
+                    if flow.over.wait(0.05):
+                        return
+                self.taken += len(batch)
+
+    @staticmethod
+    def _taken(client: httpx.Client, url: str, content: bytes) -> bool:
+        try:
+            return client.post(f"{url}/v1/events", content=content).status_code == 202
+        except httpx.TransportError:
+            return False
+
+
+@dataclass
+class Flow:
+    """The posters, how much each may post by now, and how far their events have come."""
+
+    whole: System
+    posters: Sequence[Poster]
+    over: threading.Event = field(default_factory=threading.Event)
+    _allowed: int = 0
+    _more: threading.Condition = field(default_factory=threading.Condition)
+
+    @contextmanager
+    def running(self) -> Iterator[Flow]:
+        """Post, within what is allowed; at the end no poster runs any more, and what one has raised is raised."""
+        with ThreadPoolExecutor(len(self.posters)) as pool:
+            posting = [pool.submit(poster.post, self) for poster in self.posters]
+            try:
+                yield self
+            finally:
+                with self._more:
+                    self.over.set()
+                    self._more.notify_all()
+            for each in posting:
+                each.result()
+
+    def allow_more(self, count: int) -> None:
+        """Let each poster post so many more events."""
+        with self._more:
+            self._allowed += count
+            self._more.notify_all()
+
+    def wait_for_share(self, taken: int) -> int:
+        """How many more events a poster may post; 0 when it is over."""
+        with self._more:
+            self._more.wait_for(lambda: self._allowed > taken or self.over.is_set())
+            return 0 if self.over.is_set() else self._allowed - taken
+
+    @property
+    def taken(self) -> int:
+        """How many events were answered 202."""
+        return sum(poster.taken for poster in self.posters)
+
+    @property
+    def all_taken(self) -> bool:
+        """Everything that was allowed was taken."""
+        return self.taken == self._allowed * len(self.posters)
+
+    def books(self) -> Sequence[Books]:
+        """The books of every target; none while they cannot be read."""
+        try:
+            with self.whole.database.reading() as connection:
+                return read_books(connection)
+        except DatabaseUnavailable:
+            return ()
+
+    def expected(self) -> Expected:
+        """What has to arrive at a target that gets everything."""
+        expected = Expected()
+        for poster in self.posters:
+            expected.add(poster.sent)
+        return expected
+
+    def rows(self) -> dict[str, Record]:
+        """What the buckets hold."""
+        return {
+            path: record
+            for poster in self.posters
+            for bucket in poster.buckets
+            for path, record in bucket.rows().items()
+        }
