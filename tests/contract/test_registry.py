@@ -26,7 +26,7 @@ def test_every_type_has_a_place_in_the_contract_suite() -> None:
 
 
 def test_an_unknown_type_is_refused_with_those_there_are() -> None:
-    with pytest.raises(LookupError, match="'redsi'; there are .*postgresql, redis, webhook"):
+    with pytest.raises(LookupError, match=r"'redsi'; there are .*postgresql, redis, webhook"):
         create("redsi", None)
 
 
