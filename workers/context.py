@@ -16,7 +16,7 @@ from app.config.arn import TargetId
 from app.config.declaration import BadSettings
 from app.config.settings import Settings
 from app.outbox import models as m
-from app.outbox.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
 from app.outbox.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.purge import purge
 from app.outbox.registry import UnknownTarget, open_registry
@@ -26,6 +26,8 @@ from workers.lanes import Lanes, Tally, Work
 from workers.pool import Pool
 
 log = logging.getLogger("bucketwire.worker")
+
+_KEPT = 3  # one connection that reads and one that writes may have gone stale
 
 
 class Context:
@@ -41,9 +43,43 @@ class Context:
         self.pool = Pool(self.registry, settings)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0
+        self._away = False
 
     def drain(self, publish: Callable[[Offer], None]) -> int:
-        """Offer every free lane with due work and publish the hints; says how many."""
+        """Offer every free lane with due work and publish the hints; says how many, 0 while the database is away."""
+        try:
+            offered = self._drain(publish)
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
+        self._note_back()
+        return offered
+
+    def deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
+        """Claim what is free of `lanes`, work it off, and say in a line what that came to."""
+        # After the database was away each kept connection fails once. A hint that fails costs its lanes the time of a
+        # lease, so it is not left to the next one to find a new connection.
+        for _ in range(_KEPT):
+            try:
+                done = self._deliver(target, lanes)
+            except DatabaseUnavailable as error:
+                failure = error
+            else:
+                self._note_back()
+                return done
+        self._note_away(failure)
+        return "the outbox database is away"
+
+    def purge(self) -> int:
+        """Remove events that are older than the retention and done with."""
+        return purge(self.database, now_ms() - int(self.settings.retention * 1000))
+
+    def close(self) -> None:
+        """Close targets and database."""
+        self.pool.close()
+        self.database.close()
+
+    def _drain(self, publish: Callable[[Offer], None]) -> int:
         now = now_ms()
         offers = self.leases.offer(now)
         for offer in offers:
@@ -54,8 +90,7 @@ class Context:
             self._pulse(now)
         return len(offers)
 
-    def deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
-        """Claim what is free of `lanes`, work it off, and say in a line what that came to."""
+    def _deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
         try:
             stored = self.registry.target(target)
         except UnknownTarget:
@@ -74,15 +109,6 @@ class Context:
         finally:
             self.leases.release(lease)
         return str(tally)
-
-    def purge(self) -> int:
-        """Remove events that are older than the retention and done with."""
-        return purge(self.database, now_ms() - int(self.settings.retention * 1000))
-
-    def close(self) -> None:
-        """Close targets and database."""
-        self.pool.close()
-        self.database.close()
 
     def _work_off(self, lease: Lease, open_work: Callable[[], Work]) -> Tally:
         work = open_work()
@@ -133,6 +159,16 @@ class Context:
         finally:
             over.set()
             thread.join()
+
+    def _note_away(self, error: Exception) -> None:
+        if not self._away:
+            log.warning("the outbox database is away: %s", said(error))
+        self._away = True
+
+    def _note_back(self) -> None:
+        if self._away:
+            log.info("the outbox database is back")
+        self._away = False
 
     def _pulse(self, now: int) -> None:
         with self.database.writing() as connection:

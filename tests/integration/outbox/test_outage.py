@@ -1,0 +1,71 @@
+"""A worker whose outbox database goes away and comes back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.outbox.append import Log
+from tests import services
+from tests.builders import add_target, event, migrated
+from workers.context import Context
+
+LANES = range(16)
+
+
+@pytest.fixture
+def server() -> Iterator[services.Postgres]:
+    with services.postgres() as running:
+        yield running
+
+
+@pytest.fixture
+def context(server: services.Postgres, tmp_path: Path) -> Iterator[Context]:
+    settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": server.create_database("outbox")}
+    opened = Context(Settings.from_environ(settings))
+    migrated(settings["BUCKETWIRE_DATABASE_URL"]).close()
+    yield opened
+    opened.close()
+
+
+def list_target(context: Context, redis_server: services.Redis, key: str) -> TargetId:
+    address = f"{services.LOOPBACK}:{redis_server.port}"
+    return add_target(context.database, key, type_name="redis", address=address, key=key, format="access")
+
+
+def test_the_first_hint_after_a_restart_of_the_database_is_not_wasted(
+    context: Context, server: services.Postgres, redis_server: services.Redis
+) -> None:
+    target = list_target(context, redis_server, "restart")
+    for number in range(3):
+        Log(context.database).append([[event()]])
+        assert context.deliver(target, LANES) == "delivered=1", f"round {number}"
+        Log(context.database).append([[event()]])
+        server.kill()
+        server.start()
+        assert context.deliver(target, LANES) == "delivered=1", f"after restart {number}"
+
+
+def test_an_outage_is_told_once_and_so_is_its_end(
+    context: Context, server: services.Postgres, redis_server: services.Redis, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "bucketwire.worker")
+    target = list_target(context, redis_server, "outage")
+    assert context.drain(lambda _: None) == 0
+    server.stop()
+    for _ in range(3):
+        assert context.drain(lambda _: None) == 0
+        assert context.deliver(target, LANES) == "the outbox database is away"
+    [told] = caplog.messages
+    assert told.startswith("the outbox database is away: ")
+    assert services.PASSWORD not in told
+    server.start()
+    assert context.deliver(target, LANES) == "nothing due"
+    assert caplog.messages[1:] == ["the outbox database is back"]
+    assert context.drain(lambda _: None) == 0
+    assert len(caplog.messages) == 2
