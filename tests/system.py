@@ -155,8 +155,9 @@ class System:
             return {str(entry.target): entry for entry in read_books(connection)}
 
     def audits(self) -> list[Audit]:
-        """The books held against the log."""
-        return audit(self.database)
+        """The books held against the log, over a connection that no restart of the database can have cut."""
+        with contextlib.closing(Database(self.settings["BUCKETWIRE_DATABASE_URL"])) as database:
+            return audit(database)
 
     def settled(self, *names: str) -> bool:
         """Nothing pending and nothing parked, at these targets or at all."""
