@@ -15,9 +15,9 @@ import sys
 from app.config import declaration
 from workers.targets import create
 values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
-          "postgresql": {"connection_string": "host=h", "table": "t"}}
+          "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"}}
 create(sys.argv[1], declaration.load(sys.argv[1], values[sys.argv[1]])).close()
-print(*[name for name in ("redis", "psycopg2", "urllib3") if name in sys.modules])
+print(*[name for name in ("redis", "psycopg2", "urllib3", "kafka") if name in sys.modules])
 """
 
 
@@ -30,7 +30,15 @@ def test_an_unknown_type_is_refused_with_those_there_are() -> None:
         create("redsi", None)
 
 
-@pytest.mark.parametrize(("type_", "driver"), [("redis", "redis"), ("postgresql", "psycopg2"), ("webhook", "urllib3")])
+@pytest.mark.parametrize(
+    ("type_", "driver"),
+    [
+        ("redis", "redis"),
+        ("postgresql", "psycopg2"),
+        ("webhook", "urllib3"),
+        ("kafka", "kafka"),
+    ],
+)
 def test_a_worker_loads_the_driver_of_what_it_serves_and_no_other(type_: str, driver: str) -> None:
     done = subprocess.run([sys.executable, "-c", LOAD, type_], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == [driver]

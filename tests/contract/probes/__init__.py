@@ -12,6 +12,7 @@ from tests.contract.probes.base import Probe
 PROBES = {
     "amqp-queue": "tests.contract.probes.amqp:Queue",
     "amqp-headers": "tests.contract.probes.amqp:Headers",
+    "kafka": "tests.contract.probes.kafka:Log",
     "nats-core": "tests.contract.probes.nats:Core",
     "nats-jetstream": "tests.contract.probes.nats_jetstream:JetStream",
     "nats-streaming": "tests.contract.probes.nats_streaming:Streaming",

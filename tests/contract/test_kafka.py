@@ -1,0 +1,364 @@
+"""What is Kafka's own: messages, partitions, batches, codecs, logins, versions, topics."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.kafka import PARTITIONS, Log
+from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets import kafka_client
+from workers.targets.base import TargetUnavailable
+from workers.targets.kafka import partition_of
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])
+CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Log]:
+    probe = Log()
+    yield probe
+    probe.close()
+
+
+@pytest.fixture
+def kafka(running: Log) -> Log:
+    running.renew()
+    return running
+
+
+@pytest.fixture(scope="module")
+def old() -> Iterator[Log]:
+    """The last 3.x, which still speaks the oldest formats."""
+    probe = Log(services.kafka(old=True))
+    yield probe
+    probe.close()
+
+
+def batches(probe: Log, topic: str) -> list[tuple[int, int, int]]:
+    """(codec, producer id, records) of each batch in the first partition's file, format 2."""
+    found = []
+    for segment in sorted((probe.server.folder / "data" / f"{topic}-0").glob("*.log")):
+        content = segment.read_bytes()
+        place = 0
+        while place < len(content):
+            (size,) = struct.unpack_from(">i", content, place + 8)
+            (attributes,) = struct.unpack_from(">h", content, place + 21)
+            (producer,) = struct.unpack_from(">q", content, place + 43)
+            (records,) = struct.unpack_from(">i", content, place + 57)
+            found.append((attributes & 7, producer, records))
+            place += 12 + size
+    return found
+
+
+def size_of(probe: Log, topic: str) -> int:
+    """Bytes that the first partition has on disk."""
+    return sum(file.stat().st_size for file in (probe.server.folder / "data" / f"{topic}-0").glob("*.log"))
+
+
+def delivered(probe: Log, made: list[Event], window: int = 1, **settings: str) -> list[Outcome]:
+    """The outcomes of one call to a target of its own."""
+    target = probe.target(probe.values(), **settings)
+    target.open()
+    outcomes = list(target.deliver(made, window))
+    target.close()
+    return outcomes
+
+
+def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka: Log) -> None:
+    began = time.time() * 1000
+    made = events.put("folder/a file+é.txt")
+    assert delivered(kafka, [made]) == [DELIVERED]
+    (message,) = kafka.messages()
+    assert message.key() == "images/folder/a file+é.txt".encode()
+    assert message.headers() is None
+    assert began - 1 <= message.timestamp()[1] <= time.time() * 1000 + 1
+
+
+@WINDOWS
+def test_the_partition_is_the_one_that_minio_would_choose(kafka: Log, window: int) -> None:
+    made = [events.put(key) for key in (*events.ODD_KEYS, *(f"object-{number}" for number in range(200)))]
+    assert set(delivered(kafka, made, window)) == {DELIVERED}
+    found = {message.key(): message.partition() for message in kafka.messages()}
+    assert found == {event.path.encode(): partition_of(event.path.encode(), PARTITIONS) for event in made}
+    assert set(found.values()) == set(range(PARTITIONS))
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int], int]]:
+    """(acks, partitions, requests under way) of every produce request, as it goes out."""
+    found: list[tuple[int, list[int], int]] = []
+    under_way = itertools.count(1)
+    lock, open_requests = threading.Lock(), set[int]()
+    usual = kafka_client.Client.send
+
+    def send(self: Any, node_id: Any, request: Any, **options: Any) -> Any:
+        if not hasattr(request, "topic_data"):
+            return usual(self, node_id, request, **options)
+        number = next(under_way)
+        partitions = [part.index for topic in request.topic_data for part in topic.partition_data]
+        with lock:
+            open_requests.add(number)
+            found.append((request.acks, partitions, len(open_requests)))
+        return usual(self, node_id, request, **options).add_both(lambda _: open_requests.discard(number))
+
+    monkeypatch.setattr(kafka_client.Client, "send", send)
+    return found
+
+
+def test_window_1_has_one_batch_of_one_partition_under_way(
+    kafka: Log, requests: list[tuple[int, list[int], int]]
+) -> None:
+    made = [events.put(f"object-{number}") for number in range(100)]
+    assert set(delivered(kafka, made, 1)) == {DELIVERED}
+    assert len(requests) == PARTITIONS
+    assert all(acks == -1 and len(partitions) == 1 and open_ == 1 for acks, partitions, open_ in requests)
+
+
+def test_a_wider_window_sends_to_all_partitions_at_once(kafka: Log, requests: list[tuple[int, list[int], int]]) -> None:
+    made = [events.put(f"object-{number}") for number in range(100)]
+    assert set(delivered(kafka, made, 100)) == {DELIVERED}
+    assert [acks for acks, _, _ in requests] == [-1] * len(requests)
+    assert len(requests) == 1
+    assert sorted(requests[0][1]) == list(range(PARTITIONS))
+
+
+@WINDOWS
+def test_a_call_larger_than_a_batch_keeps_its_order(kafka: Log, window: int) -> None:
+    kafka.topic = f"{kafka.topic}-long"
+    kafka.create_topic(kafka.topic, 1)
+    made = [events.of_kilobyte(number, 3) for number in range(4000)]
+    assert set(delivered(kafka, made, window, timeout="10s")) == {DELIVERED}
+    assert [events.number_of(document) for _, document in kafka.held()] == list(range(1, 4001))
+    assert 4 <= len(batches(kafka, kafka.topic)) <= 8
+
+
+@pytest.mark.parametrize(("setting", "producers"), [({}, True), ({"idempotent": "off"}, False)])
+def test_the_broker_recognises_what_is_sent_twice_unless_told_otherwise(
+    kafka: Log, setting: dict[str, str], producers: bool
+) -> None:
+    kafka.topic = f"{kafka.topic}-one"
+    kafka.create_topic(kafka.topic, 1)
+    assert set(delivered(kafka, [events.put("a"), events.put("b")], **setting)) == {DELIVERED}
+    ((_, producer, records),) = batches(kafka, kafka.topic)
+    assert records == 2
+    assert (producer >= 0) is producers
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_batches_are_compressed_by_each_codec(kafka: Log, codec: str) -> None:
+    kafka.topic = f"{kafka.topic}-{codec}"
+    kafka.create_topic(kafka.topic, 1)
+    made = [events.of_kilobyte(number, 50) for number in range(200)]
+    assert set(delivered(kafka, made, compression_codec=codec)) == {DELIVERED}
+    assert {found for found, _, _ in batches(kafka, kafka.topic)} == {CODECS[codec]}
+    assert sorted(kafka.held()) == sorted((event.path, kafka.expected(event)) for event in made)
+
+
+def test_each_target_of_a_process_has_its_own_level(kafka: Log) -> None:
+    """The library has no levels, so what gives it some must not mix them up."""
+    words = random.Random(1)
+    texts = [" ".join(words.choices(["bucket", "object", "notification", "event"], k=80)) for _ in range(200)]
+    made = [events.put(f"object-{number}", metadata=text) for number, text in enumerate(texts)]
+    levels = (("gzip", "1"), ("gzip", "9"), ("zstd", "1"), ("zstd", "19"), ("lz4", "1"), ("lz4", "12"))
+    open_targets, topics = [], {}
+    for codec, level in levels:
+        kafka.topic = topics[codec, level] = f"{kafka.topic}-{codec}-{level}"[-200:]
+        kafka.create_topic(kafka.topic, 1)
+        target = kafka.target(kafka.values(), compression_codec=codec, compression_level=level)
+        target.open()
+        open_targets.append(target)
+    for target in (*open_targets, *reversed(open_targets)):
+        assert set(target.deliver(made, 1)) == {DELIVERED}
+    for target in open_targets:
+        target.close()
+    sizes = {place: size_of(kafka, topic) for place, topic in topics.items()}
+    for codec, low, high in (("gzip", "1", "9"), ("zstd", "1", "19"), ("lz4", "1", "12")):
+        assert sizes[codec, high] < sizes[codec, low]
+
+
+def test_a_codec_whose_package_is_missing_is_named(kafka: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_client.codec, "zstd", None)
+    with pytest.raises(TargetUnavailable, match="compression_codec: zstd needs the package zstandard"):
+        kafka.target(compression_codec="zstd").open()
+
+
+@MECHANISMS
+@pytest.mark.parametrize("secure", [False, True])
+def test_each_sasl_mechanism_logs_in(
+    kafka: Log, certificates: services.Certificates, mechanism: str, secure: bool
+) -> None:
+    values = kafka.by_sasl(mechanism)
+    if secure:
+        brokers = f"{services.LOOPBACK}:{kafka.server.sasl_tls_port}"
+        values |= {"tls": "on", "tls_ca": str(certificates.ca), "brokers": brokers}
+    target = kafka.target(values)
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@MECHANISMS
+def test_a_wrong_password_is_unavailable_and_suspected(kafka: Log, mechanism: str) -> None:
+    target = kafka.target(kafka.by_sasl(mechanism) | {"sasl_password": "wrong-s3cret"})
+    began = time.monotonic()
+    with pytest.raises(TargetUnavailable, match=r"login|uthentication") as caught:
+        target.open()
+    assert time.monotonic() - began < LIMIT
+    assert "wrong-s3cret" not in caught.value.reason
+
+
+def test_a_port_that_wants_tls_is_suspected(kafka: Log) -> None:
+    with pytest.raises(TargetUnavailable, match="does it want tls=on"):
+        kafka.target(kafka.at_port(kafka.server.tls_port)).open()
+
+
+def test_a_client_certificate_is_shown(kafka: Log, certificates: services.Certificates) -> None:
+    values = kafka.by_tls(certificates.ca) | {"brokers": f"{services.LOOPBACK}:{kafka.server.mtls_port}"}
+    (refused,) = attempt(kafka.target(values), [events.put("a")], 1)
+    pair = {"client_tls_cert": str(certificates.client_cert), "client_tls_key": str(certificates.client_key)}
+    target = kafka.target(values, **pair)
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    assert isinstance(refused, Unavailable)
+
+
+def test_verification_can_be_waived(kafka: Log, certificates: services.Certificates) -> None:
+    target = kafka.target(kafka.by_tls(certificates.other_ca), tls_skip_verify="on")
+    target.open()
+    target.close()
+
+
+def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
+    kafka: Log, certificates: services.Certificates
+) -> None:
+    target = kafka.target(kafka.by_tls(certificates.ca))
+    kafka.server.freeze()
+    began = time.monotonic()
+    try:
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        took = time.monotonic() - began
+    finally:
+        kafka.server.thaw()
+        target.close()
+    assert took < LIMIT
+    assert isinstance(outcome, Unavailable)
+
+
+@pytest.mark.parametrize("version", ["", "0.10.2.0", "0.11.0.0", "1.0.0", "2.1.0", "3.9.0", "4.3.0"])
+@pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
+def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, codec: str) -> None:
+    old.renew()
+    made = [events.put(key) for key in (*events.ODD_KEYS, "same", "same")]
+    assert set(delivered(old, made, 100, version=version, compression_codec=codec)) == {DELIVERED}
+    assert sorted(old.held()) == sorted((event.path, old.expected(event)) for event in made)
+
+
+def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
+    old.renew()
+    assert delivered(old, [events.put("a")], version="0.8.2.2") == [DELIVERED]
+    assert len(old.held()) == 1
+
+
+@pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])
+def test_a_new_broker_is_spoken_to_in_an_older_tongue(kafka: Log, version: str) -> None:
+    assert delivered(kafka, [events.put("a"), events.put("a")], version=version) == [DELIVERED] * 2
+    assert len(kafka.held()) == 2
+
+
+def test_a_version_that_the_broker_no_longer_speaks_is_unavailable(kafka: Log) -> None:
+    target = kafka.target(version="0.10.2.0")
+    began = time.monotonic()
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    target.close()
+    assert time.monotonic() - began < LIMIT
+    assert isinstance(outcome, Unavailable)
+    assert kafka.held() == []
+
+
+def test_one_living_broker_of_the_list_is_enough(kafka: Log) -> None:
+    dead = [f"{services.LOOPBACK}:{services.free_port()}" for _ in range(2)]
+    target = kafka.target(kafka.values() | {"brokers": f"{dead[0]}, {kafka.server.brokers}, {dead[1]}"})
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_broker_that_makes_topics_makes_this_one(kafka: Log) -> None:
+    kafka.topic = f"{kafka.topic}-new"
+    assert delivered(kafka, [events.put("a")]) == [DELIVERED]
+    assert len(kafka.held()) == 1
+
+
+@WINDOWS
+def test_a_topic_with_small_messages_gets_small_batches(kafka: Log, window: int) -> None:
+    kafka.topic = f"{kafka.topic}-small"
+    kafka.create_topic(kafka.topic, 1, **{"max.message.bytes": "100000"})
+    target = kafka.target()
+    target.open()
+    for first in (0, 400):
+        made = [events.of_kilobyte(number, 7) for number in range(first, first + 400)]
+        assert set(target.deliver(made, window)) == {DELIVERED}
+    target.close()
+    assert [events.number_of(document) for _, document in kafka.held()] == list(range(1, 801))
+
+
+@WINDOWS
+@pytest.mark.parametrize("idempotent", ["on", "off"])
+def test_only_the_message_that_is_too_large_is_blamed(kafka: Log, window: int, idempotent: str) -> None:
+    """Whatever else was under way: beside it in its batch, or on its way to other partitions."""
+    kafka.topic = f"{kafka.topic}-strict"
+    kafka.create_topic(kafka.topic, PARTITIONS, **{"max.message.bytes": "100000"})
+    made = [events.put(f"object-{number % 20}", number=number + 1) for number in range(60)]
+    large = {17: "object-17", 30: "object-3", 31: "another"}
+    for place, key in large.items():
+        made[place] = events.put(key, metadata="x" * 150_000)
+    outcomes = delivered(kafka, made, window, idempotent=idempotent, timeout="5s")
+    for place, outcome in enumerate(outcomes):
+        if place in large:
+            assert isinstance(outcome, Rejected)
+            assert "MessageSizeTooLarge" in outcome.reason
+            assert "150" in outcome.reason
+        else:
+            assert outcome == DELIVERED
+    for path, numbers in kafka.numbers().items():
+        sent = [place + 1 for place, event in enumerate(made) if event.path == path and place not in large]
+        assert list(dict.fromkeys(numbers)) == sent
+
+
+def test_a_renewed_certificate_is_taken_up(kafka: Log, certificates: services.Certificates, tmp_path: Any) -> None:
+    ca = tmp_path / "ca.pem"
+    ca.write_text(certificates.ca.read_text())
+    target = kafka.target(kafka.by_tls(ca))
+    target.open()
+    ca.write_text(certificates.other_ca.read_text())
+    with pytest.raises(TargetUnavailable, match="certificate"):
+        target.deliver([events.put("a")], 1)
+    ca.write_text(certificates.ca.read_text())
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+@pytest.mark.parametrize("name", ["tls_ca", "client_tls_cert"])
+def test_a_certificate_file_that_cannot_be_read_is_named(
+    kafka: Log, certificates: services.Certificates, tmp_path: Any, name: str
+) -> None:
+    absent = str(tmp_path / "absent.pem")
+    changes = {name: absent} | ({"client_tls_key": absent} if name != "tls_ca" else {})
+    with pytest.raises(TargetUnavailable) as caught:
+        kafka.target(kafka.by_tls(certificates.ca) | changes).open()
+    assert absent in caught.value.reason

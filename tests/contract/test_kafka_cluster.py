@@ -1,0 +1,245 @@
+"""Kafka when it is more than one broker, and when it is stricter than usual: leaders, replicas, topics, rights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.kafka import Log
+from workers.outcomes import BEHIND, DELIVERED, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.kafka import partition_of
+
+AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+@dataclass(eq=False)
+class Broker(services.Kafka):
+    """One with settings of its own; `follows` makes it a second broker of that one's cluster."""
+
+    extra: tuple[str, ...] = ()
+    follows: services.Kafka | None = None
+
+    def _properties(self, store: Path, ca: Path, controller: int) -> list[str]:
+        lines = super()._properties(store, ca, controller) + [f"{line}\n" for line in self.extra]
+        if self.follows is None:
+            return lines
+        first = (self.follows.folder / "server.properties").read_text().splitlines(keepends=True)
+        voters = [line for line in first if line.startswith("controller.quorum.voters=")]
+        (listeners,) = [line for line in lines if line.startswith("listeners=")]
+        own = listeners.partition(",CONTROLLER")[0] + "\n"
+        return [*lines, *voters, own, "process.roles=broker\n", "node.id=2\n"]
+
+
+@pytest.fixture(scope="module")
+def strict_server() -> Iterator[Broker]:
+    """Makes no topics, and lets nobody but the plaintext listener's users do anything."""
+    extra = (
+        "auto.create.topics.enable=false",
+        f"authorizer.class.name={AUTHORIZER}",
+        "super.users=User:ANONYMOUS",
+    )
+    server = Broker(extra=extra).start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def strict(strict_server: Broker) -> Log:
+    probe = Log(strict_server)
+    probe.renew()
+    return probe
+
+
+def test_a_topic_that_is_not_there_is_unavailable_until_it_is(strict: Log) -> None:
+    strict.topic = f"{strict.topic}-later"
+    target = strict.target()
+    began = time.monotonic()
+    with pytest.raises(TargetUnavailable, match=r"UnknownTopicOrPartition.*create it") as caught:
+        target.open()
+    assert time.monotonic() - began < LIMIT
+    assert strict.topic in caught.value.reason
+    strict.create_topic(strict.topic, 3)
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_topic_that_is_deleted_meanwhile_is_unavailable(strict: Log) -> None:
+    target = strict.target()
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    admin = strict.admin()
+    admin.delete_topics([strict.topic])[strict.topic].result(20)
+    began = time.monotonic()
+    outcomes = attempt(target, [events.put("a"), events.put("a")], 1)
+    assert time.monotonic() - began < LIMIT
+    target.close()
+    assert isinstance(outcomes[0], Unavailable)
+    assert "UnknownTopic" in outcomes[0].reason
+    assert isinstance(outcomes[1], Unavailable)
+
+
+def grant(probe: Log, *operations: AclOperation) -> None:
+    """Allow the user these operations on the topic."""
+    admin = probe.admin()
+    bindings = [
+        AclBinding(
+            ResourceType.TOPIC,
+            probe.topic,
+            ResourcePatternType.LITERAL,
+            f"User:{services.USER}",
+            "*",
+            operation,
+            AclPermissionType.ALLOW,
+        )
+        for operation in operations
+    ]
+    for answer in admin.create_acls(bindings).values():
+        answer.result(20)
+
+
+@pytest.mark.parametrize("idempotent", ["on", "off"])
+def test_a_user_needs_only_the_right_to_write(strict: Log, idempotent: str) -> None:
+    values = strict.by_sasl("sha256") | {"idempotent": idempotent}
+    target = strict.target(values)
+    with pytest.raises(TargetUnavailable, match=r"needs Describe and Write|UnknownTopic"):
+        target.open()
+    grant(strict, AclOperation.WRITE)
+    services.until(lambda: list(attempt(target, [events.put("a")], 1)) == [DELIVERED], timeout=20)
+    target.close()
+
+
+def test_a_user_that_may_only_look_is_unavailable(strict: Log) -> None:
+    grant(strict, AclOperation.DESCRIBE)
+    target = strict.target(strict.by_sasl("plain"))
+    services.until(lambda: opened(target), timeout=20)
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Unavailable)
+    assert "the user needs" in outcome.reason
+    assert strict.held() == []
+
+
+def opened(target: object) -> bool:
+    """Rights take a moment to reach the broker's own copy."""
+    try:
+        target.open()  # type: ignore[attr-defined]  # any target
+    except TargetUnavailable:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[tuple[Log, Broker]]:
+    """A probe of the first broker, and the second."""
+    first = Broker().start()
+    second = Broker(follows=first).start()
+    probe = Log(first)
+    services.until(lambda: len(probe.admin().list_topics(timeout=10).brokers) == 2, timeout=30, what="two brokers")
+    yield probe, second
+    second.stop()
+    first.stop()
+
+
+def created(probe: Log, replicas: list[list[int]], **config: str) -> None:
+    """A fresh topic with these replicas of each partition, the first of which leads."""
+    probe.topic = f"cluster-{time.monotonic_ns()}"
+    admin = probe.admin()
+    topic = NewTopic(probe.topic, num_partitions=len(replicas), replica_assignment=replicas, config=config)
+    admin.create_topics([topic])[probe.topic].result(20)
+    leaders = {number: each[0] for number, each in enumerate(replicas)}
+    services.until(lambda: probe.leaders(probe.topic) == leaders, timeout=20, what="leaders")
+
+
+def on_partition(number: int, of: int, count: int) -> list[Event]:
+    """PUTs of different objects that all belong to one partition."""
+    keys = (f"object-{each}" for each in range(10_000))
+    chosen = [key for key in keys if partition_of(f"images/{key}".encode(), of) == number]
+    return [events.put(key) for key in chosen[:count]]
+
+
+def back(second: Broker) -> None:
+    """The second broker is running again."""
+    if not second.running:
+        second.stop()
+        second.start()
+
+
+@pytest.mark.parametrize("window", [1, 100])
+def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(
+    cluster: tuple[Log, Broker], window: int
+) -> None:
+    probe, second = cluster
+    back(second)
+    created(probe, [[1], [2]])
+    target = probe.target()
+    target.open()
+    ours, theirs = on_partition(0, 2, 5), on_partition(1, 2, 5)
+    assert set(target.deliver([*ours, *theirs], window)) == {DELIVERED}
+    second.kill()
+    again = [events.put(theirs[0].key), *on_partition(0, 2, 5), events.put(theirs[0].key)]
+    began = time.monotonic()
+    outcomes = attempt(target, again, window)
+    assert time.monotonic() - began < LIMIT
+    assert isinstance(outcomes[0], Unavailable)
+    assert outcomes[0] != BEHIND
+    assert outcomes[-1] == BEHIND
+    back(second)
+    services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")
+    target.close()
+    numbers = probe.numbers()[theirs[0].path]
+    sent = [events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
+    assert list(dict.fromkeys(numbers)) == sent
+
+
+def test_the_other_replica_takes_over(cluster: tuple[Log, Broker]) -> None:
+    probe, second = cluster
+    back(second)
+    created(probe, [[2, 1]])
+    target = probe.target()
+    target.open()
+    made = [events.put("a"), events.put("b")]
+    assert set(target.deliver(made, 1)) == {DELIVERED}
+    second.kill()
+    services.until(lambda: set(attempt(target, made, 1)) == {DELIVERED}, timeout=40, what="another leader")
+    target.close()
+    assert probe.leaders(probe.topic) == {0: 1}
+
+
+def test_too_few_replicas_are_unavailable(cluster: tuple[Log, Broker]) -> None:
+    probe, second = cluster
+    back(second)
+    created(probe, [[1, 2]], **{"min.insync.replicas": "2"})
+    target = probe.target()
+    target.open()
+    services.until(lambda: set(attempt(target, [events.put("a")], 1)) == {DELIVERED}, timeout=30)
+    second.kill()
+    reasons = []
+
+    def told() -> bool:
+        # Until the controller misses the broker, the leader itself waits for it in vain.
+        (outcome,) = attempt(target, [events.put("a")], 1)
+        assert isinstance(outcome, Unavailable)
+        reasons.append(outcome.reason)
+        return "NotEnoughReplicas" in outcome.reason
+
+    services.until(told, timeout=40, what=f"the broker's word for it; got {reasons}")
+    back(second)
+    services.until(lambda: set(attempt(target, [events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas")
+    target.close()

@@ -1,0 +1,144 @@
+"""What kafka-python does not tell and cannot be told: why a broker was not reached, and the level of a codec.
+
+Its producer reports every trouble on the way as a timeout, and has no setting for compression levels. Both are had
+here through the one place that it leaves open, the class of its client (`kafka_client`).
+"""
+
+import gzip
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from kafka import codec
+from kafka.errors import KafkaTimeoutError, for_code
+from kafka.net.compat import KafkaNetClient
+from kafka.net.inet import KafkaNetSocket
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+from kafka.net.transport import KafkaSSLTransport
+from kafka.record import default_records, legacy_records
+
+# Every failure reaches an outcome, once; the library would write a line about each of its own tries.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+_USUAL_GZIP = 6  # as zlib, Java and Go; the library would take 9, several times as slow for 5 % less
+_producing = threading.local()  # what holds for the producer's own thread, which is where batches are compressed
+
+
+class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no types
+    """The client of one producer. `trouble` is what went wrong last; set it to None to forget that."""
+
+    def __init__(self, *, level: int, patience: float, **config: Any) -> None:
+        milliseconds = patience * 1000
+        config["socket_connection_setup_timeout_ms"] = milliseconds
+        config["socket_connection_setup_timeout_max_ms"] = milliseconds
+        self._level = level
+        self._patience = patience
+        self.trouble: BaseException | None = None
+        net = NetworkSelector(**config)
+        self._connections = _Connections(net, self._hear, **config)
+        super().__init__(net, self._connections)
+
+    def begin(self) -> None:
+        """Find the cluster. Raises `KafkaError` with the reason of the last broker that was tried."""
+        # The library would go round all brokers until its time is over, and wait for ever for a TLS handshake.
+        deadline = time.monotonic() + self._patience
+        found = self._connections.bootstrap_async(self._patience * 1000)
+        while not found.is_done and not self._connections.all_failed and time.monotonic() < deadline:
+            self.poll(timeout_ms=50, future=found)
+        if found.succeeded():
+            self.trouble = None
+            return
+        if found.failed() and not isinstance(found.exception, KafkaTimeoutError):
+            raise found.exception
+        raise self.trouble or KafkaTimeoutError(f"no answer within {self._patience:g} s")
+
+    def is_ready(self, node_id: Any, **options: Any) -> bool:
+        """As the library; the producer's thread asks just before it takes a batch and compresses it."""
+        _producing.level = self._level
+        return bool(super().is_ready(node_id, **options))
+
+    def _hear(self, trouble: BaseException) -> None:
+        self.trouble = trouble
+
+
+class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
+    """Connections that say why they could not be made or were lost, and what brokers find wrong."""
+
+    def __init__(self, net: Any, hear: Callable[[BaseException], None], **config: Any) -> None:
+        self._hear = hear
+        self._known: dict[Any, Any] = {}
+        self._failed: set[Any] = set()
+        super().__init__(net, **config)
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether each of the brokers to begin with has been tried in vain."""
+        return self._failed.issuperset(broker.node_id for broker in self.cluster.bootstrap_brokers())
+
+    def get_connection(self, node_id: Any, *positional: Any, **options: Any) -> Any:
+        connection = super().get_connection(node_id, *positional, **options)
+        if self._known.get(node_id) is not connection:
+            self._known[node_id] = connection
+            connection.init_future.add_errback(self._hear)
+            connection.init_future.add_errback(lambda _: self._failed.add(node_id))
+            connection.close_future.add_errback(self._hear)
+        return connection
+
+    def send(self, request: Any, *positional: Any, **options: Any) -> Any:
+        return super().send(request, *positional, **options).add_callback(self._read)
+
+    def _read(self, answer: Any) -> None:
+        """An answer says what is wrong as a whole, by topic (metadata), or by partition of a topic (produce)."""
+        produced = [each for topic in getattr(answer, "responses", ()) for each in topic.partition_responses]
+        for part in (answer, *getattr(answer, "topics", ()), *produced):
+            if code := getattr(part, "error_code", 0):
+                self._hear(for_code(code)(getattr(part, "error_message", None)))
+
+
+def missing_package(name: str) -> str:
+    """The package that a codec needs and that is not installed, else an empty text."""
+    needed = {"snappy": ("python-snappy", codec.snappy), "lz4": ("lz4", codec.lz4), "zstd": ("zstandard", codec.zstd)}
+    package, found = needed.get(name, ("", codec))
+    return "" if found else package
+
+
+def words(error: BaseException) -> str:
+    """What an error of the library says: its kind, and the broker's words or else the library's own."""
+    said = str(error.args[0]) if error.args and error.args[0] else ""
+    return f"{type(error).__name__}: {said or getattr(error, 'description', None) or 'no reason given'}"
+
+
+def _gzip(payload: bytes) -> bytes:
+    return gzip.compress(payload, getattr(_producing, "level", 0) or _USUAL_GZIP, mtime=0)
+
+
+def _lz4(payload: bytes) -> Any:
+    return codec.lz4_encode(payload, compression_level=getattr(_producing, "level", 0))
+
+
+def _zstd(payload: bytes) -> Any:
+    return codec.zstd.ZstdCompressor(level=getattr(_producing, "level", 0) or 3).compress(payload)
+
+
+def _closing(step: Callable[..., Any], close: Callable[[Any, Any], None]) -> Callable[..., Any]:
+    """A step of connecting that closes what it cannot connect; the library leaves that to the garbage collector."""
+
+    async def tried(self: Any, *positional: Any, **options: Any) -> Any:
+        try:
+            return await step(self, *positional, **options)
+        except BaseException:
+            close(self, positional)
+            raise
+
+    return tried
+
+
+KafkaNetSocket.sock_connect = _closing(KafkaNetSocket.sock_connect, lambda _, given: given[1].close())
+KafkaSSLTransport.handshake = _closing(KafkaSSLTransport.handshake, lambda transport, _: transport.abort())
+for _module in (default_records, legacy_records):
+    _module.gzip_encode = _gzip
+    _module.lz4_encode = _lz4
+default_records.zstd_encode = _zstd
