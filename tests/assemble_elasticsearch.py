@@ -49,6 +49,23 @@ def assemble(home: Path, version: str, scratch: Path, run: Run) -> None:
     _extras(home / "plugins/peer-extras", scratch / "extras", version)
 
 
+def assemble_opensearch(home: Path, version: str, scratch: Path, run: Run) -> None:
+    """Fill the empty folder `home` with an OpenSearch: its server, Netty, and a launcher of ours."""
+    jars = _download(
+        scratch / "opensearch",
+        ("org.opensearch:opensearch", "org.opensearch.plugin:transport-netty4-client"),
+        version,
+        run,
+    )
+    (api,) = [name for name in jars if name.startswith("log4j-api-")]  # of its core it needs the same version
+    core = _download(
+        scratch / "log4j", ("org.apache.logging.log4j:log4j-core",), api.removeprefix("log4j-api-")[:-4], run
+    )
+    _put(home / "lib", jars | core)
+    source = SOURCES / "OsNode.java"
+    run(["javac", "-nowarn", "--release", "17", "-cp", f"{home}/lib/*", "-d", home / "launcher", source])
+
+
 def _download(folder: Path, artifacts: Sequence[str], version: str, run: Run) -> Jars:
     """The runtime jars of the artifacts by file name."""
 

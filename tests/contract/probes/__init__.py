@@ -12,6 +12,8 @@ from tests.contract.probes.base import Probe
 PROBES = {
     "amqp-queue": "tests.contract.probes.amqp:Queue",
     "amqp-headers": "tests.contract.probes.amqp:Headers",
+    "elasticsearch-namespace": "tests.contract.probes.elasticsearch:Namespace",
+    "elasticsearch-access": "tests.contract.probes.elasticsearch:Access",
     "kafka": "tests.contract.probes.kafka:Log",
     "nats-core": "tests.contract.probes.nats:Core",
     "nats-jetstream": "tests.contract.probes.nats_jetstream:JetStream",

@@ -1,0 +1,78 @@
+"""OpenSearch, which is served where `opensearch=on` asks for it, read back over plain HTTP."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import urllib3
+
+from app.config import declaration
+from app.config.streams import ElasticsearchSettings
+from tests.contract import events
+from tests.services.opensearch import OpenSearch, opensearch
+from workers import formats
+from workers.outcomes import DELIVERED, Rejected
+from workers.targets.base import Target, TargetUnavailable
+from workers.targets.elasticsearch import ElasticsearchTarget
+from workers.targets.highwayhash import document_ids
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[OpenSearch]:
+    with opensearch() as running:
+        yield running
+
+
+def made(server: OpenSearch, index: str, **settings: str) -> Target:
+    values = {"url": server.url, "index": index, "opensearch": "on"} | settings
+    return ElasticsearchTarget(declaration.load(ElasticsearchSettings, values))
+
+
+def documents(server: OpenSearch, index: str) -> dict[str, Any]:
+    with urllib3.PoolManager() as pool:
+        pool.request("POST", f"{server.url}/{index}/_refresh")
+        answer = pool.request("GET", f"{server.url}/{index}/_search?size=1000").json()
+    return {hit["_id"]: hit["_source"] for hit in answer["hits"]["hits"]}
+
+
+def test_without_the_option_it_is_refused_by_name(server: OpenSearch) -> None:
+    with pytest.raises(TargetUnavailable, match=r"this is OpenSearch 2.19.5; set opensearch=on"):
+        made(server, "events", opensearch="off").open()
+
+
+@WINDOWS
+def test_it_mirrors_objects_under_minios_ids(server: OpenSearch, window: int) -> None:
+    target = made(server, f"mirror-{window}")
+    batch = [events.put(key) for key in (*events.ODD_KEYS, "same", "same")]
+    assert set(target.deliver(batch, window)) == {DELIVERED}
+    last = {event.path: json.loads(formats.records(event)) for event in batch}
+    expected = dict(zip(document_ids(list(last)), last.values(), strict=True))
+    assert documents(server, f"mirror-{window}") == expected
+    gone = [events.delete(key) for key in events.ODD_KEYS] + [events.delete_version("same", "null")]
+    assert set(target.deliver(gone, window)) == {DELIVERED}
+    assert documents(server, f"mirror-{window}") == {}
+    target.close()
+
+
+def test_it_keeps_every_event(server: OpenSearch) -> None:
+    target = made(server, "journal", format="access")
+    batch = [events.put(f"object-{number % 5}") for number in range(20)]
+    assert set(target.deliver(batch, 1)) == {DELIVERED}
+    target.close()
+    assert len(documents(server, "journal")) == 20
+
+
+def test_what_it_cannot_parse_is_rejected_in_its_own_words(server: OpenSearch) -> None:
+    event = events.put("a")
+    poison = event._replace(record=event.record.replace('"size":', '"size..x":'))
+    target = made(server, "poison")
+    outcomes = list(target.deliver([poison, events.put("b")], 1))
+    target.close()
+    assert isinstance(outcomes[0], Rejected)
+    assert "mapper_parsing_exception" in outcomes[0].reason
+    assert outcomes[1] == DELIVERED

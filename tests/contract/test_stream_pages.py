@@ -1,0 +1,39 @@
+"""The consumers on the pages of Kafka and Elasticsearch, as they stand there."""
+
+from __future__ import annotations
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes import elasticsearch, kafka
+from tests.contract.programs import following
+from tests.contract.test_reference_pages import consumers, output
+from workers.outcomes import DELIVERED
+
+
+def test_the_consumer_of_kafka_reads_what_was_delivered() -> None:
+    with services.kafka() as server:
+        probe = kafka.Log(server)
+        probe.create_topic("minio_events", kafka.PARTITIONS)
+        target = probe.target({"brokers": server.brokers, "topic": "minio_events"})
+        assert list(target.deliver([events.put("cat.jpg"), events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
+        target.close()
+        (program,) = consumers("kafka", **{"localhost:9092": server.brokers})
+        with following(program) as lines:
+            services.until(lambda: len(lines()) == 2, 30, what="two events")
+            assert lines() == ["s3:ObjectCreated:Put images/cat.jpg", "s3:ObjectRemoved:Delete images/cat.jpg"]
+
+
+def test_the_consumer_of_elasticsearch_reads_what_was_delivered() -> None:
+    with services.elasticsearch() as server:
+        probe = elasticsearch.Namespace(server)
+        target = probe.target(index="bucketobjects")
+        batch = [events.put("small cat.jpg", number=7), events.put("cat.jpg", number=77), events.put("gone.jpg")]
+        assert set(target.deliver([*batch, events.delete("gone.jpg")], 1)) == {DELIVERED}
+        target.close()
+        places = {
+            "http://localhost:9200": server.url,
+            '"me"': f'"{server.user_name}"',
+            '"secret"': f'"{services.PASSWORD}"',
+        }
+        (program,) = consumers("elasticsearch", **places)
+        assert output(program) == ["cat.jpg 77", "small cat.jpg 7"]

@@ -1,0 +1,67 @@
+"""OpenSearch, without its security plugin: it listens on loopback and knows no users."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tests import provision
+from tests.services.child import LOOPBACK, Server, free_port
+from tests.services.jvm import JAVA
+
+
+@dataclass(eq=False)
+class OpenSearch(Server):
+    """One OpenSearch 2 node. Indexed documents are kept through kill and start."""
+
+    name: ClassVar[str] = "opensearch"
+    patience: ClassVar[float] = 90
+
+    def prepare(self) -> None:
+        config = self.folder / "config"
+        config.mkdir()
+        (self.folder / "tmp").mkdir()
+        settings: dict[str, Any] = {
+            "cluster.name": "peers",
+            "node.name": "node-1",
+            "path.data": str(self.folder / "data"),
+            "path.logs": str(self.folder / "logs"),
+            "network.host": LOOPBACK,
+            "http.port": self.port,
+            "transport.port": free_port(),
+            "http.type": "netty4",
+            "transport.type": "netty4",
+            "discovery.type": "single-node",
+            "cluster.routing.allocation.disk.threshold_enabled": False,
+        }
+        # JSON is YAML.
+        (config / "opensearch.yml").write_text("".join(f"{k}: {json.dumps(v)}\n" for k, v in settings.items()))
+        (config / "log4j2.properties").write_text(
+            "status = error\nappender.c.type = Console\nappender.c.name = c\nappender.c.layout.type = PatternLayout\n"
+            "appender.c.layout.pattern = [%d{ISO8601}][%-5p][%c{1.}] %m%n\n"
+            "rootLogger.level = info\nrootLogger.appenderRef.c.ref = c\n"
+        )
+
+    def argv(self) -> Sequence[str | Path]:
+        home, folder = provision.OPENSEARCH, self.folder
+        heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
+        paths = [f"-Dpeer.home={folder}", f"-Dpeer.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
+        return [*JAVA, *heap, *paths, "-cp", f"{home}/launcher:{home}/lib/*", "OsNode"]
+
+    @property
+    def url(self) -> str:
+        """The node's URL."""
+        return f"http://{LOOPBACK}:{self.port}"
+
+    def ping(self) -> None:
+        with urllib.request.urlopen(f"{self.url}/", timeout=5) as answer:
+            assert json.load(answer)["version"]["distribution"] == "opensearch"
+
+
+def opensearch() -> OpenSearch:
+    """A running OpenSearch node of its own."""
+    return OpenSearch().start()
