@@ -1,0 +1,183 @@
+"""A real MinIO writes into Kafka and Elasticsearch, we write the same events beside it, and the two look the same."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import urllib3
+from minio.commonconfig import CopySource, Tags
+from minio.error import S3Error
+from minio.notificationconfig import NotificationConfig, QueueConfig
+
+from app.events.model import Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes import elasticsearch, kafka
+from workers.outcomes import DELIVERED
+
+BUCKET = "images"
+KEYS = (
+    "zero.bin",
+    "dir a/myphoto+é &<1>.jpg",
+    "100%.txt",
+    "%2F%00encoded.txt",
+    "emoji-\U0001f600.txt",
+    "quote'double\"back.txt",
+    "/".join("k" * 200 for _ in range(4)),
+)
+
+
+@dataclass
+class Stage:
+    """MinIO and what it writes into; `reference` gets the same over a webhook."""
+
+    minio: services.MinIO
+    reference: services.Receiver
+    topics: kafka.Log
+    indices: elasticsearch.Access
+
+    def emitted(self) -> list[Event]:
+        """Every event so far, in the order of its arrival."""
+        found = []
+        for post in self.reference.requests():
+            if post.method != "POST":
+                continue
+            text = post.body.decode()
+            start = text.index('"Records":[') + len('"Records":[')
+            found.append(events._from_record(json.loads(text)["Records"][0], text[start:-2]))
+        return found
+
+    def arrives(self, count: int) -> None:
+        """Return when this many events are everywhere, so that MinIO cannot mix their order up."""
+        services.until(lambda: len(self.emitted()) >= count, 20, what=f"event {count} at the webhook")
+        services.until(lambda: len(self.topics.messages("direct")) >= count, 20, what=f"event {count} in Kafka")
+        services.until(lambda: len(self.indices.documents("direct-a")) >= count, 20, what=f"document {count}")
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with services.elasticsearch() as search, services.kafka() as broker, services.receiver() as reference:
+        topics, indices = kafka.Log(broker), elasticsearch.Access(search)
+        for name in ("direct", "ours"):
+            topics.create_topic(name, kafka.PARTITIONS)
+        login = {"USERNAME": search.user_name, "PASSWORD": services.PASSWORD, "URL": search.url}
+        targets = {"KAFKA": {"K": {"BROKERS": broker.brokers, "TOPIC": "direct"}}}
+        targets["ELASTICSEARCH"] = {
+            "N": login | {"INDEX": "direct-n", "FORMAT": "namespace"},
+            "A": login | {"INDEX": "direct-a", "FORMAT": "access"},
+        }
+        env = {
+            f"MINIO_NOTIFY_{kind}_{key}_{name}": value
+            for kind, named in targets.items()
+            for name, values in named.items()
+            for key, value in (values | {"ENABLE": "on"}).items()
+        }
+        with services.minio(webhooks={"W": (reference.url, "")}, extra_env=env) as minio:
+            made = Stage(minio, reference, topics, indices)
+            exercise(made)
+            yield made
+
+
+def exercise(stage: Stage) -> None:
+    """What happens to objects, one thing after the other."""
+    client = stage.minio.client()
+    client.make_bucket(BUCKET)
+    arns = [f"arn:minio:sqs::{name}" for name in ("W:webhook", "K:kafka", "N:elasticsearch", "A:elasticsearch")]
+    wanted = ["s3:ObjectCreated:*", "s3:ObjectAccessed:*", "s3:ObjectRemoved:*"]
+    configs = [QueueConfig(queue=arn, events=wanted) for arn in arns]
+
+    def takes_the_rules() -> bool:
+        try:
+            client.set_bucket_notification(BUCKET, NotificationConfig(queue_config_list=configs))
+        except S3Error as early:  # it answers before it has made its targets
+            if "ARN does not exist" not in str(early):
+                raise
+            return False
+        return True
+
+    services.until(takes_the_rules, 20, what="MinIO's targets")
+
+    def put(key: str, content: bytes, **options: Any) -> None:
+        client.put_object(BUCKET, key, io.BytesIO(content), len(content), **options)
+
+    tags = Tags.new_object_tags()
+    tags["a"] = "b"
+    steps = [lambda key=key: put(key, key.encode()) for key in KEYS]
+    steps += [
+        lambda: put("zero.bin", b"", metadata={"A-Note": "x <y> & z"}),
+        lambda: client.stat_object(BUCKET, KEYS[1]),
+        lambda: client.remove_object(BUCKET, KEYS[2]),
+        lambda: client.copy_object(BUCKET, "copied", CopySource(BUCKET, KEYS[1])),
+        lambda: client.set_object_tags(BUCKET, "copied", tags),
+        lambda: client.remove_object(BUCKET, "copied"),
+        lambda: put("copied", b"again"),
+        lambda: client.remove_object(BUCKET, KEYS[6]),
+    ]
+    for count, step in enumerate(steps, 1):
+        step()
+        stage.arrives(count)
+
+
+def test_the_same_messages_are_on_the_same_partitions_of_a_topic(stage: Stage) -> None:
+    target = stage.topics.target({"brokers": stage.topics.server.brokers, "topic": "ours"})
+    assert set(target.deliver(stage.emitted(), 100)) == {DELIVERED}
+    target.close()
+    ours, direct = (
+        [
+            (message.partition(), message.key(), message.value(), message.headers())
+            for message in stage.topics.messages(name)
+        ]
+        for name in ("ours", "direct")
+    )
+    assert len(direct) == len(stage.emitted())
+    assert ours == direct
+
+
+def raw(stage: Stage, path: str) -> bytes:
+    headers = urllib3.make_headers(basic_auth=f"{stage.indices.server.user_name}:{services.PASSWORD}")
+    with urllib3.PoolManager() as pool:
+        return bytes(pool.request("GET", f"{stage.indices.server.url}/{path}", headers=headers).data)
+
+
+@pytest.mark.parametrize("window", [1, 100])
+def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window: int) -> None:
+    index = f"ours-n-{window}"
+    target = elasticsearch.Namespace(stage.indices.server).target(index=index)
+    assert set(target.deliver(stage.emitted(), window)) == {DELIVERED}
+    target.close()
+    ours, direct = (
+        {hit["_id"]: hit["_source"] for hit in stage.indices.documents(name)} for name in (index, "direct-n")
+    )
+    assert len(direct) > 4
+    assert ours == direct
+    for id_ in direct:
+        # Sent with a newline at the end, which a bulk request can only have between documents.
+        assert raw(stage, f"{index}/_source/{id_}") == raw(stage, f"direct-n/_source/{id_}").rstrip(b"\n")
+
+
+def test_a_journal_has_the_same_documents_in_the_same_order(stage: Stage) -> None:
+    target = stage.indices.target(index="ours-a")
+    assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
+    target.close()
+    ours, direct = ([hit["_source"] for hit in stage.indices.documents(name)] for name in ("ours-a", "direct-a"))
+
+    def by_key(hits: list[Any]) -> list[Any]:
+        return sorted(hits, key=lambda hit: hit["Records"][0]["s3"]["object"]["key"])
+
+    assert by_key(ours) == by_key(direct)
+
+
+def test_the_fields_of_both_indices_are_the_same(stage: Stage) -> None:
+    target = stage.indices.target(index="ours-f")
+    assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
+    target.close()
+    with stage.indices.client() as client:
+        ours, direct = (client.indices.get(index=name)[name] for name in ("ours-f", "direct-a"))
+    assert ours["mappings"] == direct["mappings"]
+    for each in ("number_of_shards", "number_of_replicas"):
+        assert ours["settings"]["index"][each] == direct["settings"]["index"][each]
