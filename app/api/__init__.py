@@ -35,10 +35,9 @@ _BLUEPRINTS = (
 def create_app(settings: Settings) -> Flask:
     """The API over the outbox that the settings name; connects when the first request needs it to.
 
-    Raises `BadSettings` where they cannot be used: no token on an address that others reach, an unusable folder.
+    Raises `BadSettings` where they cannot be used, such as an unusable folder.
     """
     made = parts.make(settings)
-    access.check_listen(settings, made.database)
     app = Flask("bucketwire", static_folder=None)
     app.url_map.strict_slashes = False  # a sender does not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False

@@ -1,8 +1,28 @@
 """Gunicorn's configuration file: `gunicorn --config python:app.api.gunicorn_conf app.api.wsgi:app`."""
 
 import os
+import sys
 
+from app.api.access import check_listen
 from app.api.server import options
+from app.config.problems import BadSettings
 from app.config.settings import Settings
+from app.outbox.database import Database
 
-globals().update(options(Settings.from_environ(os.environ)))
+_settings = Settings.from_environ(os.environ)
+globals().update(options(_settings))
+
+
+def on_starting(_server: object) -> None:
+    """Refuse to start where the API would be open to the network.
+
+    Asked once, before there is a worker: one that is replaced later has to come up whatever became of the tokens.
+    """
+    database = Database(_settings.database_url)
+    try:
+        check_listen(_settings, database)
+    except BadSettings as error:
+        sys.stderr.write(f"bucketwire: {error}\n")
+        sys.exit(1)
+    finally:
+        database.close()

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from app.api.access import check_listen
 from app.api.server import command
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, printable
@@ -30,7 +29,6 @@ def api(workers: int | None, threads: int | None) -> None:
     """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
     shell = Shell()
     try:
-        check_listen(shell.settings, shell.database)
         for problem in sync_environment(shell.registry, os.environ):
             click.echo(f"environment: {printable(problem)}", err=True)
     except (CannotDo, *DatabaseUnavailable) as error:
