@@ -2,20 +2,13 @@
 
 import contextlib
 import math
-import os
-import select
-import socket
-import threading
-from collections.abc import Iterator
 
 import psycopg2
 from psycopg2 import extensions
 
 from app.config.targets import PostgresSettings
+from workers.targets import wires
 from workers.targets.base import TargetUnavailable
-
-# How much longer than the server's own time limit we wait before the connection is cut.
-_GRACE = 2.0
 
 
 def parameters(settings: PostgresSettings) -> dict[str, str]:
@@ -64,29 +57,12 @@ def reason(error: psycopg2.Error) -> str:
 
 def is_stale(connection: extensions.connection) -> bool:
     """Whether the server has said something unasked: it has closed the connection, or is about to."""
-    if connection.closed:
-        return True
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(connection.closed) or wires.has_spoken(connection.fileno())
 
 
-@contextlib.contextmanager
-def deadline(connection: extensions.connection, timeout: float) -> Iterator[None]:
+def deadline(connection: extensions.connection, timeout: float) -> contextlib.AbstractContextManager[None]:
     """End the block with an `OperationalError` when the server does not even keep its own time limit.
 
     libpq waits for ever for a server that is frozen or gone without a word; a connection cut from below wakes it.
     """
-    watch = threading.Timer(timeout + _GRACE, _cut, (connection.fileno(),))
-    watch.daemon = True
-    watch.start()
-    try:
-        yield
-    finally:
-        watch.cancel()
-        watch.join()
-
-
-def _cut(descriptor: int) -> None:
-    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as wire:
-        wire.shutdown(socket.SHUT_RDWR)
+    return wires.deadline(connection.fileno(), timeout)
