@@ -1,0 +1,159 @@
+"""A bucket's rules as the XML of S3 (reference §2.1), both ways, with every refusal of §2.3.
+
+Read without entities and without a document type, so that a body can neither grow nor fetch.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from xml.etree.ElementTree import Element, ParseError, SubElement, tostring
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import fromstring
+
+from app.config.arn import TargetId, parse_arn
+from app.config.problems import BadValue
+from app.rules.model import Rule, event_names, problems_of
+
+NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
+_FILTERS = ("prefix", "suffix")
+_UNSUPPORTED = ("TopicConfiguration", "CloudFunctionConfiguration")
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+MALFORMED = "The XML you provided was not well-formed or did not validate against our published schema"
+NO_EVENT = "A specified event is not supported for notifications"
+OVERLAPPING = "Configurations overlap. Configurations on the same bucket cannot share a common event type"
+NO_TARGET = "A specified destination ARN does not exist or is not well-formed. Verify the destination ARN"
+OTHER_REGION = (
+    "A specified destination is in a different region than the bucket. "
+    "You must use a destination that resides in the same region as the bucket"
+)
+NO_FILTER = "filter rule name must be either prefix or suffix"
+SAME_RULES = (
+    "An object key name filtering rule defined with overlapping prefixes, overlapping suffixes, "
+    "or overlapping combinations of prefixes and suffixes for the same event types"
+)
+QUEUES_ONLY = "Only queue notifications are supported, not those of topics and functions"
+
+
+class BadConfiguration(ValueError):
+    """A document that cannot be taken: the S3 code (its status is 400) and a sentence in MinIO's words, then ours."""
+
+    def __init__(self, code: str, message: str, detail: str = "") -> None:
+        super().__init__(f"{message}: {detail}" if detail else f"{message}.")
+        self.code = code
+
+
+def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Callable[[TargetId], bool]) -> list[Rule]:
+    """The rules that the document gives the bucket; none of an empty one. Raises `BadConfiguration`.
+
+    `region` is the site's, "" for none, and `configured` says whether a target is there. Elements that are not known
+    are passed over (as MinIO: §2.1). Stricter than MinIO in one point: filter values are checked (§10).
+    """
+    try:
+        root = fromstring(body, forbid_dtd=True)
+    except (ParseError, DefusedXmlException, ValueError, LookupError):  # LookupError: of an unknown encoding
+        raise BadConfiguration("MalformedXML", MALFORMED) from None
+    if _name(root) != "NotificationConfiguration":
+        raise BadConfiguration("MalformedXML", MALFORMED, "the outermost element must be NotificationConfiguration")
+    rules = [_rule(element, bucket, region) for element in _all(root, "QueueConfiguration")]
+    seen = set()
+    for rule in rules:
+        if not configured(rule.target):
+            raise BadConfiguration("InvalidArgument", NO_TARGET, f"there is no target {rule.target.arn(region)}")
+        identity = (rule.rule_id, frozenset(rule.events), rule.prefix, rule.suffix, rule.target)
+        if identity in seen:
+            raise BadConfiguration("InvalidArgument", SAME_RULES, "two rules are the same in all members")
+        seen.add(identity)
+    if any(_name(child) in _UNSUPPORTED for child in root):
+        raise BadConfiguration("UnsupportedNotification", QUEUES_ONLY)
+    return rules
+
+
+def configuration(rules: Iterable[Rule], region: str) -> bytes:
+    """The document of a bucket's rules, in their order, ARNs with the site's region."""
+    root = Element("NotificationConfiguration", xmlns=NAMESPACE)
+    for rule in rules:
+        element = SubElement(root, "QueueConfiguration")
+        _add(element, "Id", rule.rule_id)
+        filters = [(name, getattr(rule, name)) for name in _FILTERS if getattr(rule, name)]
+        if filters:
+            key = SubElement(SubElement(element, "Filter"), "S3Key")
+            for name, value in filters:
+                one = SubElement(key, "FilterRule")
+                _add(one, "Name", name)
+                _add(one, "Value", value)
+        for name in rule.events:
+            _add(element, "Event", name)
+        _add(element, "Queue", rule.target.arn(region))
+    return document(root)
+
+
+def document(root: Element) -> bytes:
+    """An XML document as S3 sends it."""
+    written: bytes = tostring(root, "utf-8", short_empty_elements=False)
+    return b'<?xml version="1.0" encoding="UTF-8"?>\n' + written
+
+
+def _add(parent: Element, name: str, text: str) -> None:
+    # As Go's encoder does it: what XML cannot hold becomes U+FFFD, and the document stays readable.
+    SubElement(parent, name).text = _NOT_XML.sub("\ufffd", text)
+
+
+def _rule(element: Element, bucket: str, region: str) -> Rule:
+    events = tuple(child.text or "" for child in _all(element, "Event"))
+    if not events:
+        raise BadConfiguration("MalformedXML", MALFORMED, "a QueueConfiguration has no Event")
+    for number, name in enumerate(events):
+        if not event_names(name):
+            raise BadConfiguration("InvalidArgument", NO_EVENT, name)
+        if name in events[:number]:
+            raise BadConfiguration("InvalidArgument", OVERLAPPING, f"{name} is there twice in one rule")
+    filters = _filters(element)
+    rule = Rule(
+        bucket=bucket,
+        events=events,
+        target=_target(_text(element, "Queue"), region),
+        prefix=filters.get("prefix", ""),
+        suffix=filters.get("suffix", ""),
+        rule_id=_text(element, "Id"),
+    )
+    for problem in problems_of(rule):
+        raise BadConfiguration("InvalidArgument", "A value cannot be used", str(problem))
+    return rule
+
+
+def _target(arn: str, region: str) -> TargetId:
+    try:
+        named, target = parse_arn(arn)
+    except BadValue as error:
+        raise BadConfiguration("InvalidArgument", NO_TARGET, f"{arn} {error.problem}") from None
+    if named and region and named != region:
+        raise BadConfiguration("InvalidArgument", OTHER_REGION, f"this is {region}")
+    return target
+
+
+def _filters(element: Element) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for outer in _all(element, "Filter"):
+        for key in _all(outer, "S3Key"):
+            for one in _all(key, "FilterRule"):
+                name = _text(one, "Name")
+                if name not in _FILTERS:
+                    raise BadConfiguration("InvalidArgument", NO_FILTER, f"{name!r} is neither")
+                if name in found:
+                    raise BadConfiguration("InvalidArgument", f"Cannot specify more than one {name} rule in a filter")
+                found[name] = _text(one, "Value")
+    return found
+
+
+def _text(element: Element, name: str) -> str:
+    return next((child.text or "" for child in _all(element, name)), "")
+
+
+def _all(element: Element, name: str) -> Iterator[Element]:
+    """Children by their local name: documents come with the namespace of S3, another, or none."""
+    return (child for child in element if _name(child) == name)
+
+
+def _name(element: Element) -> str:
+    return str(element.tag).rpartition("}")[2]
