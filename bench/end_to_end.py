@@ -101,7 +101,12 @@ def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
     rates = {}
     for size in sizes:
         database = migrated(outbox.create_database(f"backlog_{size}"))
-        values = {"address": f"127.0.0.1:{target.port}", "key": f"log{size}", "format": "access", "queue_limit": str(size)}
+        values = {
+            "address": f"127.0.0.1:{target.port}",
+            "key": f"log{size}",
+            "format": "access",
+            "queue_limit": str(size),
+        }
         name = add_target(database, type_name="redis", values=values)
         for start in range(0, size, 50_000):
             fill(database, min(50_000, size - start), start)
