@@ -239,7 +239,7 @@ def _pair(cert: str, key: str) -> Iterator[Problem]:
 TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(_TYPES)
 
 # Each declares more types by what stands above; imported here, so that TYPES has all of them whoever asks first.
-from app.config import messaging, streams, subjects  # noqa: E402, F401
+from app.config import messaging, mysql, streams, subjects  # noqa: E402, F401
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:

@@ -17,6 +17,7 @@ WEBHOOK = {"endpoint": "http://h/x"}
 MINIMAL: dict[str, dict[str, str]] = {"redis": REDIS, "postgresql": POSTGRES, "webhook": WEBHOOK}
 MINIMAL["kafka"] = {"brokers": "k", "topic": "t", "sasl": "on", "sasl_username": "me", "sasl_password": "it"}
 MINIMAL["elasticsearch"] = {"url": "http://es:9200", "index": "events"}
+MINIMAL["mysql"] = {"dsn_string": "me@tcp(db)/events", "table": "events"}
 MINIMAL["nats"] = {"address": "n", "subject": "minio.events"}
 MINIMAL["nsq"] = {"nsqd_address": "n", "topic": "events"}
 MINIMAL["amqp"] = {"url": "amqp://me@h", "exchange": "minio"}
@@ -90,6 +91,8 @@ def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
         values["signing_secret"] = SIGNING
     if type_name == "elasticsearch":
         del values["password"]  # two logins at once are refused
+    if type_name == "mysql":
+        values |= {"dsn_string": "me:hunter2@tcp(db)/events", "password": ""}  # which says all that there is
     if type_name == "nats":
         values |= {"username": "me", "token": ""}
     assert "hunter2" not in str(redacted(type_name, values))

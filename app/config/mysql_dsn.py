@@ -1,0 +1,248 @@
+"""The connection string of MySQL as Go's driver reads it, which is what MinIO takes (reference §4.11).
+
+    [user[:password]@][net[(address)]]/database[?parameter=value&…]
+
+User, password and address stand as they are, without escapes: the last `@` ends the password, the last `/` the address.
+The database's name and the values of parameters are percent-encoded.
+"""
+
+import re
+import zoneinfo
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import tzinfo
+from typing import Literal, cast
+from urllib.parse import unquote, unquote_plus
+
+from app.config.addresses import Host
+from app.config.kinds import Duration
+from app.config.problems import BadValue, did_you_mean
+
+MYSQL_PORT = 3306
+_DEFAULT_SOCKET = "/tmp/mysql.sock"  # noqa: S108 (the default of Go's driver, where a server may listen)
+_FORM = "write it as user:password@tcp(host:port)/database?tls=true, or user:password@unix(/path/to.sock)/database"
+_TRUE, _FALSE = ("1", "true", "TRUE", "True"), ("0", "false", "FALSE", "False")
+
+Tls = Literal["", "true", "skip-verify", "preferred"]
+
+
+@dataclass(frozen=True)
+class Dsn:
+    """Where a MySQL server is and how to speak to it. Durations are seconds, None where nothing is said."""
+
+    user: str = ""
+    password: str = field(default="", repr=False)
+    host: str = "127.0.0.1"
+    port: int = MYSQL_PORT
+    socket: str = ""  # the path of a unix socket, which then counts instead of host and port
+    database: str = ""
+    tls: Tls = ""
+    collation: str = ""
+    connect_timeout: float | None = None
+    read_timeout: float | None = None
+    write_timeout: float | None = None
+    zone: str = "UTC"  # in which times are written; Local is the machine's own
+    truncate: float = 0.0  # times lose what is no whole multiple of this
+    cleartext: bool = False  # whether a server may ask for the password as it is
+    variables: tuple[tuple[str, str], ...] = ()  # system variables to set, quotes taken off their values
+
+    @property
+    def place(self) -> str:
+        """The server, for messages."""
+        if self.socket:
+            return self.socket
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def time_zone(self) -> tzinfo | None:
+        """The zone of times; None for the machine's own."""
+        return None if self.zone == "Local" else zoneinfo.ZoneInfo(self.zone)
+
+
+def parse_dsn(text: str) -> Dsn:
+    """What the string says, as Go's driver understands it. Raises `BadValue`, which never quotes from the string."""
+    before, slash, after = text.rpartition("/")
+    if not slash:
+        raise BadValue("has no / before the database's name", _FORM)
+    credentials, _, rest = before.rpartition("@")
+    user, _, password = credentials.partition(":")
+    database, _, parameters = after.partition("?")
+    found = replace(_address(rest), user=user, password=password, database=_decoded(database, unquote))
+    if not found.user:
+        raise BadValue("names no user", _FORM)
+    if not found.database:
+        raise BadValue("names no database", _FORM)
+    for number, parameter in enumerate(parameters.split("&"), 1):
+        name, equals, value = parameter.partition("=")
+        if equals:  # what has none is no parameter to Go's driver either
+            found = _with(found, name, value, f"the value of parameter {number}")
+    return found
+
+
+def _address(text: str) -> Dsn:
+    net, parenthesis, address = text.partition("(")
+    if parenthesis and not address.endswith(")"):
+        if ")" in address:
+            raise BadValue("has a / within a parameter or a name", "write it there as %2F")
+        raise BadValue("has an address without its closing )", _FORM)
+    address = address[:-1]
+    if net == "unix":
+        path = address or _DEFAULT_SOCKET
+        if not path.startswith("/"):
+            raise BadValue("names a socket without an absolute path", _FORM)
+        return Dsn(socket=path)
+    if net not in ("tcp", ""):
+        raise BadValue("goes over a network that is neither tcp nor unix", _FORM)
+    if not address:
+        return Dsn()
+    if address.count(":") > 1 and not address.startswith("["):
+        address = f"[{address}]"  # a bare IPv6 address, whose port is then the usual one
+    host, port = Host(MYSQL_PORT).parse(address)
+    return Dsn(host=host, port=port)
+
+
+def _with(dsn: Dsn, name: str, value: str, what: str) -> Dsn:
+    """The DSN with one more parameter; `what` is how messages call its value, as the value may be a misread secret."""
+    if name in _PARAMETERS:
+        return _PARAMETERS[name](dsn, value, what)
+    if "_" not in name:  # as all system variables have one that could be set here
+        raise BadValue("has a parameter that Go's driver does not know", did_you_mean(name, [*_PARAMETERS]))
+    if not re.fullmatch("[a-z][a-z0-9_]*", name):
+        raise BadValue("has a parameter that is no name of a system variable", "write it in lower case")
+    if name.startswith(("character_set_", "collation_")):
+        raise BadValue("changes the connection's character set, which is utf8mb4", "leave that parameter out")
+    literal = re.fullmatch(r"'([^'\\]*)'|([A-Za-z0-9_.+-]+)", _decoded(value, unquote_plus))
+    if not literal:
+        raise BadValue(f"{what} is neither a word, a number nor a text in single quotes", "write ' as %27")
+    held = literal[1] if literal[1] is not None else literal[2]
+    kept = tuple(each for each in dsn.variables if each[0] != name)
+    return replace(dsn, variables=(*kept, (name, held)))
+
+
+_Parameter = Callable[[Dsn, str, str], Dsn]
+
+
+def _decoded(value: str, decode: Callable[..., str]) -> str:
+    if re.search("%(?![0-9A-Fa-f]{2})", value):
+        raise BadValue("has a % that begins no escape", "write % as %25 in the database's name and in parameters")
+    try:
+        return decode(value, errors="strict")
+    except UnicodeDecodeError:
+        raise BadValue("has escapes that are not UTF-8", "write each byte of the UTF-8 text as %XX") from None
+
+
+def _is_on(value: str, what: str) -> bool:
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise BadValue(f"{what} is neither true nor false", "write true or false")
+
+
+def _tls(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for all parameters)
+    if value in _TRUE or value in _FALSE:
+        return replace(dsn, tls="true" if value in _TRUE else "")
+    if value.lower() in ("skip-verify", "preferred"):
+        return replace(dsn, tls=cast(Tls, value.lower()))
+    raise BadValue(
+        "names a TLS configuration, which only a Go program can register",
+        "write tls=true, and set tls_ca, client_cert and client_key beside it",
+    )
+
+
+def _duration(attribute: str) -> _Parameter:
+    def take(dsn: Dsn, value: str, what: str) -> Dsn:
+        try:
+            seconds = Duration().parse(value)
+        except BadValue as error:
+            raise BadValue(f"{what} {error.problem}", error.hint) from None
+        if attribute == "truncate":
+            return replace(dsn, truncate=seconds)
+        # As there, 0 means that nothing is said.
+        return replace(dsn, **{attribute: seconds or None})  # type: ignore[arg-type]  # a name that is a variable
+
+    return take
+
+
+def _charset(dsn: Dsn, value: str, what: str) -> Dsn:
+    if not set(value.split(",")) & {"utf8mb4", "utf8", "utf8mb3"}:
+        raise BadValue(f"{what} is a character set that cannot hold every key", "write charset=utf8mb4")
+    return dsn
+
+
+def _collation(dsn: Dsn, value: str, what: str) -> Dsn:
+    if not re.fullmatch("utf8mb4_[a-z0-9_]+", value):
+        raise BadValue(f"{what} is no collation of utf8mb4", "write for example collation=utf8mb4_bin")
+    return replace(dsn, collation=value)
+
+
+def _loc(dsn: Dsn, value: str, what: str) -> Dsn:
+    zone = _decoded(value, unquote_plus) or "UTC"
+    try:
+        made = replace(dsn, zone=zone)
+        _ = made.time_zone
+    except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
+        raise BadValue(f"{what} is no time zone here", "write UTC, Local or for example Europe%2FBerlin") from None
+    return made
+
+
+def _cleartext(dsn: Dsn, value: str, what: str) -> Dsn:
+    return replace(dsn, cleartext=_is_on(value, what))
+
+
+def _packet(dsn: Dsn, value: str, what: str) -> Dsn:
+    if not re.fullmatch("[0-9]{1,12}", value):
+        raise BadValue(f"{what} is not a whole number", "write bytes as decimal digits")
+    return dsn
+
+
+def _only(wanted: bool, hint: str) -> _Parameter:
+    """A parameter of which only one value can be had."""
+
+    def take(dsn: Dsn, value: str, what: str) -> Dsn:
+        if _is_on(value, what) is not wanted:
+            raise BadValue(f"{what} cannot be had", hint)
+        return dsn
+
+    return take
+
+
+def _any(dsn: Dsn, value: str, what: str) -> Dsn:
+    """A parameter about what only Go's driver has."""
+    _is_on(value, what)
+    return dsn
+
+
+def _attributes(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for all parameters)
+    _decoded(value, unquote_plus)
+    return dsn
+
+
+def _public_key(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for all parameters)
+    raise BadValue(f"{what} names a public key, which only a Go program can register", "use tls=true")
+
+
+_PARAMETERS: dict[str, _Parameter] = {
+    "tls": _tls,
+    "timeout": _duration("connect_timeout"),
+    "readTimeout": _duration("read_timeout"),
+    "writeTimeout": _duration("write_timeout"),
+    "charset": _charset,
+    "collation": _collation,
+    "loc": _loc,
+    "timeTruncate": _duration("truncate"),
+    "allowCleartextPasswords": _cleartext,
+    "allowFallbackToPlaintext": _only(False, "use tls=preferred"),
+    "allowNativePasswords": _only(True, "leave it out"),
+    "allowOldPasswords": _only(False, "leave it out: those passwords are from before MySQL 4.1"),
+    "serverPubKey": _public_key,
+    "maxAllowedPacket": _packet,
+    "connectionAttributes": _attributes,
+    **dict.fromkeys(
+        (
+            "allowAllFiles", "checkConnLiveness", "clientFoundRows", "columnsWithAlias", "compress",
+            "interpolateParams", "multiStatements", "parseTime", "rejectReadOnly", "tinyInt1IsBool",
+        ),
+        _any,
+    ),
+}  # fmt: skip
