@@ -16,9 +16,10 @@ from app.config import declaration
 from workers.targets import create
 values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
           "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"},
-          "elasticsearch": {"url": "http://h", "index": "i"}}
+          "elasticsearch": {"url": "http://h", "index": "i"},
+          "mysql": {"dsn_string": "me@tcp(h)/d", "table": "t"}}
 create(sys.argv[1], declaration.load(sys.argv[1], values[sys.argv[1]])).close()
-print(*[name for name in ("redis", "psycopg2", "urllib3", "kafka") if name in sys.modules])
+print(*[name for name in ("redis", "psycopg2", "pymysql", "urllib3", "kafka") if name in sys.modules])
 """
 
 
@@ -36,6 +37,7 @@ def test_an_unknown_type_is_refused_with_those_there_are() -> None:
     [
         ("redis", "redis"),
         ("postgresql", "psycopg2"),
+        ("mysql", "pymysql"),
         ("webhook", "urllib3"),
         ("kafka", "kafka"),
         ("elasticsearch", "urllib3"),

@@ -14,6 +14,7 @@ _ADAPTERS = {
     "amqp": "workers.targets.amqp:AmqpTarget",
     "elasticsearch": "workers.targets.elasticsearch:ElasticsearchTarget",
     "kafka": "workers.targets.kafka:KafkaTarget",
+    "mysql": "workers.targets.mysql:MysqlTarget",
     "nats": "workers.targets.nats:NatsTarget",
     "nsq": "workers.targets.nsq:NsqTarget",
     "mqtt": "workers.targets.mqtt:MqttTarget",

@@ -15,6 +15,8 @@ PROBES = {
     "elasticsearch-namespace": "tests.contract.probes.elasticsearch:Namespace",
     "elasticsearch-access": "tests.contract.probes.elasticsearch:Access",
     "kafka": "tests.contract.probes.kafka:Log",
+    "mysql-namespace": "tests.contract.probes.mysql:Namespace",
+    "mysql-access": "tests.contract.probes.mysql:Access",
     "nats-core": "tests.contract.probes.nats:Core",
     "nats-jetstream": "tests.contract.probes.nats_jetstream:JetStream",
     "nats-streaming": "tests.contract.probes.nats_streaming:Streaming",

@@ -1,0 +1,590 @@
+"""What is MySQL's and MariaDB's own: tables as they are found, error codes, and what a transaction promises."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.events.model import Effect, Event
+from tests import services
+from tests.contract import events
+from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
+from tests.contract.probes.mysql import DATABASE, Access, Namespace, deep
+from workers import formats
+from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets.base import Target, TargetUnavailable
+
+LAYOUT = (
+    "SELECT column_name, column_type, is_nullable, collation_name, extra, generation_expression <> '' "
+    "FROM information_schema.columns WHERE table_name = 'bucketevents' ORDER BY ordinal_position"
+)
+MINIOS = (
+    "CREATE TABLE bucketevents (key_name VARCHAR(3072) NOT NULL, key_hash CHAR(64) GENERATED ALWAYS AS "
+    "(SHA2(key_name, 256)) STORED NOT NULL PRIMARY KEY, value JSON) "
+    "CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = Dynamic"
+)
+PLAIN = "CREATE TABLE bucketevents (key_name varchar(3072) CHARACTER SET utf8mb4, key_hash char(64), value json"
+
+
+@pytest.fixture(scope="module")
+def genuine(mysql_server: services.MySQL) -> Namespace:
+    return Namespace(mysql_server)
+
+
+@pytest.fixture
+def mysql(genuine: Namespace) -> Namespace:
+    """MySQL 8 with an empty database."""
+    genuine.table = "bucketevents"
+    genuine.renew()
+    return genuine
+
+
+@pytest.fixture(params=["mysql", "mariadb"])
+def either(request: pytest.FixtureRequest) -> Namespace:
+    """Each of the two in turn, where they are not of one mind."""
+    return Namespace(request.getfixturevalue(f"{request.param}_server"))
+
+
+def journal_of(probe: Namespace) -> Access:
+    """The same server, with a table of all events."""
+    return Access(probe.server)
+
+
+def delivered(probe: Namespace | Access, batch: Sequence[Event], **changes: str) -> list[Outcome]:
+    target = probe.target(**changes)
+    try:
+        target.open()
+        return list(target.deliver(batch, 1))
+    finally:
+        target.close()
+
+
+def create_table(probe: Namespace | Access, **changes: str) -> None:
+    target = probe.target(**changes)
+    target.open()
+    target.close()
+
+
+@pytest.fixture
+def target(mysql: Namespace) -> Iterator[Target]:
+    """An open target of MySQL 8."""
+    made = mysql.target()
+    made.open()
+    yield made
+    made.close()
+
+
+# --- tables
+
+
+def test_the_tables_of_mysql_are_created_as_minio_creates_them(mysql: Namespace) -> None:
+    create_table(mysql)
+    ours = mysql.ask(LAYOUT), mysql.ask("SHOW CREATE TABLE bucketevents")
+    mysql.renew()
+    mysql.ask(MINIOS)
+    assert ours == (mysql.ask(LAYOUT), mysql.ask("SHOW CREATE TABLE bucketevents"))
+
+
+def test_an_access_table_is_created_as_minio_creates_it(either: Namespace) -> None:
+    journal = journal_of(either)
+    create_table(journal)
+    ours = journal.ask("SHOW CREATE TABLE bucketevents")
+    journal.renew()
+    journal.ask("CREATE TABLE bucketevents (event_time DATETIME NOT NULL, event_data JSON) ROW_FORMAT = Dynamic")
+    assert ours == journal.ask("SHOW CREATE TABLE bucketevents")
+
+
+def test_the_hash_is_the_same_in_mariadb_and_minios_statements_work_there(mariadb_server: services.MariaDB) -> None:
+    probe = Namespace(mariadb_server)
+    batch = [events.put(key) for key in events.ODD_KEYS]
+    assert set(delivered(probe, batch)) == {DELIVERED}
+    rows = probe.ask("SELECT key_name, key_hash FROM bucketevents")
+    assert dict(rows) == {event.path: hashlib.sha256(event.path.encode()).hexdigest() for event in batch}
+    probe.ask("INSERT INTO bucketevents (key_name, value) VALUES ('images/é', '{}') "
+              "ON DUPLICATE KEY UPDATE value=VALUES(value)")  # fmt: skip
+    assert probe.ask("SELECT key_hash FROM bucketevents WHERE key_hash = SHA2('images/é', 256)")
+    assert delivered(probe, [events.delete("é")]) == [DELIVERED]
+    assert not probe.ask("SELECT key_hash FROM bucketevents WHERE key_name = 'images/é'")
+
+
+def test_a_table_that_minio_left_is_taken_over_with_its_rows(mysql: Namespace) -> None:
+    mysql.ask(MINIOS, """INSERT INTO bucketevents (key_name, value) VALUES ('images/old', '{"Records":[]}'),
+              ('images/new', '{"Records":[]}'), ('images/gone', NULL)""")  # fmt: skip
+    event = events.put("new")
+    assert set(delivered(mysql, [event, events.delete("gone"), events.delete("absent")])) == {DELIVERED}
+    held = dict(mysql.held())
+    assert held.keys() == {"images/old", "images/new"}
+    assert mysql.same(held["images/new"], formats.records(event))
+
+
+def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.MariaDB) -> None:
+    probe = Namespace(mariadb_server)
+    probe.ask(MINIOS.replace("STORED NOT NULL PRIMARY KEY", "STORED UNIQUE KEY"))
+    batch = [events.put("a"), events.put("a"), events.put("b"), events.delete("b")]
+    assert set(delivered(probe, batch)) == {DELIVERED}
+    assert [path for path, _ in probe.held()] == ["images/a"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "stored"),
+    [("Events", "Events"), ("`we ``ird; DROP`", "we `ird; DROP"), ("_ünïcode$1", "_ünïcode$1"), ("`100%s`", "100%s")],
+)
+def test_a_table_is_called_what_mysql_would_call_it(either: Namespace, setting: str, stored: str) -> None:
+    for _ in range(2):
+        assert delivered(either, [events.put("a"), events.delete("b")], table=setting) == [DELIVERED] * 2
+    quoted = "`" + stored.replace("`", "``") + "`"
+    assert either.ask(f"SELECT key_name FROM {quoted}") == [("images/a",)]
+    either.ask(f"DROP TABLE {quoted}")
+
+
+def test_a_table_may_stand_in_another_database(mysql: Namespace) -> None:
+    mysql.ask("CREATE DATABASE `else-where`")
+    try:
+        for _ in range(2):
+            assert delivered(mysql, [events.put("a")], table="`else-where`.events") == [DELIVERED]
+        assert mysql.ask("SELECT key_name FROM `else-where`.events") == [("images/a",)]
+        assert mysql.held() == []
+    finally:
+        mysql.ask("DROP DATABASE `else-where`")
+
+
+@pytest.mark.parametrize("kind", ["longtext", "json NOT NULL"])
+def test_a_value_column_of_another_type_is_written_too(either: Namespace, kind: str) -> None:
+    either.ask(
+        "CREATE TABLE bucketevents (id int AUTO_INCREMENT PRIMARY KEY, key_name varchar(500) CHARACTER SET utf8mb4, "
+        f"key_hash char(64) NOT NULL UNIQUE, value {kind}, at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP)"
+    )
+    batch = [events.put("a", version="v1"), events.put("b"), events.delete("b")]
+    assert delivered(either, batch) == [DELIVERED] * 3
+    assert delivered(either, [events.delete_version("a", "v1")]) == [DELIVERED]
+    assert either.held() == []
+
+
+def test_a_table_of_the_other_format_is_refused(mysql: Namespace) -> None:
+    create_table(journal_of(mysql))
+    with pytest.raises(TargetUnavailable, match="no column key_name, which format namespace needs; it has event_time"):
+        mysql.target().open()
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "CREATE TABLE bucketevents (key_name varchar(700) CHARACTER SET utf8mb4 PRIMARY KEY, value json)",
+        "CREATE TABLE bucketevents (key_name varchar(700) CHARACTER SET utf8mb4, value json)",
+        f"{PLAIN}, UNIQUE (key_hash(10)))",
+        f"{PLAIN}, KEY (key_hash))",
+        f"{PLAIN}, UNIQUE (key_hash, key_name(100)))",
+    ],
+    ids=["before 2022", "no key", "prefix", "not unique", "two columns"],
+)
+def test_a_mirror_without_a_unique_hash_is_refused_with_the_remedy(either: Namespace, ddl: str) -> None:
+    either.ask(ddl)
+    with pytest.raises(TargetUnavailable, match="no unique index on key_hash alone") as caught:
+        either.target().open()
+    remedy = caught.value.reason.partition("ALTER TABLE … ")[2]
+    columns = "key_name, value, key_hash" if "char(64)" in ddl else "key_name, value"
+    hashed = ", SHA2('images/old', 256)" if "char(64)" in ddl else ""
+    either.ask(f"INSERT INTO bucketevents ({columns}) VALUES ('images/old', '{{}}'{hashed})")
+    either.ask(f"ALTER TABLE bucketevents {remedy}")
+    assert delivered(either, [events.put("a"), events.delete("old")]) == [DELIVERED] * 2
+    assert [path for path, _ in either.held()] == ["images/a"]
+
+
+@pytest.mark.parametrize(
+    ("ddl", "why"),
+    [
+        (f"{PLAIN} , PRIMARY KEY (key_hash), UNIQUE (key_name(100)))", "a second unique index, key_name"),
+        (f"{PLAIN}, PRIMARY KEY (key_hash)) ENGINE = MyISAM", "MyISAM, which has no transactions"),
+        (f"{PLAIN}, PRIMARY KEY (key_hash), owner int NOT NULL)", "demands a value for owner"),
+        (MINIOS.replace("utf8mb4_bin", "latin1_bin").replace("utf8mb4", "latin1"), "in latin1, which cannot hold"),
+    ],
+)
+def test_a_table_in_which_rows_would_be_lost_is_refused(mysql: Namespace, ddl: str, why: str) -> None:
+    mysql.ask(ddl)
+    with pytest.raises(TargetUnavailable, match=why):
+        mysql.target().open()
+
+
+def test_many_workers_may_create_the_table_at_once(either: Namespace) -> None:
+    targets = [either.target() for _ in range(8)]
+    start = threading.Barrier(len(targets))
+
+    def open_at_once(target: Target) -> None:
+        start.wait()
+        target.open()
+
+    with ThreadPoolExecutor(len(targets)) as threads:
+        opened = [threads.submit(open_at_once, target) for target in targets]
+    for each, target in zip(opened, targets, strict=True):
+        each.result()
+        target.close()
+
+
+def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(mysql: Namespace, target: Target) -> None:
+    mysql.renew()
+    (outcome,) = attempt(target, [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "(error 1146)" in outcome.reason
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+
+
+def test_a_user_may_write_without_the_right_to_create(mysql: Namespace) -> None:
+    mysql.ask(
+        "CREATE USER writer IDENTIFIED BY 'pass'", f"GRANT SELECT, INSERT, UPDATE, DELETE ON {DATABASE}.* TO writer"
+    )
+    try:
+        dsn = mysql.dsn(user="writer:pass")
+        with pytest.raises(TargetUnavailable, match="CREATE command denied"):
+            mysql.target(dsn_string=dsn).open()
+        mysql.ask(MINIOS)
+        batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v")]
+        assert delivered(mysql, batch, dsn_string=dsn) == [DELIVERED] * 3
+    finally:
+        mysql.ask("DROP USER writer")
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize("format_", ["namespace", "access"])
+def test_a_poison_event_is_rejected_with_the_servers_words(mysql: Namespace, format_: str) -> None:
+    (outcome,) = delivered(mysql, [mysql.poison("a")], format=format_)
+    assert outcome == Rejected("The JSON document exceeds the maximum depth. (error 3157)")
+
+
+def test_a_name_too_long_for_the_column_is_rejected_alone_and_never_cut(either: Namespace) -> None:
+    outcomes = delivered(
+        either, [events.put("a"), events.put("k" * 3066), events.put("b")], dsn_string=either.dsn("sql_mode=%27%27")
+    )
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
+    assert "(error 1406)" in str(outcomes[1])
+    assert {path for path, _ in either.held()} == {"images/a", "images/b"}
+
+
+def test_keys_of_1024_bytes_that_differ_at_their_end_are_different_objects(either: Namespace) -> None:
+    keys = ["\U0001f600" * 255 + end for end in ("aaaa", "aaab", "aaa ", "aaa\0")] + ["A", "a", "ä", "a ", "a\0"]
+    batch = [events.put(key) for key in keys]
+    assert set(delivered(either, batch)) == {DELIVERED}
+    assert {path for path, _ in either.held()} == {event.path for event in batch}
+    assert set(delivered(either, [events.delete(key) for key in keys[1:]])) == {DELIVERED}
+    assert [path for path, _ in either.held()] == [batch[0].path]
+
+
+def test_a_batch_of_nothing_but_poison_ends(mysql: Namespace) -> None:
+    journal = journal_of(mysql)
+    outcomes = delivered(journal, [mysql.poison(f"object-{number}") for number in range(100)])
+    assert {type(outcome) for outcome in outcomes} == {Rejected}
+
+
+def test_the_tables_own_rules_reject_one_event_alone(either: Namespace) -> None:
+    create_table(either)
+    either.ask(
+        "CREATE TRIGGER refuse BEFORE INSERT ON bucketevents FOR EACH ROW BEGIN IF JSON_EXTRACT(NEW.value, "
+        "'$.Records[0].s3.object.size') = 666 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no beasts'; END IF; END"
+    )
+    made = [events.put(f"object-{number}", number=number + 1) for number in range(20)]
+    outcomes = delivered(either, [*made[:7], events.put("object-beast", number=666), *made[7:]])
+    assert outcomes.pop(7) == Rejected("no beasts (error 1644)")
+    assert set(outcomes) == {DELIVERED}
+    assert len(either.held()) == 20
+
+
+def test_an_event_larger_than_a_packet_is_rejected_and_a_batch_larger_than_one_is_not(mysql: Namespace) -> None:
+    mysql.ask("SET GLOBAL max_allowed_packet = 65536")
+    try:
+        target = mysql.target()
+        target.open()
+        large = [events.put("large", metadata="'" * 40_000), events.put("larger", metadata="é" * 40_000)]
+        small = [events.put(f"object-{number}", metadata="x" * 10_000) for number in range(30)]
+        outcomes = list(target.deliver([*small[:15], *large, *small[15:]], 1))
+        target.close()
+    finally:
+        mysql.ask("SET GLOBAL max_allowed_packet = DEFAULT")
+    rejected = outcomes[15:17]
+    assert set(rejected) == {Rejected("the event is larger than the server's max_allowed_packet of 65536 bytes")}
+    assert set(outcomes[:15] + outcomes[17:]) == {DELIVERED}
+    assert {path for path, _ in mysql.held()} == {event.path for event in small}
+
+
+def test_any_mix_with_poison_leaves_what_its_events_leave_one_by_one(mysql: Namespace) -> None:
+    rng = random.Random(3)
+    for _ in range(3):
+        batch = [any_event(rng) for _ in range(40)]
+        batch = [event._replace(effect=formats.compatible_effect(event)) for event in batch]
+        mysql.renew()
+        at_once = delivered(mysql, batch)
+        held = dict(mysql.held())
+        mysql.renew()
+        target = mysql.target()
+        target.open()
+        one_by_one = [target.deliver([event], 1)[0] for event in batch]
+        target.close()
+        assert held == dict(mysql.held())
+        for together, alone in zip(at_once, one_by_one, strict=True):
+            # What a later event of the same batch replaces need not be found to be poison.
+            assert isinstance(together, type(alone)) or together == DELIVERED
+
+
+def any_event(rng: random.Random) -> Event:
+    key, version = rng.choice("abcd"), rng.choice(["", "v1", "v2"])
+    kinds = [events.put(key, version=version), events.delete(key), events.head(key)]
+    return rng.choice([*kinds, deep(events.put(key), 150)] if rng.random() < 0.3 else kinds)
+
+
+def test_a_version_is_removed_only_while_the_row_describes_it(either: Namespace) -> None:
+    target = either.target()
+    target.open()
+    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    assert set(target.deliver(rows, 1)) == {DELIVERED}
+    others = [("versioned", "v1"), ("versioned", "v0"), ("plain", "v1"), ("null", "v1"), ("absent", "v'1")]
+    assert set(target.deliver([events.delete_version(*each) for each in others], 1)) == {DELIVERED}
+    assert len(either.held()) == 3
+    same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null")]
+    assert set(target.deliver([events.delete_version(*each) for each in same], 1)) == {DELIVERED}
+    assert either.held() == []
+    target.close()
+
+
+# --- transactions, times and connections
+
+
+def test_workers_that_write_into_one_table_never_lock_each_other_up(either: Namespace) -> None:
+    """Keys of their own, as lanes have them, put and removed while there and while not."""
+    create_table(either)
+
+    def work(worker: int) -> set[Outcome]:
+        rng, target = random.Random(worker), either.target()
+        found: set[Outcome] = set()
+        for _ in range(12):
+            made = [rng.choice([events.put, events.delete])(f"{worker}-{rng.randrange(60)}") for _ in range(100)]
+            made += [events.delete_version(f"{worker}-{rng.randrange(60)}", "v") for _ in range(20)]
+            found |= set(target.deliver(made, 1))
+        target.close()
+        return found
+
+    with ThreadPoolExecutor(6) as threads:
+        assert list(threads.map(work, range(6))) == [{DELIVERED}] * 6
+
+
+def test_a_deadlock_is_unavailable_and_over_with_the_next_try(mysql: Namespace, target: Target) -> None:
+    batch = [events.put("a"), events.put("b")]
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+    first, second = sorted(batch, key=lambda event: hashlib.sha256(event.path.encode()).hexdigest())
+    with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        # The one that has changed more is not the one that the server ends.
+        cursor.execute("CREATE TEMPORARY TABLE many (n int PRIMARY KEY) ENGINE = InnoDB")
+        cursor.execute(f"INSERT INTO many VALUES {','.join(f'({n})' for n in range(500))}")
+        lock = "SELECT 1 FROM bucketevents WHERE key_hash = SHA2(%s, 256) FOR UPDATE"
+        cursor.execute(lock, (second.path,))
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(target.deliver, batch, 1)
+            services.until(lambda: is_waiting_for_a_lock(mysql), what="our statement waiting for the row")
+            cursor.execute(lock, (first.path,))
+            outcomes = list(waiting.result())
+        connection.rollback()
+    assert {type(outcome) for outcome in outcomes} == {Unavailable}
+    assert "(error 1213)" in str(outcomes[0])
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+
+
+def is_waiting_for_a_lock(mysql: Namespace) -> bool:
+    time.sleep(0.15)  # the view is made anew only if nobody has looked at it for 0.1 s
+    return bool(mysql.ask("SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"))
+
+
+def test_a_locked_row_is_unavailable_within_the_time_limit(mysql: Namespace, target: Target) -> None:
+    batch = [events.put("a"), events.put("a")]
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+    with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM bucketevents FOR UPDATE")
+        began = time.monotonic()
+        outcomes = list(target.deliver(batch, 1))
+        assert TIMEOUT / 2 <= time.monotonic() - began < LIMIT
+    assert isinstance(outcomes[0], Unavailable)
+    assert "(error 1205)" in outcomes[0].reason
+    assert outcomes[1] == BEHIND
+    assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
+
+
+def test_a_server_that_takes_no_more_connections_is_unavailable(mysql: Namespace) -> None:
+    mysql.ask("CREATE USER few IDENTIFIED BY 'pass'", f"GRANT ALL ON {DATABASE}.* TO few")
+    with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL max_connections = 1")
+        try:
+            (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(user="few:pass")), [events.put("a")], 1)
+        finally:
+            cursor.execute("SET GLOBAL max_connections = DEFAULT")
+            cursor.execute("DROP USER few")
+    assert isinstance(outcome, Unavailable)
+    assert "Too many connections (error 1040)" in outcome.reason
+
+
+def test_a_server_that_takes_no_writes_is_unavailable(mysql: Namespace) -> None:
+    create_table(mysql)
+    (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn("transaction_read_only=1")), [events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "(error 1792)" in outcome.reason
+
+
+def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(mysql: Namespace, target: Target) -> None:
+    ours = f"SELECT id FROM information_schema.processlist WHERE db = '{DATABASE}' AND command = 'Sleep'"
+    ((number,),) = mysql.ask(ours)
+    mysql.ask(f"KILL {number}")
+    services.until(lambda: not mysql.ask(ours))
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+
+
+def test_a_connection_that_is_killed_while_it_writes_is_unavailable(mysql: Namespace, target: Target) -> None:
+    event = events.put("a")
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT 1 FROM bucketevents FOR UPDATE")
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(target.deliver, [event], 1)
+            writing = "SELECT id FROM information_schema.processlist WHERE info LIKE 'INSERT INTO `bucketevents`%'"
+            services.until(lambda: mysql.ask(writing), what="our statement")
+            mysql.ask(f"KILL {mysql.ask(writing)[0][0]}")
+            (outcome,) = waiting.result()
+    assert isinstance(outcome, Unavailable)
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+
+
+def test_a_batch_is_one_transaction(mysql: Namespace) -> None:
+    written = "SHOW GLOBAL STATUS WHERE variable_name IN ('Com_begin', 'Com_commit', 'Com_insert', 'Com_delete_multi')"
+    target = mysql.target()
+    target.open()
+    before = dict(mysql.ask(written))
+    batch = [events.put("a"), events.delete("b"), *[events.put(f"object-{number}") for number in range(100)]]
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
+    target.close()
+    after = dict(mysql.ask(written))
+    assert {name: int(after[name]) - int(count) for name, count in before.items()} == {
+        "Com_begin": 1, "Com_commit": 1, "Com_insert": 1, "Com_delete_multi": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("server", "parameter", "text"),
+    [
+        ("mysql", "parseTime=true", "2026-11-21 00:33:57"),  # MySQL rounds,
+        ("mariadb", "parseTime=true", "2026-11-21 00:33:56"),  # MariaDB cuts (§4.11)
+        ("mysql", "timeTruncate=1s", "2026-11-21 00:33:56"),
+        ("mysql", "loc=Asia%2FTokyo", "2026-11-21 09:33:57"),
+        ("mysql", "time_zone=%27%2B05%3A00%27", "2026-11-21 00:33:57"),
+    ],
+)
+def test_the_time_column_holds_what_minio_would_write(
+    request: pytest.FixtureRequest, server: str, parameter: str, text: str
+) -> None:
+    journal = Access(request.getfixturevalue(f"{server}_server"))
+    event = events.put("a")
+    moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_582, event.record, Effect.NONE)
+    assert delivered(journal, [moved], dsn_string=journal.dsn(parameter)) == [DELIVERED]
+    assert journal.ask("SELECT CAST(event_time AS CHAR) FROM bucketevents") == [(text,)]
+
+
+@pytest.mark.parametrize("mode", ["", "ANSI", "NO_BACKSLASH_ESCAPES", "TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH"])
+def test_the_servers_sql_mode_changes_nothing(mysql: Namespace, mode: str) -> None:
+    batch = [events.put(key) for key in events.ODD_KEYS]
+    dsn = mysql.dsn(f"sql_mode=%27{mode}%27")
+    assert set(delivered(mysql, batch, dsn_string=dsn)) == {DELIVERED}
+    assert {path for path, _ in mysql.held()} == {event.path for event in batch}
+    assert set(delivered(mysql, [events.delete(key) for key in events.ODD_KEYS], dsn_string=dsn)) == {DELIVERED}
+    assert mysql.held() == []
+
+
+def test_a_unix_socket_and_the_old_separate_keys_connect_as_well(mysql: Namespace) -> None:
+    server = mysql.server
+    socket = f"{services.USER}:{services.PASSWORD}@unix({server.folder}/s.sock)/{DATABASE}"
+    separate = {
+        "dsn_string": "",
+        "host": services.LOOPBACK,
+        "port": str(server.port),
+        "user": services.USER,
+        "password": services.PASSWORD,
+        "database": DATABASE,
+    }
+    assert delivered(mysql, [events.put("a")], dsn_string=socket) == [DELIVERED]
+    assert delivered(mysql, [events.put("b")], **separate) == [DELIVERED]
+    assert len(mysql.held()) == 2
+
+
+def test_a_password_of_any_letters_is_understood(either: Namespace) -> None:
+    either.ask("CREATE USER odd IDENTIFIED BY 'pä@ss:w/ö(ř)d?'", "GRANT ALL ON *.* TO odd")
+    try:
+        dsn = either.dsn(user="odd:pä@ss:w/ö(ř)d?")
+        assert delivered(either, [events.put("a")], dsn_string=dsn) == [DELIVERED]
+    finally:
+        either.ask("DROP USER odd")
+
+
+def test_a_client_certificate_is_shown(either: Namespace, certificates: services.Certificates) -> None:
+    trusted = {"dsn_string": either.dsn("tls=true", user="client"), "tls_ca": str(certificates.ca)}
+    (refused,) = attempt(either.target(**trusted), [events.put("a")], 1)
+    assert isinstance(refused, Unavailable)
+    assert "Access denied" in refused.reason
+    shown = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
+    assert delivered(either, [events.put("a")], **trusted, **shown) == [DELIVERED]
+
+
+@pytest.mark.parametrize(
+    ("tls", "is_encrypted"), [("false", False), ("skip-verify", True), ("preferred", True), ("true", True)]
+)
+def test_tls_is_spoken_as_it_is_asked_for(
+    mysql: Namespace, certificates: services.Certificates, tls: str, is_encrypted: bool
+) -> None:
+    files = {"tls_ca": str(certificates.ca)} if tls == "true" else {}
+    create_table(mysql, dsn_string=mysql.dsn(f"tls={tls}"), **files)
+    mysql.ask(
+        "CREATE TABLE seen (cipher text)",
+        "CREATE TRIGGER look BEFORE INSERT ON bucketevents FOR EACH ROW INSERT INTO seen SELECT VARIABLE_VALUE "
+        "FROM performance_schema.session_status WHERE VARIABLE_NAME = 'Ssl_cipher'",
+    )
+    try:
+        assert delivered(mysql, [events.put("a")], dsn_string=mysql.dsn(f"tls={tls}"), **files) == [DELIVERED]
+        ((cipher,),) = mysql.ask("SELECT cipher FROM seen")
+    finally:
+        mysql.ask("DROP TABLE seen")
+    assert bool(cipher) is is_encrypted
+
+
+def test_a_variable_that_the_server_does_not_know_is_named(mysql: Namespace) -> None:
+    with pytest.raises(TargetUnavailable, match=r"Unknown system variable 'no_such_thing' \(error 1193\)"):
+        mysql.target(dsn_string=mysql.dsn("no_such_thing=1")).open()
+
+
+def test_a_server_that_asks_for_the_password_as_it_is_does_not_get_it(mysql: Namespace) -> None:
+    """A greeting as any listener could send it, that ends in a change to mysql_clear_password."""
+    received: list[bytes] = []
+    greeting = b"\x0a5.7.0\0" + bytes([1, 0, 0, 0]) + b"saltsalt\0" + b"\xff\xf7\x21\x02\0\xff\x81\x15" + bytes(10)
+    greeting += b"saltsaltsalt\0mysql_native_password\0"
+    change = b"\xfemysql_clear_password\0"
+
+    def serve() -> None:
+        wire, _ = listener.accept()
+        with wire:
+            wire.sendall(len(greeting).to_bytes(3, "little") + b"\0" + greeting)
+            received.append(wire.recv(4096))
+            wire.sendall(len(change).to_bytes(3, "little") + b"\2" + change)
+            received.append(wire.recv(4096))
+
+    import socket
+
+    with socket.create_server((services.LOOPBACK, 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        dsn = mysql.dsn(port=listener.getsockname()[1])
+        with pytest.raises(TargetUnavailable, match="allowCleartextPasswords=true"):
+            mysql.target(dsn_string=dsn).open()
+        thread.join(5)
+    assert len(received) == 2
+    assert services.PASSWORD.encode() not in b"".join(received)

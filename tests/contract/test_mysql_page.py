@@ -1,0 +1,25 @@
+"""The consumers on the page of MySQL, as they stand there."""
+
+from __future__ import annotations
+
+from tests import services
+from tests.contract import events
+from tests.contract.probes.mysql import DATABASE, Namespace
+from tests.contract.test_reference_pages import consumers, output
+from workers.outcomes import DELIVERED
+
+
+def test_the_consumers_of_mysql_read_what_was_delivered(mysql_server: services.MySQL) -> None:
+    probe = Namespace(mysql_server)
+    event = events.put("cat.jpg", number=77)
+    for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
+        target = probe.target(table=table, format=format_)
+        assert list(target.deliver([event], 1)) == [DELIVERED]
+        target.close()
+    places = {"3306": str(mysql_server.port), '"localhost"': f'"{services.LOOPBACK}"', '"me"': f'"{services.USER}"'}
+    places |= {'"secret"': f'"{services.PASSWORD}"', '"events"': f'"{DATABASE}"'}
+    reading_rows, reading_events = consumers("mysql", **places)
+    assert output(reading_rows) == ["images/cat.jpg 77"]
+    (line,) = output(reading_events)
+    assert line.endswith(" s3:ObjectCreated:Put cat.jpg")
+    probe.ask("DROP TABLE bucketevents, bucketobjects")
