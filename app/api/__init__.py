@@ -7,6 +7,7 @@ from flask import Flask
 from app.api import (
     access,
     dead_letters,
+    declare,
     description,
     events,
     health,
@@ -24,6 +25,7 @@ _BLUEPRINTS = (
     events.routes,
     targets.routes,
     rules.routes,
+    declare.routes,
     dead_letters.routes,
     replays.routes,
     health.routes,

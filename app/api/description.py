@@ -14,6 +14,7 @@ from app.api.problems import KINDS
 from app.config.keys import keys_of
 from app.config.settings import SCOPES
 from app.config.targets import TYPES
+from app.declare.document import schema as document_schema
 
 routes = Blueprint("description", __name__)
 
@@ -112,6 +113,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "NewRule": _with("bucket events target", _object(**_RULE)),
     "Rule": _object(number=_NUMBER, **_RULE),
     "Rules": _object(rules=_list("Rule")),
+    "Declaration": document_schema(),
+    "Plan": _object(
+        dry_run=_FLAG,
+        targets={"type": "array", "items": _object(
+            target=_TEXT, new=_FLAG,
+            changes={"type": "array", "items": _TEXT, "description": "- what a key was, + what it is to be"},
+        )},
+        rules_added={"type": "array", "items": _object(**_RULE)},
+        rules_removed={"type": "array", "items": _object(number=_NUMBER, **_RULE)},
+        targets_removed={"type": "array", "items": _TEXT},
+        not_declared=_object(targets={"type": "array", "items": _TEXT}, rules=_NUMBER),
+    ),
     "DeadLetterFilter": _object(**_FILTER),
     "DeadLetter": _object(
         id=_NUMBER, target=_TEXT, event_id=_TEXT, name=_TEXT, bucket=_TEXT, key=_TEXT, reason=_TEXT,

@@ -19,6 +19,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "event": "app.cli.rules",
         "target": "app.cli.targets",
         "config": "app.cli.config",
+        "apply": "app.cli.declare",
         "token": "app.cli.tokens",
         "status": "app.cli.books",
         "doctor": "app.cli.doctor",

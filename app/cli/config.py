@@ -1,9 +1,8 @@
 """`bucketwire config …`: targets as lines of `notify_<type>[:<name>] key=value …`, as MinIO's `mc admin config`."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 import orjson
@@ -14,24 +13,14 @@ from app.config.arn import TargetId
 from app.config.declaration import (
     BadSettings,
     from_config_json,
-    load,
     merged,
     parse_line,
     parse_lines,
-    redacted,
     to_line,
 )
 from app.config.problems import Problem
+from app.declare.document import Document
 from app.outbox.registry import ReadOnlyTarget, UnknownTarget
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a target's settings were and what they are to be, as texts, secrets open."""
-
-    target: TargetId
-    before: Mapping[str, str]
-    after: Mapping[str, str]
 
 
 @click.group()
@@ -51,8 +40,10 @@ def set_(shell: Shell, line: tuple[str, ...], source: IO[str] | None, dry_run: b
     """
     if bool(line) == bool(source):
         raise click.UsageError("give a line or --file")
-    found = parse_lines(source.read()) if source else [_one(line)]
-    put_all(shell, [change(shell, target, values) for target, values in found], dry_run=dry_run)
+    wanted: dict[TargetId, dict[str, str]] = {}
+    for target, values in parse_lines(source.read()) if source else [_one(line)]:
+        wanted[target] = wanted.get(target, {}) | values
+    put_all(shell, [change(shell, target, values) for target, values in wanted.items()], dry_run=dry_run)
 
 
 @config.command()
@@ -108,8 +99,8 @@ def import_(shell: Shell, path: Path, dry_run: bool) -> None:
     put_all(shell, [change(shell, target, values) for target, values in found.targets.items()], dry_run=dry_run)
 
 
-def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> Change:
-    """The change that setting `values` makes to a target, checked. Raises `BadSettings` or `ReadOnlyTarget`."""
+def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> tuple[TargetId, dict[str, str]]:
+    """The target and all its texts once `values` are set. Raises `BadSettings` or `ReadOnlyTarget`."""
     try:
         stored = shell.registry.target(target)
     except UnknownTarget:
@@ -119,43 +110,28 @@ def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> Change:
             raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
         before = shell.registry.texts(stored)
     try:
-        after = merged(target.type, before, values)
-        load(target.type, after)
+        return target, merged(target.type, before, values)
     except BadSettings as error:
         raise error.about(str(target)) from None
-    return Change(target, before, after)
 
 
-def put_all(shell: Shell, changes: Iterable[Change], *, dry_run: bool) -> None:
-    """Make changes that were checked, or only show them."""
-    differences = []
-    for each in changes:
-        lines = difference(each)
-        differences.append((str(each.target), not each.before, lines))
-        if lines and not dry_run:
-            shell.registry.put(each.target, each.after)
+def put_all(shell: Shell, changes: Iterable[tuple[TargetId, Mapping[str, str]]], *, dry_run: bool) -> None:
+    """Set targets to these texts, all at once, or only show what that would change. Raises `BadSettings`."""
+    plan = shell.apply(Document(dict(changes)), dry_run=dry_run)
     if shell.as_json:
-        shown = [{"target": target, "new": new, "changes": lines} for target, new, lines in differences]
-        shell.json({"dry_run": dry_run, "targets": shown})
+        shell.json({"dry_run": dry_run, "targets": plan["targets"]})
         return
-    for target, new, lines in differences:
-        click.echo(f"{target}: {'new' if new else 'changed' if lines else 'as it was'}")
-        for line in lines:
-            click.echo(f"  {printable(line)}")
+    show_targets(plan)
     if dry_run:
         click.echo("nothing was changed: --dry-run")
 
 
-def difference(change: Change) -> list[str]:
-    """One line for each key that changes: `-` what it was, `+` what it is to be; secrets only say that they change."""
-    before, after = redacted(change.target.type, change.before), redacted(change.target.type, change.after)
-    lines = []
-    for key in sorted(change.before.keys() | change.after.keys()):
-        if change.before.get(key) == change.after.get(key):
-            continue
-        lines += [f"- {key}={before[key]}"] if key in before else []
-        lines += [f"+ {key}={after[key]}"] if key in after else []
-    return lines
+def show_targets(plan: Mapping[str, Any]) -> None:
+    """Tell a person what becomes of each target."""
+    for each in plan["targets"]:
+        click.echo(f"{each['target']}: {'new' if each['new'] else 'changed' if each['changes'] else 'as it was'}")
+        for line in each["changes"]:
+            click.echo(f"  {printable(line)}")
 
 
 def _one(words: tuple[str, ...]) -> tuple[TargetId, dict[str, str]]:

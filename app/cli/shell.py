@@ -14,6 +14,8 @@ import rich.text
 
 from app.cli.problems import CannotDo
 from app.config.settings import Settings
+from app.declare.document import Document
+from app.declare.plan import apply, described, planned
 from app.outbox.database import Database
 from app.outbox.registry import Registry, open_registry
 from app.outbox.schema import current, head
@@ -56,6 +58,14 @@ class Shell:
     def registry(self) -> Registry:
         """Targets and rules."""
         return open_registry(self.database, self.settings)
+
+    def apply(
+        self, document: Document, *, dry_run: bool = False, prune: bool = False, force: bool = False
+    ) -> dict[str, Any]:
+        """Make targets and rules as declared, or only plan it; the plan. Raises `BadSettings` or `TargetInUse`."""
+        if dry_run:
+            return described(planned(self.registry, document, prune=prune))
+        return described(apply(self.registry, document, prune=prune, force=force))
 
     def rows(self, rows: Iterable[Row], columns: Mapping[str, str], nothing: str = "") -> None:
         """Answer with rows: a JSON array of all their members, or a table of `columns` (header to member)."""

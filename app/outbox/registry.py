@@ -4,7 +4,8 @@ Each change locks the log's head and raises its version in the same transaction.
 follows the new rules, one before it the old ones, and there is nothing between.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,12 +76,37 @@ class StoredRule:
     rule: Rule
 
 
+class _Within:
+    """A transaction that is open already, in the place of a database."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
+
+    def reading(self) -> Any:
+        """The transaction's own connection: what it changed is seen."""
+        return nullcontext(self._connection)
+
+    def writing(self) -> Any:
+        """The transaction itself; its end is not that of this block."""
+        return nullcontext(self._connection)
+
+
 class Registry:
     """Read and change targets and rules."""
 
-    def __init__(self, database: Database, sealer: Sealer) -> None:
+    def __init__(self, database: "Database | _Within", sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer
+
+    @contextmanager
+    def at_once(self) -> Iterator["Registry"]:
+        """A registry whose changes are one transaction: all of them hold, or none if an exception leaves the block.
+
+        What it reads is exact, nobody else changes targets or rules meanwhile, and no event is recorded: be quick.
+        """
+        with self._database.writing() as connection:
+            _change(connection)
+            yield Registry(_Within(connection), self._sealer)
 
     # Targets
 
@@ -251,6 +277,15 @@ class Registry:
             _change(connection)
             made = connection.execute(m.rules.insert().values(**_rule_row(connection, rule)))
             return int(made.inserted_primary_key[0])
+
+    def add_rules(self, rules: Sequence[Rule]) -> None:
+        """Store rules of which none is there yet. Raises `BadRules`, `UnknownTarget`; then nothing changed."""
+        check(rules)
+        with self._database.writing() as connection:
+            _change(connection)
+            rows = [_rule_row(connection, rule) for rule in rules]
+            if rows:
+                connection.execute(m.rules.insert(), rows)
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number; says how many there were."""

@@ -1,0 +1,41 @@
+"""Targets and rules declared together: planned, or made so in one transaction."""
+
+from flask import Blueprint, Response, request
+
+from app.api.access import ADMIN, needs
+from app.api.answers import answer, parsed_flag
+from app.api.bodies import json_object
+from app.api.parts import parts
+from app.declare.document import document
+from app.declare.plan import apply, described, planned
+
+routes = Blueprint("declare", __name__)
+
+
+@routes.post("/v1/declaration")
+@needs(ADMIN)
+def declare() -> Response:
+    """Make targets and rules as declared.
+    ---
+    post:
+      summary: Make targets and rules as declared, all of it or nothing; again, it changes nothing
+      description: >
+        A declared target is declared as a whole: a key that is left out is its default, and a secret given back as it
+        was shown (`*redacted*`) stays. What is not declared stays unless `prune`.
+      security: [{token: [admin]}]
+      parameters:
+        - {name: dry_run, in: query, schema: {type: boolean, default: false}, description: only plan it}
+        - {name: prune, in: query, schema: {type: boolean, default: false},
+           description: also remove the targets and rules that are not declared}
+        - {name: force, in: query, schema: {type: boolean, default: false},
+           description: remove also targets with undelivered events or dead letters}
+      requestBody: {required: true, content: {application/json: {schema: Declaration}}}
+      responses:
+        200: {description: what changed or would change, content: {application/json: {schema: Plan}}}
+        default: Problem
+    """
+    dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in ("dry_run", "prune", "force"))
+    declared = document(json_object(request))
+    registry = parts().registry
+    made = planned(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)
+    return answer({"dry_run": dry_run} | described(made))

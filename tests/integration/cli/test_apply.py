@@ -1,0 +1,157 @@
+"""`bucketwire apply`: targets and rules as a file declares them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from app.config.arn import TargetId
+from app.outbox.append import Log
+from app.outbox.database import Database
+from app.service.start import sync_environment
+from tests.builders import event, registry
+from tests.integration.cli.conftest import Cli, Result
+
+FILE = """
+targets:
+  redis:cache:
+    address: 127.0.0.1:6379
+    key: events
+    password: file:{folder}/password
+  kafka:primary:
+    brokers: [127.0.0.1:9092, 127.0.0.1:9093]
+    topic: bucketevents
+rules:
+  - bucket: photos
+    events: put,delete
+    suffix: .jpg
+    target: redis:cache
+  - {{bucket: "*", events: ["*"], target: "arn:minio:sqs::primary:kafka"}}
+"""
+
+
+class Applied:
+    """`bucketwire apply` of a text."""
+
+    def __init__(self, cli: Cli, folder: Path) -> None:
+        self._cli, self._folder = cli, folder
+        (folder / "password").write_text("hush-hush-9f3\n")
+
+    def __call__(self, text: str = FILE, *words: str) -> Result:
+        path = self._folder / "bucketwire.yaml"
+        path.write_text(dedent(text).format(folder=self._folder))
+        return self._cli("apply", "-f", str(path), *words)
+
+
+@pytest.fixture
+def applied(cli: Cli, tmp_path: Path) -> Applied:
+    return Applied(cli, tmp_path)
+
+
+def holds(cli: Cli) -> tuple[list[str], list[tuple[str, str, str]]]:
+    rules = cli("event", "ls", "--json").json
+    targets = [each["target"] for each in cli("target", "ls", "--json").json]
+    return targets, sorted((each["bucket"], each["suffix"], each["arn"]) for each in rules)
+
+
+DECLARED = (
+    ["kafka:primary", "redis:cache"],
+    [("*", "", "arn:minio:sqs::primary:kafka"), ("photos", ".jpg", "arn:minio:sqs::cache:redis")],
+)
+
+
+def test_a_dry_run_shows_the_plan_and_the_second_time_nothing_is_left_to_do(cli: Cli, applied: Applied) -> None:
+    planned = applied(FILE, "--dry-run")
+    assert "redis:cache: new" in planned.out
+    assert "+ brokers=127.0.0.1:9092,127.0.0.1:9093" in planned.out
+    assert "+ rule: photos s3:ObjectCreated:*,s3:ObjectRemoved:* suffix=.jpg -> redis:cache" in planned.out
+    assert holds(cli) == ([], [])
+
+    assert applied().code == 0
+    assert holds(cli) == DECLARED
+    assert "hush-hush" not in cli("config", "export", "--secrets").out, "the reference is kept, not the secret"
+
+    again = applied()
+    assert again.code == 0
+    assert "everything is as declared" in again.out
+    assert cli("config", "export").out.count("\n") == 2
+
+
+def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_prune(cli: Cli, applied: Applied) -> None:
+    applied()
+    cli("target", "set", "redis:cache", "db=4")
+    cli("target", "set", "webhook:extra", "endpoint=http://127.0.0.1:9/")
+    cli("event", "add", "photos", "arn:minio:sqs::extra:webhook")
+
+    applied_again = applied()
+    assert "- db=4" in applied_again.out
+    assert "not declared and left as they are: 1 target, 1 rule" in applied_again.out
+    assert "webhook:extra" in holds(cli)[0]
+
+    pruned = applied(FILE, "--prune")
+    assert "webhook:extra: removed" in pruned.out
+    assert holds(cli) == DECLARED
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("targts: {{}}", "did you mean targets?"),
+        ("targets: {{redis:cache: {{adress: 127.0.0.1:1, key: k}}}}", "redis:cache: adress: is no setting here"),
+        ("targets: {{redsi:cache: {{}}}}", "did you mean redis?"),
+        ("rules: [{{bucket: a, evnts: put, target: redis:x}}]", "rules[0].evnts: is not known here; did you mean"),
+        ("rules: [{{bucket: a, events: putt, target: redis:x}}]", "rules[0].events: “putt” is no event"),
+        ("rules: [{{bucket: a, events: put, target: redis:x}}]", "rules[0].target: “redis:x” is no target"),
+        ("rules: [{{bucket: a, events: put}}]", "rules[0].target: names no target"),
+        ("targets: {{redis:a: {{address: h}}, redis:a: {{}}}}", "'redis:a' is given twice"),
+        ("targets: [", "line 1, column"),
+        ("targets: {{redis:a: {{address: 'h:1', key: k, password: 'env:NOWHERE'}}}}", "the variable NOWHERE is empty"),
+        ("[1]", "write targets: and rules:"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_with_its_place_and_nothing_changes(
+    cli: Cli, applied: Applied, text: str, said: str
+) -> None:
+    refused = applied(text)
+    assert refused.code == 1
+    assert said in refused.err
+    assert holds(cli) == ([], [])
+
+
+def test_a_prune_that_would_lose_events_changes_nothing_at_all_unless_forced(
+    cli: Cli, applied: Applied, database: Database
+) -> None:
+    applied()
+    Log(database).append([[event("a.txt")]])
+    refused = applied("targets: {{webhook:new: {{endpoint: 'http://127.0.0.1:9/'}}}}", "--prune")
+    assert refused.code == 1
+    assert "kafka:primary is in use: 1 event(s) are not delivered yet" in refused.err
+    assert holds(cli) == DECLARED
+
+    assert applied("targets: {{webhook:new: {{endpoint: 'http://127.0.0.1:9/'}}}}", "--prune", "--force").code == 0
+    assert holds(cli) == (["webhook:new"], [])
+
+
+def test_targets_of_the_environment_may_be_named_by_rules_and_not_be_changed(
+    cli: Cli, applied: Applied, database: Database
+) -> None:
+    environ = {"MINIO_NOTIFY_REDIS_ENABLE_env": "on", "MINIO_NOTIFY_REDIS_ADDRESS_env": "127.0.0.1:6379"}
+    sync_environment(registry(database), environ | {"MINIO_NOTIFY_REDIS_KEY_env": "events"})
+    rule = "rules: [{{bucket: a, events: put, target: redis:env}}]\n"
+    assert applied(rule, "--prune").code == 0
+    assert registry(database).target(TargetId("redis", "env")).enabled
+    refused = applied(rule + "targets: {{redis:env: {{address: '127.0.0.1:1', key: k}}}}")
+    assert refused.code == 1
+    assert "change it there" in refused.err
+
+
+def test_the_schema_describes_the_file(cli: Cli) -> None:
+    found: Any = cli("apply", "--schema").json
+    assert found["properties"]["rules"]["items"]["required"] == ["bucket", "events", "target"]
+    kafka = next(
+        each for each in found["properties"]["targets"]["patternProperties"].values() if each["title"] == "Kafka"
+    )
+    assert "brokers" in kafka["required"]
