@@ -150,7 +150,8 @@ def _value(key: Key, text: str, environ: Mapping[str, str] | None) -> Any:
         raise BadValue(
             "holds what stands in place of a secret, not the secret", "give the secret, or leave the key out"
         )
-    return key.kind.parse(resolve(text, environ) if key.refers else text)
+    refers = key.refers and (is_reference(text) or not key.kind.has_colons)
+    return key.kind.parse(resolve(text, environ) if refers else text)
 
 
 def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[str, str], list[Problem]]:

@@ -26,6 +26,7 @@ class Kind(Generic[T]):
     label: str  # what the reference page calls it
     empty: T  # stands where a required value is missing because the target is off
     holds_secrets = False  # whether a value may have a secret within; it may then stand elsewhere
+    has_colons = False  # whether a value may begin with `env:` or `file:` and be no reference
     separator = ""  # between the values of a list, for kinds that are lists
 
     def parse(self, text: str) -> T:

@@ -1,17 +1,22 @@
 """Secrets that stand elsewhere: `file:/path` and `env:NAME` in place of the secret itself."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from app.config.problems import BadValue
 
 _LONGEST = 64 * 1024
+_REFERENCE = re.compile(r"file:/.*|env:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
 
 
 def is_reference(text: str) -> bool:
-    """Whether this is the place of a secret and not the secret."""
-    return text.startswith(("file:", "env:"))
+    """Whether this is the place of a secret and not the secret.
+
+    Only what can be a place is one, and may be printed: `env:` and what is no name may well be a secret itself.
+    """
+    return _REFERENCE.fullmatch(text) is not None
 
 
 def resolve(text: str, environ: Mapping[str, str] | None = None) -> str:
@@ -20,6 +25,10 @@ def resolve(text: str, environ: Mapping[str, str] | None = None) -> str:
     Raises `BadValue` when there is nothing at that place. The service's own `BUCKETWIRE_*` variables cannot be
     referred to: a target's settings may come from someone who must not learn them.
     """
+    if text.startswith(("file:", "env:")) and not is_reference(text):
+        raise BadValue(
+            "begins as a reference but is none", "write file:/ and the absolute path, or env: and a variable's name"
+        )
     if text.startswith("file:"):
         found = _read(Path(text.removeprefix("file:")))
         place = "the file it refers to"
@@ -37,8 +46,6 @@ def resolve(text: str, environ: Mapping[str, str] | None = None) -> str:
 
 
 def _read(path: Path) -> str:
-    if not path.is_absolute():
-        raise BadValue("refers to a file by a relative path", "write file:/ and the absolute path")
     try:
         with path.open("rb") as file:
             content = file.read(_LONGEST + 1)

@@ -35,6 +35,7 @@ class ApiTokens(Kind[tuple[ApiToken, ...]]):
 
     label = "name:scope+scope:token, …"
     empty = ()
+    has_colons = True
     _HINT = "write name:scopes:token with scopes of ingest, read and admin joined by +, such as minio:ingest:5f3c…"
 
     def parse(self, text: str) -> tuple[ApiToken, ...]:

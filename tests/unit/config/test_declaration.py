@@ -217,7 +217,8 @@ def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path) -
     cases: dict[str, str] = {
         "env:REDIS_PW": "variable REDIS_PW is empty or missing",
         "env:BUCKETWIRE_SECRET_KEYS": "a variable of the service itself",
-        "file:password": "relative path",
+        "file:password": "is none",
+        "env:a-b": "is none",
         f"file:{tmp_path}/none": "No such file",
         f"file:{tmp_path}": "Is a directory",
         f"file:{tmp_path}/empty": "empty or missing",

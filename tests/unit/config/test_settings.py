@@ -116,6 +116,16 @@ def test_no_secret_stands_in_the_printed_form_or_in_an_error() -> None:
         assert secret not in str(found)
 
 
+@pytest.mark.parametrize("name", ["env", "file"])
+def test_a_token_may_be_named_as_references_begin_and_is_never_told(name: str) -> None:
+    (token,) = settings(API_TOKENS=f"{name}:ingest:{TOKEN}").api_tokens
+    assert (token.name, token.digest) == (name, hash_token(TOKEN))
+    for wrong in (f"{name}:write:{TOKEN}", f"{name}:{TOKEN}!", f"{name}:{TOKEN}:ingest"):
+        found = problems({f"{B}API_TOKENS": wrong, f"{B}SECRET_KEY": f"{name}:{TOKEN}!"})
+        assert set(found) == {f"{B}API_TOKENS", f"{B}SECRET_KEY"}
+        assert TOKEN not in str(found)
+
+
 def test_tokens_are_kept_by_their_digest() -> None:
     found = settings(API_TOKENS=f"minio:ingest:{TOKEN}, ops:ingest+read+admin:{TOKEN}x,").api_tokens
     assert [(token.name, token.scopes, token.digest) for token in found] == [
