@@ -12,7 +12,6 @@ from prometheus_client.registry import CollectorRegistry
 
 from app.api.access import READ, needs
 from app.api.parts import Parts, parts
-from app.api.targets import state
 from app.outbox.books import Books, read_books, snapshot
 from app.outbox.database import DatabaseUnavailable, now_ms
 from app.outbox.registry import StoredTarget
@@ -101,7 +100,7 @@ def figures(targets: Sequence[tuple[StoredTarget, Books]], now: int) -> Iterator
         oldest.add_metric(place, max(0, now - books.oldest) / 1000 if books.oldest else 0)
         breaker.add_metric(place, int(stored.breaker != "closed"))
         for each in _STATES:
-            states.add_metric([*place, each], int(state(stored)[0] == each))
+            states.add_metric([*place, each], int(stored.standing[0] == each))
     yield from (oldest, breaker, states)
     yield from _minio([books for _, books in targets])
 

@@ -142,19 +142,6 @@ def resume(type_name: str, name: str) -> Response:
     return answer(_one(target))
 
 
-def state(stored: StoredTarget) -> tuple[str, str]:
-    """How a target stands, and why."""
-    if stored.problem:
-        return "broken", stored.problem
-    if not stored.enabled:
-        return "disabled", stored.reason
-    if stored.paused:
-        return "paused", stored.reason
-    if stored.breaker != "closed":
-        return "unavailable", stored.reason
-    return "running", ""
-
-
 def _target(type_name: str, name: str) -> TargetId:
     settings_type(type_name)  # names the types that there are
     return TargetId(type_name, name)
@@ -172,12 +159,12 @@ def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
 
 
 def _target_json(stored: StoredTarget, books: Books, now: int) -> dict[str, Any]:
-    standing, reason = state(stored)
+    state, reason = stored.standing
     return {
         "arn": stored.target.arn(parts().settings.region),
         "type": stored.target.type,
         "name": stored.target.name,
-        "state": standing,
+        "state": state,
         "reason": reason,
         "resume_at": written_time(stored.resume_at),
         "origin": stored.origin,

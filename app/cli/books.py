@@ -23,7 +23,7 @@ def status(shell: Shell) -> None:
         {
             "target": str(each.target),
             "arn": each.target.arn(shell.settings.region),
-            "state": stored[each.target].standing[0] if each.target in stored else "new",
+            "state": stored[each.target].standing[0],
             "matched": each.matched,
             "recorded": each.recorded,
             "delivered": each.delivered,
@@ -37,6 +37,7 @@ def status(shell: Shell) -> None:
             "waiting": age(each.oldest, now),
         }
         for each in books
+        if each.target in stored  # else it was made a moment ago
     ]
     names = ("state", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
     columns = {"target": "target"} | {name: name for name in names} | {"oldest waits": "waiting"}
