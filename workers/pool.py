@@ -34,9 +34,7 @@ class Pool:
             return known.work
         if known is not None:
             known.work.target.close()
-        settings = self._registry.settings(stored)
-        if isinstance(settings, WebhookSettings) and self._settings.allow_private:
-            settings = replace(settings, allow_private=True)
+        settings = as_served(self._registry.settings(stored), self._settings)
         work = Work(
             name=stored.target.arn(self._settings.region),
             target=create(stored.target.type, settings),
@@ -54,6 +52,13 @@ class Pool:
             with contextlib.suppress(Exception):  # the process ends; the remote sees a closed connection either way
                 known.work.target.close()
         self._open.clear()
+
+
+def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:
+    """A target's settings with what the service's own add to them."""
+    if isinstance(settings, WebhookSettings) and service.allow_private:
+        return replace(settings, allow_private=True)
+    return settings
 
 
 def policy(settings: TargetSettings) -> Policy:

@@ -19,6 +19,7 @@ from app.service.start import sync_environment
 
 # The one seam between app and workers: a name that celery imports, so that nothing here does.
 CELERY = ("celery", "-A", "workers.celery")
+TRIAL = ("workers.trial",)  # likewise only a name here
 SERVICE_QUEUE = "bucketwire"  # as workers.celery has it; a test keeps them equal
 
 
@@ -39,7 +40,7 @@ def api(workers: int | None, threads: int | None) -> None:
     options = [] if workers is None else ["--workers", str(workers)]
     options += [] if threads is None else ["--threads", str(threads)]
     program, *rest = command()
-    _become([program, *options, *rest])
+    become([program, *options, *rest])
 
 
 @click.command()
@@ -66,7 +67,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
         argv += ["--exclude-queues", SERVICE_QUEUE]
     if concurrency:
         argv += ["--concurrency", str(concurrency)]
-    _become(argv, environment)
+    become(argv, environment)
 
 
 @click.command()
@@ -74,7 +75,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
 def beat(log_level: str) -> None:
     """Run the clock that has the log drained. One is enough; two do no harm."""
     _checked()
-    _become([*CELERY, "beat", "--loglevel", log_level])
+    become([*CELERY, "beat", "--loglevel", log_level])
 
 
 @click.command()
@@ -96,7 +97,7 @@ def flower(listen: str) -> None:
             f"Flower on {listen} could be used by everyone who reaches it: set FLOWER_BASIC_AUTH=user:password, "
             "or listen on 127.0.0.1"
         )
-    _become([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+    become([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
 
 
 def worker_name(only: str | None, targets: str | None) -> str:
@@ -117,7 +118,7 @@ def _checked() -> None:
     _ = Shell().settings
 
 
-def _become(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+def become(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
     """Replace this process by a module's program."""
     sys.stdout.flush()
     os.execve(sys.executable, [sys.executable, "-m", *argv], os.environ | (environment or {}))  # noqa: S606 - no shell

@@ -5,6 +5,7 @@ from typing import Any
 import click
 
 from app.cli.config import change, put_all
+from app.cli.run import TRIAL, become
 from app.cli.shell import Shell, printable, with_shell
 from app.cli.words import TARGET
 from app.config.arn import TargetId
@@ -14,7 +15,7 @@ from app.outbox.registry import StoredTarget
 
 @click.group()
 def target() -> None:
-    """List, show, set, remove, pause and resume targets, given as type:name or as an ARN."""
+    """List, show, set, test, remove, pause and resume targets, given as type:name or as an ARN."""
 
 
 @target.command()
@@ -90,6 +91,19 @@ def resume(shell: Shell, which: TargetId) -> None:
     """End a pause, and the wait for a target that was away."""
     shell.registry.resume(which)
     shell.done(f"resumed {which}", resumed=str(which))
+
+
+@target.command()
+@click.argument("which", metavar="TARGET", type=TARGET)
+@with_shell
+def test(shell: Shell, which: TargetId) -> None:
+    """Send a target a marked test event, past the log, and show each step with its time.
+
+    A namespace keeps nothing of it; elsewhere one entry stays, of bucket bucketwire-test and name s3:TestEvent.
+    """
+    shell.registry.settings(shell.registry.target(which))
+    shell.close()
+    become([*TRIAL, str(which), *(["--json"] if shell.as_json else [])])
 
 
 def facts(shell: Shell, stored: StoredTarget) -> dict[str, Any]:

@@ -1,0 +1,133 @@
+"""`bucketwire target test`: each step told, the failing one named, no secret said, nothing left in a namespace."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from app.config import declaration
+from app.events import trial as marks
+from tests import services
+from tests.contract.probes.base import TIMEOUT, Probe
+from tests.system import BUCKETWIRE
+from workers.trial import Step, trial
+
+OVER = pytest.mark.parametrize(
+    "running",
+    ["kafka", "nats-core", "postgresql-namespace", "redis-namespace", "redis-access", "webhook"],
+    indirect=True,
+)
+TLS_WITHIN = {"nats", "postgresql"}  # types whose TLS begins within the protocol: no step of its own when all is well
+
+
+def steps_of(probe: Probe, values: dict[str, str]) -> list[Step]:
+    """A trial of these settings, whatever it comes to; no secret is in its words."""
+    settings = declaration.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
+    found = list(trial(settings, probe.type))
+    words = " ".join(step.words for step in found)
+    assert "wrong-s3cret" not in words
+    assert probe.secret not in words
+    assert all(0 <= step.seconds < 30 for step in found)
+    return found
+
+
+def names(steps: Sequence[Step]) -> list[str]:
+    return [step.step for step in steps]
+
+
+@OVER
+def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(probe: Probe) -> None:
+    steps = steps_of(probe, probe.values())
+    assert all(step.ok for step in steps), steps
+    assert names(steps) == ["resolve", "connect", "login", "deliver", *(["remove"] if probe.is_namespace else [])]
+    if probe.is_namespace:
+        assert probe.held() == []
+    else:
+        ((path, document),) = probe.held()
+        assert path.startswith(f"{marks.BUCKET}/")
+        assert marks.NAME in document
+        assert path in steps[-1].words
+
+
+@OVER
+def test_a_closed_port_fails_the_connecting(probe: Probe) -> None:
+    steps = steps_of(probe, probe.at_port(services.free_port()))
+    assert names(steps) == ["resolve", "connect"]
+    assert not steps[-1].ok
+    assert "refused" in steps[-1].words.lower()
+
+
+@OVER
+def test_a_wrong_password_fails_the_login_and_is_not_told(probe: Probe) -> None:
+    steps = steps_of(probe, probe.as_stranger())
+    # A webhook says whom it lets in only when it is sent something.
+    assert steps[-1].step == ("deliver" if probe.type == "webhook" else "login")
+    assert not steps[-1].ok
+    assert all(step.ok for step in steps[:-1])
+    assert probe.held() == []
+
+
+@OVER
+def test_a_wrong_certificate_fails_the_tls_and_the_right_one_is_a_step(
+    probe: Probe, certificates: services.Certificates
+) -> None:
+    wrong = steps_of(probe, probe.by_tls(certificates.other_ca))
+    assert names(wrong) == ["resolve", "connect", "tls"]
+    assert not wrong[-1].ok
+    assert "certificate" in wrong[-1].words
+    right = steps_of(probe, probe.by_tls(certificates.ca))
+    assert all(step.ok for step in right), right
+    assert ("tls" in names(right)) == (probe.type not in TLS_WITHIN)
+
+
+def test_one_of_several_brokers_is_enough_and_the_other_is_told_of(redis_server: services.Redis) -> None:
+    """Brokers need only take a connection here, so that any server will do for the reachable one."""
+    closed = services.free_port()
+    brokers = f"{services.LOOPBACK}:{closed},{services.LOOPBACK}:{redis_server.port}"
+    settings = declaration.load("kafka", {"brokers": brokers, "topic": "t", "timeout": "1s"})
+    steps = list(trial(settings, "kafka"))
+    about_closed = [step for step in steps if str(closed) in step.words and "refused" in step.words.lower()]
+    assert [(step.step, step.ok) for step in about_closed] == [("connect", True)]
+    assert (steps[-1].step, steps[-1].ok) == ("login", False)  # Redis speaks no Kafka
+
+
+def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving() -> None:
+    redis = declaration.load("redis", {"address": "no-such-host.invalid:1", "key": "k"})
+    guarded = declaration.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/"})
+    for settings, kind, words in ((redis, "redis", "not known"), (guarded, "webhook", "allow_private=on")):
+        (step,) = trial(settings, kind)
+        assert (step.step, step.ok) == ("resolve", False)
+        assert words in step.words
+
+
+def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(tmp_path: Path) -> None:
+    environment = os.environ | {"BUCKETWIRE_VAR": str(tmp_path / "var")}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [BUCKETWIRE, *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+
+    with services.redis(password=services.PASSWORD) as server:
+        place = f"address={services.LOOPBACK}:{server.port}"
+        assert run("migrate").returncode == 0
+        assert run("target", "set", "redis:good", place, "key=k", f"password={services.PASSWORD}").returncode == 0
+        assert run("target", "set", "redis:bad", place, "key=k", "password=wrong-s3cret").returncode == 0
+        good, bad = run("target", "test", "redis:good"), run("target", "test", "redis:bad", "--json")
+        none = run("target", "test", "redis:none")
+        with server.client() as client:
+            assert client.exists("k") == 0
+    assert (good.returncode, bad.returncode, none.returncode) == (0, 1, 1), (good, bad, none)
+    assert [line.split()[0] for line in good.stdout.splitlines()] == [
+        "resolve", "connect", "login", "deliver", "remove", "redis:good",
+    ]  # fmt: skip
+    told = json.loads(bad.stdout)
+    assert (told["target"], told["ok"], told["steps"][-1]["step"]) == ("redis:bad", False, "login")
+    assert "there is no target redis:none" in none.stderr
+    for each in (good, bad, none):
+        assert "wrong-s3cret" not in each.stdout + each.stderr
+        assert "Traceback" not in each.stderr
