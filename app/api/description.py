@@ -107,6 +107,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         events=_object(**dict.fromkeys(_BOOKS, _NUMBER)),
         oldest_age={"type": ["number", "null"], "description": "seconds since its oldest undelivered event came"},
     ),
+    "Trial": _object(
+        target=_TEXT, ids={"type": "array", "items": _TEXT, "description": "of its events"}, bucket=_TEXT, key=_TEXT,
+        history={**_TEXT, "description": "where to see what became of them"},
+    ),
     "Targets": _object(targets=_list("Target")),
     "Reason": _object(reason=_TEXT),
     "Empty": _object(),

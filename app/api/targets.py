@@ -1,17 +1,23 @@
-"""Targets: what is configured, how each stands, and its books."""
+"""Targets: what is configured, how each stands, its books, and a trial of it."""
 
+import uuid
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
 from app.api.access import ADMIN, READ, needs
-from app.api.answers import answer, parsed_flag, parsed_text, refuse_unknown, written_time
+from app.api.answers import answer, bad_value, parsed_flag, parsed_text, refuse_unknown, written_time
 from app.api.bodies import json_object
 from app.api.parts import parts
+from app.api.problems import Refusal
 from app.config.arn import TargetId
 from app.config.declaration import REDACTED, merged, redacted, texts
 from app.config.targets import settings_type
+from app.events.trial import BUCKET, trial_events
+from app.outbox.addressed import AddressedLog
+from app.outbox.append import QueueFull
 from app.outbox.books import Books, read_books, snapshot
 from app.outbox.database import now_ms
 from app.outbox.registry import StoredTarget, UnknownTarget
@@ -140,6 +146,49 @@ def resume(type_name: str, name: str) -> Response:
     target = _target(type_name, name)
     parts().registry.resume(target)
     return answer(_one(target))
+
+
+@routes.post("/v1/targets/<type_name>/<name>/test")
+@needs(ADMIN)
+def test(type_name: str, name: str) -> Response:
+    """Send a test event.
+    ---
+    post:
+      summary: Record a marked test event that goes to this target alone, whatever the rules say
+      description: >
+        It goes the ordinary way, behind what waits for the target already; `history` is where to see what became of
+        it. A namespace gets a PUT and the DELETE of the same object, so that nothing of them stays.
+      security: [{token: [admin]}]
+      parameters: [target_type, target_name]
+      requestBody: {required: true, content: {application/json: {schema: Empty}}}
+      responses:
+        202: {description: it is recorded, content: {application/json: {schema: Trial}}}
+        default: Problem
+    """
+    refuse_unknown(json_object(request), ())
+    target = _target(type_name, name)
+    registry = parts().registry
+    stored = registry.target(target)
+    state, reason = stored.standing
+    if state in ("disabled", "broken"):
+        raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
+    namespace = getattr(registry.settings(stored), "format", "") == "namespace"
+    now, key = now_ms(), uuid.uuid4().hex
+    events = trial_events(key, now, written_time(now) or "", namespace=namespace)
+    (receipt,) = AddressedLog(parts().database, target).append([events])
+    arn = target.arn(parts().settings.region)
+    if isinstance(receipt, QueueFull) or receipt.discarded:
+        raise Refusal("queue-full", f"{arn} has no room for a test event", {"targets": [arn]})
+    return answer(
+        {
+            "target": arn,
+            "ids": [event.id for event in events],
+            "bucket": BUCKET,
+            "key": key,
+            "history": f"/v1/events?{urlencode({'bucket': BUCKET, 'key': key})}",
+        },
+        202,
+    )
 
 
 def _target(type_name: str, name: str) -> TargetId:

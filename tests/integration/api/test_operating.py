@@ -301,7 +301,8 @@ def test_the_description_covers_every_route_and_is_whole(plain: Api) -> None:
         ("/v1/dead-letters/replay", "post"), ("/v1/dead-letters/purge", "post"), ("/v1/replays", "get"),
         ("/v1/replays", "post"), ("/v1/targets/{type_name}/{name}", "get"), ("/v1/targets/{type_name}/{name}", "put"),
         ("/v1/targets/{type_name}/{name}", "delete"), ("/v1/targets/{type_name}/{name}/pause", "post"),
-        ("/v1/targets/{type_name}/{name}/resume", "post"), ("/healthz", "get"), ("/readyz", "get"),
+        ("/v1/targets/{type_name}/{name}/resume", "post"), ("/v1/targets/{type_name}/{name}/test", "post"),
+        ("/v1/declaration", "post"), ("/healthz", "get"), ("/readyz", "get"),
         ("/metrics", "get"), ("/openapi.json", "get"), ("/", "get"),
     } == described  # fmt: skip
     for place in references(found):

@@ -1,0 +1,60 @@
+"""A trial by the API: to this target alone, by the ordinary way, and nothing stays in a namespace."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.events.trial import BUCKET, DELETE, NAME, PUT
+from app.outbox.database import Database
+from tests.builders import add_target, registry
+from tests.integration.api.conftest import Api, problem
+from tests.integration.outbox.scripted import Courier, Scripted
+from workers.mirror import Policy
+
+REDIS = {"address": "127.0.0.1:9", "key": "k"}
+
+
+@pytest.mark.parametrize(
+    ("policy", "sent"), [(Policy.LOG, [NAME]), (Policy.COMPATIBLE, [PUT, DELETE]), (Policy.MIRROR, [DELETE])]
+)
+def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
+    plain: Api, plain_log: Database, policy: Policy, sent: list[str]
+) -> None:
+    tried = add_target(
+        plain_log,
+        "tried",
+        type_name="redis",
+        values=REDIS | {"format": "access" if policy is Policy.LOG else "namespace"},
+    )
+    other = add_target(plain_log, "other")  # whose rule names every event
+    answer = plain.client.post("/v1/targets/redis/tried/test", json={})
+    assert answer.status_code == 202
+    trial = answer.json()
+    assert (trial["target"], trial["bucket"]) == (tried.arn(), BUCKET)
+
+    def standings() -> set[tuple[str, str]]:
+        events = plain.client.get(trial["history"]).json()["events"]
+        assert [event["id"] for event in events] == trial["ids"]
+        return {(each["target"], each["state"]) for event in events for each in event["standings"]}
+
+    assert standings() == {(tried.arn(), "pending")}
+    arrived = Scripted()
+    Courier(plain_log, tried, arrived, policy=policy).run()
+    assert [event.name for event in arrived.got] == sent
+    assert {event.key for event in arrived.got} == {trial["key"]}
+    assert standings() == {(tried.arn(), "settled")}
+    untouched = Scripted()
+    Courier(plain_log, other, untouched).run()
+    assert untouched.got == []
+    plain.client.post("/v1/targets/redis/tried/test", json={})
+    assert len(plain.client.get(trial["history"]).json()["events"]) == len(trial["ids"])
+
+
+def test_a_test_event_of_a_target_that_cannot_get_it_is_refused(plain: Api, plain_log: Database) -> None:
+    target = add_target(plain_log, "full", queue_limit=1)
+    assert plain.client.post("/v1/targets/webhook/full/test", json={}).status_code == 202
+    problem(plain.client.post("/v1/targets/webhook/full/test", json={}), 503, "queue-full")
+    registry(plain_log).put(target, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
+    problem(plain.client.post("/v1/targets/webhook/full/test", json={}), 400, "bad-value")
+    problem(plain.client.post("/v1/targets/webhook/none/test", json={}), 404, "unknown-target")
+    problem(plain.client.post("/v1/targets/webhook/full/test", json={"all": True}), 400, "bad-value")
