@@ -17,6 +17,7 @@ from app.config.arn import TargetId
 from app.events import sequencer
 from app.events.model import Event
 from app.outbox import models as m
+from app.outbox.buckets import REMOVED, Remembered
 from app.outbox.bulk import insert
 from app.outbox.database import Database, now_ms
 from app.outbox.routing import Routing, load_routing
@@ -67,14 +68,18 @@ class Log:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._routing = Routing.empty()
+        self._buckets = Remembered()
         self._settled: dict[int, int] = {}  # lower bounds: settled events only grow in number
 
-    def append(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> list[Receipt | QueueFull]:
+    def append(
+        self, requests: Sequence[Sequence[Event]], *, promised: bool = False, routed: bool = True
+    ) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit; an answer for each request, in order.
 
         An event whose id is in the log already is counted as repeated and changes nothing. Requests that are
         `promised` were answered with 2xx already and are not refused: a target with `queue_full=reject` goes over its
-        limit for them. Raises `DatabaseUnavailable` or one of `REFUSED`, and then nothing was recorded.
+        limit for them. Those that are not `routed` go to no target, whatever the rules: they are for who listens.
+        Raises `DatabaseUnavailable` or one of `REFUSED`, and then nothing was recorded.
         """
         wanted = sum(map(len, requests))
         if not wanted:
@@ -85,10 +90,12 @@ class Log:
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
-            intake = _Intake(self._routing, known, room, first, lanes, now_ms())
+            intake = _Intake(self._routing if routed else Routing.empty(), known, room, first, lanes, now_ms())
             answers = [intake.take(events) for events in requests]
             insert(connection, m.events, intake.rows)
             _count(connection, intake)
+            buckets = self._buckets.new(connection, intake.buckets(), now_ms())
+        self._buckets.add(buckets)
         return answers
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
@@ -100,6 +107,7 @@ class Log:
         if row.version != self._routing.version:
             self._routing = load_routing(connection, row.version)
             self._settled.clear()
+            self._buckets.clear()
         return row.last_seq - wanted + 1, row.lanes
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
@@ -165,6 +173,10 @@ class _Intake:
                     receipt.discarded[self._routing.ids[target]] += 1
             self.rows.append(self._row(event, targets_text(taken)))
         return receipt
+
+    def buckets(self) -> set[str]:
+        """The buckets that its rows tell of as being there."""
+        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED}
 
     def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
         if not self._routing.rejecting:

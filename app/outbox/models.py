@@ -74,6 +74,14 @@ rules = sa.Table(
     **MYSQL,
 )
 
+buckets = sa.Table(
+    "buckets",
+    metadata,
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),  # when it was first heard of
+    **MYSQL,
+)
+
 events = sa.Table(
     "events",
     metadata,

@@ -1,0 +1,79 @@
+"""Buckets, as far as the service knows of them: they have rules, had events, or were created over the S3 face."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox.database import Database
+from app.rules.model import EVERY_BUCKET
+
+REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events after which a bucket is not there for having had them
+_MOST_REMEMBERED = 100_000
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class Bucket:
+    """A bucket and when it was first heard of, in milliseconds since 1970; 0 where only rules name it."""
+
+    name: str
+    created_at: int
+
+
+def every_bucket(database: Database) -> list[Bucket]:
+    """The buckets by name."""
+    with database.reading() as connection:
+        named = connection.execute(sa.select(m.rules.c.bucket).distinct()).scalars().all()
+        found = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
+        for row in connection.execute(sa.select(m.buckets)):
+            found[row.name] = Bucket(row.name, row.created_at)
+    return sorted(found.values())
+
+
+def is_bucket(database: Database, name: str) -> bool:
+    """Whether there is a bucket of this name."""
+    known = sa.select(sa.literal(1)).where(m.buckets.c.name == name)
+    ruled = sa.select(sa.literal(1)).where(m.rules.c.bucket == name).limit(1)
+    with database.reading() as connection:
+        return name != EVERY_BUCKET and any(connection.execute(query).first() for query in (known, ruled))
+
+
+def remove_bucket(database: Database, name: str) -> None:
+    """Forget a bucket and remove its rules; its events stay, and a later one makes it known again."""
+    with database.writing() as connection:
+        # As every change of rules: under the lock of the head, whose version tells the writers of the log.
+        connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
+        connection.execute(m.rules.delete().where(m.rules.c.bucket == name))
+        connection.execute(m.buckets.delete().where(m.buckets.c.name == name))
+
+
+class Remembered:
+    """The buckets that a writer of the log knows to be in the table, so that it looks for new ones only."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+
+    def clear(self) -> None:
+        """Forget them: another one may have removed a bucket."""
+        self._names.clear()
+
+    def add(self, names: Iterable[str]) -> None:
+        """These were committed."""
+        if len(self._names) > _MOST_REMEMBERED:
+            self._names.clear()
+        self._names.update(names)
+
+    def new(self, connection: sa.Connection, names: set[str], now: int) -> set[str]:
+        """Write the names that the table lacks; the caller holds the log's head. Says which to `add` once committed."""
+        unknown = names - self._names
+        if not unknown:
+            return unknown
+        rows = [{"name": name, "created_at": now} for name in sorted(unknown) if not _is_there(connection, name)]
+        if rows:
+            connection.execute(m.buckets.insert(), rows)
+        return unknown
+
+
+def _is_there(connection: sa.Connection, name: str) -> bool:
+    return connection.execute(sa.select(m.buckets.c.name).where(m.buckets.c.name == name)).first() is not None
