@@ -19,6 +19,7 @@ _PREFIX = "BUCKETWIRE_"
 # Where the test set-up keeps its servers, how the CLI shows errors, and what it tells a worker to serve.
 _NOT_OURS = frozenset({"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_WORKER_TARGETS"})
 SCOPES = ("ingest", "read", "admin")
+S3_SCOPES = ("read", "admin")
 _SOCKET_PATH = 107  # bytes that a unix socket's path may have
 
 
@@ -56,6 +57,41 @@ class ApiTokens(Kind[tuple[ApiToken, ...]]):
                 "take 16 or more letters and digits: openssl rand -hex 32",
             )
         return ApiToken(name, frozenset(scopes.split("+")), hash_token(token))
+
+
+class S3Key(NamedTuple):
+    """A key of the S3 face: its name, what it may do, and the two parts that a client is given."""
+
+    name: str
+    scopes: frozenset[str]
+    access_key: str
+    secret_key: str
+
+    def __repr__(self) -> str:
+        """Without the secret: it must not come into a log with a trace."""
+        return f"S3Key({self.name!r})"
+
+
+class S3Keys(Kind[tuple[S3Key, ...]]):
+    """`name:scope+scope:access key:secret key`, divided by commas; the scopes are read and admin."""
+
+    label = "name:scope+scope:access:secret, …"
+    empty = ()
+    has_colons = True
+    _HINT = "write name:scopes:access key:secret key with scopes of read and admin, such as watch:read:watcher:5f3c…"
+
+    def parse(self, text: str) -> tuple[S3Key, ...]:
+        """The keys."""
+        keys = tuple(self._key(part.strip()) for part in text.split(",") if part.strip())
+        if len({key.name for key in keys}) < len(keys) or len({key.access_key for key in keys}) < len(keys):
+            raise BadValue("has a name or an access key twice", "give each key a name and an access key of its own")
+        return keys
+
+    def _key(self, text: str) -> S3Key:
+        found = re.fullmatch(r"([A-Za-z0-9_.-]{1,64}):([a-z+]+):([A-Za-z0-9_.+=@-]{3,128}):([!-~]{8,128})", text)
+        if found is None or not set(found[2].split("+")) <= set(S3_SCOPES):
+            raise BadValue("is no list of S3 keys", self._HINT)
+        return S3Key(found[1], frozenset(found[2].split("+")), found[3], found[4])
 
 
 class SecretKeys(Kind[tuple[str, ...]]):
@@ -141,6 +177,9 @@ class Settings(Declared):
     )
     access_key: str = setting(Text(), default="", about="of the S3 surface, at least 3 characters")
     secret_key: str = setting(Text(), default="", secret=True, about="of the S3 surface, at least 8 characters")
+    s3_keys: tuple[S3Key, ...] = setting(
+        S3Keys(), default="", secret=True, about="further keys of the S3 surface; scopes: read, admin"
+    )
     secret_keys: tuple[str, ...] = setting(
         SecretKeys(), default="", secret=True, about="seal stored secrets; empty: a key made in the folder"
     )
@@ -194,6 +233,8 @@ class Settings(Declared):
             yield Problem("access_key", self.access_key, "is too short", "as at MinIO, 3 or more characters")
         if self.secret_key and len(self.secret_key) < 8:
             yield Problem("secret_key", "", "is too short", "as at MinIO, 8 or more characters")
+        if self.access_key in {key.access_key for key in self.s3_keys}:
+            yield Problem("s3_keys", "", "has the access key of BUCKETWIRE_ACCESS_KEY", "give each key one of its own")
         if self.time_slice >= self.lease:
             yield Problem("time_slice", "", "is not shorter than the lease", "shorten it, or lengthen BUCKETWIRE_LEASE")
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
@@ -215,6 +256,13 @@ class Settings(Declared):
     def key_path(self) -> FilePath:
         """The file of the key that seals secrets when BUCKETWIRE_SECRET_KEYS gives none."""
         return self.folder / "secret.key"
+
+    @property
+    def every_s3_key(self) -> tuple[S3Key, ...]:
+        """The keys of the S3 face; with none it is closed."""
+        scopes = frozenset(S3_SCOPES)
+        first = (S3Key("default", scopes, self.access_key, self.secret_key),) if self.access_key else ()
+        return (*first, *self.s3_keys)
 
     @property
     def loopback(self) -> bool:
