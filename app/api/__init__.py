@@ -49,8 +49,15 @@ def create_app(settings: Settings) -> Flask:
     health.install(app, made.database)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
+    _add_s3_face(app, made)
     with suppress(TokensUnknown):
         made.tokens.any()  # read now, they still hold if the database goes away before the first request
     if made.feeder is not None:
         made.feeder.started()
     return app
+
+
+def _add_s3_face(app: Flask, made: parts.Parts) -> None:
+    from app.api.s3.face import Face, Front  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
+
+    app.wsgi_app = Front(Face(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

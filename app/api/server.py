@@ -17,7 +17,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
     """Gunicorn's settings for the API. Not preloaded: each worker opens the database for itself."""
     wanted = {
         "bind": f"{_bracketed(settings.listen.host)}:{settings.listen.port}",
-        "worker_class": "gthread",
+        "worker_class": "app.api.listen.worker.Worker",  # gthread, for streams that hold no thread
         "workers": workers,
         "threads": threads,
         "keepalive": 75,  # longer than senders keep an idle connection, so that it is they who close it

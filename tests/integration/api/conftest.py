@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import parse_qsl
 
+import boto3
+import botocore.config
 import httpx
+import minio as minio_py
 import pytest
 import sqlalchemy as sa
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from cryptography.fernet import Fernet
 
 from app.api.server import command
 from app.outbox import models as m
 from app.outbox.database import Database
 from app.outbox.tokens import Tokens
-from tests import services
+from tests import provision, services
 from tests.builders import migrated
 from tests.conftest import OUTBOXES
 
@@ -201,3 +209,113 @@ def problem(response: httpx.Response, status: int, kind: str) -> dict[str, Any]:
     assert isinstance(found["detail"], str)
     assert "Traceback" not in response.text
     return found
+
+
+S3_KEYS = "watch:read:WATCHER:only-looks-on"
+
+
+@dataclass
+class S3:
+    """An API with a key of the S3 face, its log, and clients of it."""
+
+    api: Api
+    database: Database
+
+    access_key: ClassVar[str] = "BUCKETWIRE"
+    secret_key: ClassVar[str] = "the/secret+key"
+
+    @property
+    def place(self) -> str:
+        """Host and port, as minio-py wants it."""
+        return f"{services.LOOPBACK}:{self.api.port}"
+
+    def boto3(self, **settings: Any) -> Any:
+        """A boto3 client; to be closed by the caller."""
+        config = {"s3": {"addressing_style": "path"}, "retries": {"total_max_attempts": 2}, "region_name": "us-east-1"}
+        return boto3.client(
+            "s3",
+            endpoint_url=self.api.url,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            config=botocore.config.Config(**config | settings),
+        )
+
+    def minio(self) -> minio_py.Minio:
+        """A minio-py client."""
+        return minio_py.Minio(self.place, self.access_key, self.secret_key, secure=False)
+
+    def sign(self, method: str, path: str, content: bytes = b"", *, key: str = "", secret: str = "") -> httpx.Request:
+        """A request signed in its headers; `path` with its query."""
+        place, _, query = path.partition("?")
+        parameters = parse_qsl(query, keep_blank_values=True)
+        signed = AWSRequest(method, self.api.url + place, params=parameters, data=content)
+        credentials = Credentials(key or self.access_key, secret or self.secret_key)
+        S3SigV4Auth(credentials, "s3", "us-east-1").add_auth(signed)
+        return self.api.client.build_request(method, path, content=content, headers=dict(signed.headers))
+
+    def ask(self, method: str, path: str, content: bytes = b"", **key: str) -> httpx.Response:
+        """The answer to a signed request."""
+        return self.api.client.send(self.sign(method, path, content, **key))
+
+    def mc(self, *arguments: str) -> Mc:
+        """Run `mc` with this service as the alias `bw`."""
+        return Mc(self, arguments)
+
+
+@dataclass
+class Mc:
+    """One run of `mc`: wait for its end by `done`, or follow `lines`."""
+
+    s3: S3
+    arguments: Sequence[str]
+
+    def __post_init__(self) -> None:
+        services.need("mc")
+        folder = self.s3.api.folder
+        argv = [provision.MC / "mc", "--config-dir", folder / "mc", *self.arguments]
+        env = {
+            "MC_HOST_bw": f"http://{self.s3.access_key}:{self.s3.secret_key}@{self.s3.place}",
+            "HOME": str(folder),
+            "PATH": "/usr/bin:/bin",
+        }
+        self.child = subprocess.Popen(
+            argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    def done(self) -> tuple[int, str]:
+        """Its exit code and what it said."""
+        try:
+            said, _ = self.child.communicate(timeout=60)
+        finally:
+            self.stop()
+        return self.child.returncode, said
+
+    def stop(self) -> None:
+        """End it."""
+        self.child.kill()
+        self.child.wait(10)
+        if self.child.stdout:
+            self.child.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def _s3_session(postgres_server: services.Postgres) -> Iterator[S3]:
+    database = migrated(postgres_server.create_database("s3_tests"))
+    settings = {
+        "BUCKETWIRE_ACCESS_KEY": S3.access_key,
+        "BUCKETWIRE_SECRET_KEY": S3.secret_key,
+        "BUCKETWIRE_S3_KEYS": S3_KEYS,
+    }
+    api = Api(url_of(database), settings)
+    with ExitStack() as stack:
+        stack.callback(database.close)
+        stack.callback(api.stop)
+        stack.callback(api.client.close)
+        yield S3(api.start(), database)
+
+
+@pytest.fixture
+def s3(_s3_session: S3) -> S3:
+    """An API with keys over an empty log on PostgreSQL."""
+    _empty(_s3_session.database)
+    return _s3_session

@@ -1,0 +1,202 @@
+"""All streams of one process: an event loop that holds their connections, and a thread that follows the log for them.
+
+The thread asks for the log's end each `INTERVAL` while there are streams, one small query however many they are, and
+reads what is new once for all. A stream that is behind, because it asked to resume or reads too slowly, is served from
+the log, some events at a time as it takes them. So what waits in memory for one reader is bounded, and a slow one loses
+nothing until it is `MOST_BEHIND`; then it is told, and goes on with what is new.
+"""
+
+import asyncio
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import TypeVar
+
+import sqlalchemy as sa
+
+from app.api.listen.asked import Asked
+from app.api.listen.lines import Line, event_line
+from app.api.listen.log import End, end, events_between
+from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
+from app.outbox.database import Database, said
+from app.rules.matching import Matcher, compile_rules
+
+log = logging.getLogger("bucketwire.listen")
+_T = TypeVar("_T")
+
+INTERVAL = 0.2  # seconds between two looks at the log's end
+MOST_BEHIND = 10_000  # seqs
+_TOGETHER = 1000  # seqs that are read at once for all
+_ALONE = 100  # seqs that are read at once for one that is behind
+_ALONE_EACH_TIME = 32  # streams that are served so before the others have their turn again
+_AWAY = 1.0  # seconds before a database that is away is asked again
+_UNKNOWN = -1
+_KERNEL = 64 * 1024  # bytes that the kernel may hold for one reader; it takes twice that, and else up to megabytes
+
+
+class Hall:
+    """The streams of one process. Its threads end with the process."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._streams: dict[Stream, None] = {}
+        self._matcher: Matcher[Stream] | None = None
+        self._some = threading.Event()
+        self._ticking = False
+        self._position = _UNKNOWN
+        self._turn = 0
+        self._loop = asyncio.new_event_loop()
+        for name, run in (("listen-loop", self._loop.run_forever), ("listen-log", self._follow)):
+            threading.Thread(target=run, name=name, daemon=True).start()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    def stream(self, asked: Asked, place: int, *, chunked: bool, number: str) -> Stream:
+        """A stream of what comes after `place`, to be given its connection by `admit`."""
+        return Stream(asked, place, number=number, chunked=chunked, entered=self._entered, gone=self._gone)
+
+    def admit(self, connection: socket.socket, stream: Stream) -> None:
+        """Take the connection over. From any thread."""
+        connection.setblocking(False)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(lambda: stream, connection), self._loop)
+
+    # In the loop's thread
+
+    def _entered(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams[stream] = None
+            self._matcher = None
+        self._some.set()
+        if not self._ticking:
+            self._ticking = True
+            self._loop.call_later(LEGACY_PING, self._tick)
+
+    def _gone(self, stream: Stream) -> None:
+        with self._lock:
+            self._streams.pop(stream, None)
+            self._matcher = None
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        for stream in self._streams:
+            stream.keep_alive(now)
+        self._ticking = bool(self._streams)
+        if self._ticking:
+            self._loop.call_at(now + LEGACY_PING, self._tick)
+
+    # In the thread that follows the log
+
+    def _follow(self) -> None:
+        away = False
+        while True:
+            self._some.wait()
+            try:
+                busy = self._step()
+            except sa.exc.SQLAlchemyError as error:
+                if not away:
+                    log.warning("streams wait: the outbox database is away: %s", said(error))
+                away, busy = True, False
+                time.sleep(_AWAY)
+            except Exception:
+                log.exception("streams wait: unexpected error")
+                busy = False
+                time.sleep(_AWAY)
+            else:
+                away = False
+            if not busy:
+                time.sleep(INTERVAL)
+
+    def _step(self) -> bool:
+        """Look once; says whether there is more to do at once."""
+        with self._lock:
+            streams, matcher = list(self._streams), self._matcher
+            if not streams:
+                self._some.clear()
+                self._position = _UNKNOWN
+                return False
+            if matcher is None:
+                matcher = self._matcher = compile_rules((stream.asked.rule, stream) for stream in streams)
+        found = end(self._database)
+        if not 0 <= self._position <= found.seq:  # greater: the log is another one than before
+            self._position = found.seq
+            for stream in streams:
+                stream.place = min(stream.place, found.seq)
+        busy = self._serve_those_behind([stream for stream in streams if not stream.live], found)
+        if self._position < found.seq:
+            last = min(self._position + _TOGETHER, found.seq)
+            self._serve_together(matcher, found.lanes, self._position, last)
+            self._position = last
+            busy = busy or last < found.seq
+        return busy
+
+    def _serve_together(self, matcher: Matcher[Stream], lanes: int, after: int, last: int) -> None:
+        lines: dict[Stream, list[Line]] = {}
+        for row in events_between(self._database, lanes, after, last):
+            wanting = [
+                stream
+                for stream in matcher.targets(row.bucket, row.name, row.key)
+                if stream.live and stream.place < row.seq
+            ]
+            if wanting:
+                line = event_line(row.seq, row.id, row.key, row.record)
+                for stream in wanting:
+                    lines.setdefault(stream, []).append(line)
+        sent = self._in_loop(lambda: [stream.send(some, bounded=True) for stream, some in lines.items()])
+        for (stream, some), count in zip(lines.items(), sent, strict=True):
+            if count < len(some):
+                stream.live, stream.place = False, some[count].seq - 1
+
+    def _serve_those_behind(self, behind: Sequence[Stream], found: End) -> bool:
+        busy, served = False, 0
+        self._turn += _ALONE_EACH_TIME
+        for stream in _rotated(behind, self._turn):
+            if stream.place >= self._position:
+                stream.live, stream.resumed = True, False
+            elif stream.waiting <= MOST_WAITING // 4 and served < _ALONE_EACH_TIME:
+                self._serve_alone(stream, found)
+                served += 1
+                busy = True
+        return busy
+
+    def _serve_alone(self, stream: Stream, found: End) -> None:
+        missed = self._position - stream.place
+        if missed > MOST_BEHIND and not stream.resumed:
+            stream.place = self._position
+            self._in_loop(partial(stream.tell, missed))
+            return
+        last = min(stream.place + _ALONE, self._position)
+        rows = events_between(self._database, found.lanes, stream.place, last)
+        lines = [
+            event_line(row.seq, row.id, row.key, row.record)
+            for row in rows
+            if stream.alone.targets(row.bucket, row.name, row.key)
+        ]
+        self._in_loop(lambda: stream.send(lines, bounded=False))
+        stream.place = last
+
+    def _in_loop(self, act: Callable[[], _T]) -> _T:
+        """Act in the loop's thread and wait: so no more is read than the loop has taken."""
+        done: Future[_T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(act())
+            except Exception as error:  # noqa: BLE001 - raised where the result is wanted
+                done.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        return done.result()
+
+
+def _rotated(streams: Sequence[Stream], turn: int) -> Iterable[Stream]:
+    """Those that were not reached the last time come first."""
+    start = turn % len(streams) if streams else 0
+    return [*streams[start:], *streams[:start]]

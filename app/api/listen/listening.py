@@ -1,0 +1,47 @@
+"""Begin streams: where each starts in the log, and who takes its connection."""
+
+import os
+import threading
+
+from app.api.listen.asked import RESUME, Asked
+from app.api.listen.hall import Hall
+from app.api.listen.log import end, place_of
+from app.api.listen.worker import HandOver
+from app.api.s3.errors import S3Error
+from app.outbox.database import Database
+
+MOST_STREAMS = 10_000  # of one process
+
+
+class Listening:
+    """The streams of this process; its threads start with the first one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._hall: Hall | None = None
+
+    def begin(self, asked: Asked, *, chunked: bool, number: str) -> HandOver:
+        """What to raise so that the connection becomes the stream: of events from now on, or after the one it names.
+
+        Raises `S3Error` where the log does not hold that event or there are too many streams.
+        """
+        place = self._place(asked.resume_after) if asked.resume_after else end(self._database).seq
+        hall = self._here()
+        if len(hall) >= MOST_STREAMS:
+            raise S3Error("SlowDown")
+        stream = hall.stream(asked, place, chunked=chunked, number=number)
+        return HandOver(lambda connection: hall.admit(connection, stream))
+
+    def _place(self, event_id: str) -> int:
+        place = place_of(self._database, event_id)
+        if place is None:
+            raise S3Error("InvalidArgument", f"{RESUME}: the log does not hold this event, or not any more.")
+        return place
+
+    def _here(self) -> Hall:
+        with self._lock:
+            if self._hall is None or self._pid != os.getpid():
+                self._hall, self._pid = Hall(self._database), os.getpid()
+            return self._hall

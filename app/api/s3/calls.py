@@ -1,0 +1,185 @@
+"""The S3 calls that are answered: a bucket's rules, and what clients ask before and after them."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import IO
+from xml.etree.ElementTree import Element, SubElement
+
+from werkzeug.wrappers import Response
+
+from app.api.answers import written_time
+from app.api.listen.asked import parse_asked
+from app.api.listen.listening import Listening
+from app.api.parts import Parts
+from app.api.s3 import payload
+from app.api.s3.errors import S3Error
+from app.api.s3.signature import Received, Seal
+from app.events.encoding import timestamp
+from app.events.model import Event
+from app.events.records import event_of
+from app.outbox.append import Log
+from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
+from app.outbox.database import now_ms
+from app.outbox.registry import UnknownTarget
+from app.rules.model import BadRules
+from app.rules.notification import NAMESPACE, NO_TARGET, BadConfiguration, configuration, document, parse_configuration
+
+CREATED, REMOVED = "s3:BucketCreated:*", "s3:BucketRemoved:*"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request whose signature holds."""
+
+    parts: Parts
+    listening: Listening
+    received: Received
+    seal: Seal
+    bucket: str
+    number: str
+    sender: str
+    content_length: int | None
+    stream: IO[bytes]
+    chunked: bool  # whether the answer may come in chunks
+
+    def body(self) -> bytes:
+        """The document sent along; `S3Error` unless its length was said (as MinIO: §2.3)."""
+        if not self.content_length:
+            raise S3Error("MissingContentLength")
+        return payload.read(self.stream, self.content_length, self.seal)
+
+    def existing(self) -> str:
+        """The bucket, which has to be there."""
+        if not is_bucket(self.parts.database, self.bucket):
+            raise S3Error("NoSuchBucket", BucketName=self.bucket)
+        return self.bucket
+
+
+def list_buckets(call: Call) -> Response:
+    """`GET /`."""
+    root = Element("ListAllMyBucketsResult", xmlns=NAMESPACE)
+    owner = SubElement(root, "Owner")
+    _add(owner, "ID", call.seal.key.name)
+    _add(owner, "DisplayName", call.seal.key.name)
+    listed = SubElement(root, "Buckets")
+    for bucket in every_bucket(call.parts.database):
+        one = SubElement(listed, "Bucket")
+        _add(one, "Name", bucket.name)
+        _add(one, "CreationDate", written_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
+    return _xml(root)
+
+
+def head_bucket(call: Call) -> Response:
+    """`HEAD /<bucket>`."""
+    call.existing()
+    return Response(status=200)
+
+
+def location(call: Call) -> Response:
+    """`GET /<bucket>?location`: the site's region, or none, which is us-east-1."""
+    call.existing()
+    root = Element("LocationConstraint", xmlns=NAMESPACE)
+    root.text = call.parts.settings.region
+    return _xml(root)
+
+
+def create_bucket(call: Call) -> Response:
+    """`PUT /<bucket>`: from now on it is there, and whoever listens is told."""
+    if not _BUCKET.fullmatch(call.bucket) or ".." in call.bucket or _ADDRESS.fullmatch(call.bucket):
+        raise S3Error("InvalidBucketName", BucketName=call.bucket)
+    if is_bucket(call.parts.database, call.bucket):
+        raise S3Error("BucketAlreadyOwnedByYou", BucketName=call.bucket)
+    _tell(call, CREATED)
+    return Response(status=200, headers={"Location": f"/{call.bucket}"})
+
+
+def delete_bucket(call: Call) -> Response:
+    """`DELETE /<bucket>`: its rules go with it; its events stay where they are, and a later one brings it back."""
+    remove_bucket(call.parts.database, call.existing())
+    _tell(call, REMOVED)
+    return Response(status=204)
+
+
+def get_notification(call: Call) -> Response:
+    """`GET /<bucket>?notification`."""
+    rules = [stored.rule for stored in call.parts.registry.rules(call.existing())]
+    return Response(configuration(rules, call.parts.settings.region), mimetype="application/xml")
+
+
+def put_notification(call: Call) -> Response:
+    """`PUT /<bucket>?notification`: the document becomes the bucket's rules, all of it or none."""
+    call.existing()
+    body = call.body()
+    registry, region = call.parts.registry, call.parts.settings.region
+    there = {stored.target for stored in registry.targets()}
+    try:
+        rules = parse_configuration(body, call.bucket, region=region, configured=there.__contains__)
+        registry.replace_rules(call.bucket, rules)
+    except BadConfiguration as error:
+        raise S3Error(error.code, str(error)) from None
+    except BadRules as error:
+        raise S3Error("InvalidArgument", str(error)) from None
+    except UnknownTarget as error:  # removed between the two
+        raise S3Error("InvalidArgument", f"{NO_TARGET}: {error}") from None
+    return Response(status=200)
+
+
+def listen(call: Call) -> Response:
+    """`GET /<bucket>?events=…` and `GET /?events=…`. Raises the `HandOver` that makes the connection a stream."""
+    if call.bucket:
+        call.existing()
+    asked = parse_asked(call.bucket, call.received.query)
+    raise call.listening.begin(asked, chunked=call.chunked, number=call.number)
+
+
+Answering = Callable[[Call], Response]
+
+# By method and what is asked of a bucket; "" is the bucket itself.
+BUCKET_CALLS: Mapping[tuple[str, str], Answering] = {
+    ("GET", "location"): location,
+    ("GET", "events"): listen,
+    ("GET", "notification"): get_notification,
+    ("PUT", "notification"): put_notification,
+    ("HEAD", ""): head_bucket,
+    ("PUT", ""): create_bucket,
+    ("DELETE", ""): delete_bucket,
+}
+
+
+def _tell(call: Call, name: str) -> None:
+    """Record what became of the bucket. It goes to no target: such events are for who listens (as MinIO: §1.1)."""
+    Log(call.parts.database).append([[bucket_event(call, name, now_ms())]], routed=False)
+
+
+def bucket_event(call: Call, name: str, now: int) -> Event:
+    """The event, with the members that MinIO's has."""
+    region, principal = call.parts.settings.region, {"principalId": call.seal.key.access_key}
+    record = {
+        "eventVersion": "2.0",
+        "eventSource": "bucketwire:s3",
+        "awsRegion": region,
+        "eventTime": timestamp(now),
+        "eventName": name,
+        "userIdentity": principal,
+        "requestParameters": {**principal, "region": region, "sourceIPAddress": call.sender},
+        "responseElements": {"x-amz-request-id": call.number},
+        "s3": {
+            "s3SchemaVersion": "1.0",
+            "configurationId": "Config",
+            "bucket": {"name": call.bucket, "ownerIdentity": principal, "arn": f"arn:aws:s3:::{call.bucket}"},
+            "object": {"key": "", "sequencer": f"{now * 1_000_000:X}"},
+        },
+        "source": {"host": call.sender, "port": "", "userAgent": call.received.headers.get("user-agent", "")[:500]},
+    }
+    return event_of(record, now, 32)
+
+
+def _add(parent: Element, name: str, text: str) -> None:
+    SubElement(parent, name).text = text
+
+
+def _xml(root: Element) -> Response:
+    return Response(document(root), mimetype="application/xml")

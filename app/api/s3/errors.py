@@ -1,0 +1,69 @@
+"""What the S3 face answers when it refuses: S3's XML, with the codes and statuses of MinIO."""
+
+import secrets
+from collections.abc import Mapping
+from xml.etree.ElementTree import Element, SubElement
+
+from werkzeug.wrappers import Response
+
+from app.rules.notification import document
+
+# The status of each code, and what it says where nobody knows better.
+CODES: Mapping[str, tuple[int, str]] = {
+    "AccessDenied": (403, "Access Denied."),
+    "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
+    "AuthorizationQueryParametersError": (400, "Query-string authentication parameters are not as they must be."),
+    "BucketAlreadyOwnedByYou": (
+        409,
+        "Your previous request to create the named bucket succeeded and you already own it.",
+    ),
+    "EntityTooLarge": (400, "Your proposed upload exceeds the maximum allowed object size."),
+    "IncompleteBody": (400, "You did not provide the number of bytes specified by the Content-Length HTTP header."),
+    "InternalError": (500, "We encountered an internal error, please try again."),
+    "InvalidAccessKeyId": (403, "The Access Key Id you provided does not exist in our records."),
+    "InvalidArgument": (400, "Invalid Argument"),
+    "InvalidBucketName": (400, "The specified bucket is not valid."),
+    "InvalidTokenId": (403, "The security token included in the request is invalid"),
+    "MalformedXML": (400, "The XML you provided was not well-formed."),
+    "MethodNotAllowed": (405, "The specified method is not allowed against this resource."),
+    "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
+    "NoSuchBucket": (404, "The specified bucket does not exist"),
+    "NotImplemented": (501, "A header or query you provided implies functionality that is not implemented."),
+    "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
+    "ServiceUnavailable": (503, "The outbox database is away; please send the request again."),
+    "SignatureDoesNotMatch": (
+        403,
+        "The signature we calculated does not match the one you provided. Check your key and signing method.",
+    ),
+    "SlowDown": (503, "There are too many listeners; please try again later."),
+    "UnsupportedNotification": (400, "Only queue notifications are supported."),
+    "XAmzContentSHA256Mismatch": (400, "The provided 'x-amz-content-sha256' header does not match what was computed."),
+    "XMinioInvalidResourceName": (400, 'Resource name contains bad components such as ".." or ".".'),
+}
+
+
+class S3Error(Exception):
+    """A refusal by its code; `members` stand in the document beside code and message."""
+
+    def __init__(self, code: str, message: str = "", **members: str) -> None:
+        self.code = code
+        self.status, usual = CODES[code]
+        self.message = message or usual
+        self.members = members
+        super().__init__(f"{code}: {self.message}")
+
+
+def request_id() -> str:
+    """A number for one request, as MinIO's look."""
+    return secrets.token_hex(8).upper()
+
+
+def refusal(error: S3Error, *, method: str, path: str, number: str) -> Response:
+    """The answer. To HEAD, which has no body, the code goes in MinIO's own headers."""
+    root = Element("Error")
+    told = {"Code": error.code, "Message": error.message, **error.members, "Resource": path, "RequestId": number}
+    for name, text in told.items():
+        SubElement(root, name).text = text
+    headers = {"x-minio-error-code": error.code, "x-minio-error-desc": f'"{error.message}"'} if method == "HEAD" else {}
+    body = b"" if method == "HEAD" else document(root)
+    return Response(body, error.status, headers, mimetype="application/xml")

@@ -1,0 +1,143 @@
+"""Take S3 requests before Flask sees them, check their signatures, and answer them or refuse them in S3's XML."""
+
+import logging
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import sqlalchemy as sa
+from werkzeug.wrappers import Request, Response
+
+from app.api.listen.listening import Listening
+from app.api.listen.worker import HandOver
+from app.api.parts import Parts
+from app.api.s3.calls import BUCKET_CALLS, Answering, Call, list_buckets, listen
+from app.api.s3.errors import S3Error, refusal, request_id
+from app.api.s3.signature import ALGORITHM, Received, known_keys, verify
+from app.outbox.database import DatabaseUnavailable, said
+
+log = logging.getLogger("bucketwire.api")
+Environ = dict[str, Any]
+Wsgi = Callable[[Environ, Any], Iterable[bytes]]
+
+_SIGNED = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "AWSAccessKeyId"})
+_ASKED = ("notification", "location", "events")
+_PASSED_OVER = frozenset({"x-id"})  # what SDKs add to name their own call
+_MOST_PARAMETERS = 1000
+
+
+class Front:
+    """Two WSGI applications at one address: S3's requests go to the one, all others to the other."""
+
+    def __init__(self, s3: Wsgi, others: Wsgi) -> None:
+        self._s3 = s3
+        self._others = others
+
+    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+        """Answer by the one that the request is for."""
+        return (self._s3 if speaks_s3(environ) else self._others)(environ, start_response)
+
+
+def speaks_s3(environ: Environ) -> bool:
+    """Whether a request is S3's: it is signed as S3's are, or asks without a signature for what only S3 has."""
+    if environ.get("HTTP_AUTHORIZATION", "").startswith((ALGORITHM, "AWS ")):
+        return True
+    query = environ.get("QUERY_STRING", "")
+    if not query or environ.get("PATH_INFO", "").startswith("/v1/"):
+        return False
+    names = {name for name, _ in _pairs(query[:8192], most=None)}
+    return bool(names & _SIGNED) or bool(names.intersection(_ASKED))
+
+
+class Face:
+    """The S3 face of one process, as a WSGI application."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._listening = Listening(parts.database)
+        self._keys = known_keys(parts.settings.every_s3_key)
+
+    def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
+        """Answer a request, or refuse it in XML."""
+        request = Request(environ)
+        number, path = request_id(), request.path
+        try:
+            response = self._answer(request, number)
+        except HandOver:
+            raise
+        except S3Error as error:
+            response = refusal(error, method=request.method, path=path, number=number)
+        except (*DatabaseUnavailable, sa.exc.ProgrammingError) as error:
+            log.warning("the outbox database is away: %s", said(error))
+            response = refusal(S3Error("ServiceUnavailable"), method=request.method, path=path, number=number)
+            response.headers["Retry-After"] = "5"
+        except Exception:
+            log.exception("unexpected error %s", number)
+            response = refusal(S3Error("InternalError"), method=request.method, path=path, number=number)
+        response.headers["x-amz-request-id"] = number
+        response.headers["x-amz-bucket-region"] = self._parts.settings.region or "us-east-1"
+        return response(environ, start_response)
+
+    def _answer(self, request: Request, number: str) -> Response:
+        received = received_from(request.environ)
+        if not self._keys:
+            raise S3Error("AccessDenied", "There is no key yet: set BUCKETWIRE_ACCESS_KEY and BUCKETWIRE_SECRET_KEY.")
+        seal = verify(received, self._keys, region=self._parts.settings.region, now=datetime.now(UTC))
+        bucket, _, key = unquote(received.path).removeprefix("/").partition("/")
+        call = Call(
+            parts=self._parts,
+            listening=self._listening,
+            received=received,
+            seal=seal,
+            bucket=bucket,
+            number=number,
+            sender=request.remote_addr or "",
+            content_length=request.content_length,
+            stream=request.stream,
+            chunked=request.environ.get("SERVER_PROTOCOL") != "HTTP/1.0",
+        )
+        needed = "read" if received.method in ("GET", "HEAD") else "admin"
+        if needed not in seal.key.scopes and "admin" not in seal.key.scopes:
+            raise S3Error("AccessDenied", f"Access Denied. The key {seal.key.name} lacks the scope {needed}.")
+        return _chosen(received, bucket, key)(call)
+
+
+def _chosen(received: Received, bucket: str, key: str) -> Answering:
+    if key:
+        raise S3Error("NotImplemented", "Bucketwire holds no objects: ask the storage itself.")
+    if not bucket:
+        if received.method != "GET":
+            raise S3Error("MethodNotAllowed")
+        return list_buckets if received.parameter("events") is None else listen
+    names = {name for name, _ in received.query if name not in _PASSED_OVER and not name.lower().startswith("x-amz-")}
+    asked = next((name for name in _ASKED if name in names), "")
+    answering = BUCKET_CALLS.get((received.method, asked))
+    if answering is None or (names and not asked):
+        raise S3Error("NotImplemented", "Bucketwire answers for rules and events of a bucket only.")
+    return answering
+
+
+def received_from(environ: Environ) -> Received:
+    """The request as it came over the wire. Raises `S3Error` for a query that cannot be read."""
+    raw = urlsplit(environ.get("RAW_URI") or environ["PATH_INFO"])
+    headers = {
+        name[5:].replace("_", "-").lower(): _text(value) for name, value in environ.items() if name.startswith("HTTP_")
+    }
+    for name in ("CONTENT_TYPE", "CONTENT_LENGTH"):
+        if environ.get(name):
+            headers[name.replace("_", "-").lower()] = _text(environ[name])
+    query = tuple(_pairs(environ.get("QUERY_STRING", ""), most=_MOST_PARAMETERS))
+    return Received(environ["REQUEST_METHOD"], raw.path, query, headers)
+
+
+def _pairs(query: str, *, most: int | None) -> list[tuple[str, str]]:
+    try:
+        return parse_qsl(query, keep_blank_values=True, errors="replace", max_num_fields=most)
+    except ValueError:
+        raise S3Error("InvalidArgument", f"A request has at most {most} parameters.") from None
+
+
+def _text(value: str) -> str:
+    """WSGI's latin-1 as the UTF-8 that it was."""
+    return value.encode("latin-1", "replace").decode("utf-8", "replace")
