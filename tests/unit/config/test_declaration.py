@@ -8,7 +8,7 @@ from app.config.addresses import HostPort
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings, broken, load, merged, redacted, texts
 from app.config.problems import REDACTED
-from app.config.reference import reference_page
+from app.config.reference import PAGE, reference_page
 from app.config.targets import TYPES, PostgresSettings, RedisSettings, WebhookSettings
 
 REDIS = {"address": "redis:6379", "key": "events"}
@@ -228,6 +228,10 @@ def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path) -
     for reference, why in cases.items():
         found: dict[str, Any] = problems("redis", REDIS | {"password": reference})
         assert why in found["password"]
+
+
+def test_the_written_reference_page_is_that_of_the_declarations() -> None:
+    assert PAGE.read_text() == reference_page(), "write it anew: python -m app.config.reference"
 
 
 def test_the_reference_page_names_every_key_and_variable() -> None:
