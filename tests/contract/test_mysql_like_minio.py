@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from minio.commonconfig import CopySource, Tags
-from minio.error import S3Error
-from minio.notificationconfig import NotificationConfig, QueueConfig
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import events
+from tests.contract import minio_life
 from tests.contract.probes.mysql import Access, Namespace
 from workers.formats import compatible_effect
 from workers.outcomes import DELIVERED
 
-BUCKET = "images"
 KEYS = (
     "zero.bin",
     "dir a/myphoto+é &<1>.jpg",
@@ -43,14 +38,8 @@ class Stage:
 
     def emitted(self) -> list[Event]:
         """Every event so far, in the order of its arrival."""
-        found = []
-        for post in self.reference.requests():
-            if post.method == "POST":
-                text = post.body.decode()
-                start = text.index('"Records":[') + len('"Records":[')
-                event = events._from_record(json.loads(text)["Records"][0], text[start:-2])
-                found.append(event._replace(effect=compatible_effect(event)))
-        return found
+        found = minio_life.emitted(self.reference)
+        return [event._replace(effect=compatible_effect(event)) for event in found]
 
     def arrives(self, count: int) -> None:
         """Return when this many events, and all that came since, are everywhere: MinIO could mix their order up."""
@@ -95,50 +84,11 @@ def stage(mysql_server: services.MySQL, mariadb_server: services.MariaDB) -> Ite
         services.minio(webhooks={"W": (reference.url, "")}, extra_env=env) as minio,
     ):
         made = Stage(minio, reference, genuine, maria)
-        exercise(made)
+        names = ("W:webhook", "N:mysql", "A:mysql", "M:mysql", "O:mysql")
+        minio_life.live(minio, names, KEYS, made.arrives)
         yield made
     genuine.ask("DROP TABLE IF EXISTS direct_n, direct_a, ours_n, ours_a")
     maria.ask("DROP TABLE IF EXISTS direct_n, direct_a, ours_n, ours_a")
-
-
-def exercise(stage: Stage) -> None:
-    """What happens to objects, one thing after the other."""
-    client = stage.minio.client()
-    client.make_bucket(BUCKET)
-    arns = [f"arn:minio:sqs::{name}" for name in ("W:webhook", "N:mysql", "A:mysql", "M:mysql", "O:mysql")]
-    wanted = ["s3:ObjectCreated:*", "s3:ObjectAccessed:*", "s3:ObjectRemoved:*"]
-    configs = [QueueConfig(queue=arn, events=wanted) for arn in arns]
-
-    def takes_the_rules() -> bool:
-        try:
-            client.set_bucket_notification(BUCKET, NotificationConfig(queue_config_list=configs))
-        except S3Error as early:  # it answers before it has made its targets
-            if "ARN does not exist" not in str(early):
-                raise
-            return False
-        return True
-
-    services.until(takes_the_rules, 20, what="MinIO's targets")
-
-    def put(key: str, content: bytes, **options: Any) -> None:
-        client.put_object(BUCKET, key, io.BytesIO(content), len(content), **options)
-
-    tags = Tags.new_object_tags()
-    tags["a"] = "b"
-    steps = [lambda key=key: put(key, key.encode()) for key in KEYS]
-    steps += [
-        lambda: put("zero.bin", b"", metadata={"A-Note": "x <y> & z"}),
-        lambda: client.stat_object(BUCKET, KEYS[1]),
-        lambda: client.remove_object(BUCKET, KEYS[2]),
-        lambda: client.copy_object(BUCKET, "copied", CopySource(BUCKET, KEYS[1])),
-        lambda: client.set_object_tags(BUCKET, "copied", tags),
-        lambda: client.remove_object(BUCKET, "copied"),
-        lambda: put("copied", b"again"),
-        lambda: client.remove_object(BUCKET, KEYS[6]),
-    ]
-    for count, step in enumerate(steps, 1):
-        step()
-        stage.arrives(count)
 
 
 def written(stage: Stage, probe: Namespace | Access, **changes: str) -> None:

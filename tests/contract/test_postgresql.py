@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import events
+from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
 from tests.contract.probes.postgresql import Access, Namespace
 from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets.base import Target, TargetUnavailable
+from workers.targets.base import TargetUnavailable
 
 
 @pytest.fixture(scope="module")
@@ -166,18 +164,7 @@ def test_a_column_that_no_event_can_fill_is_the_tables_fault_and_not_the_events(
 
 @pytest.mark.parametrize("repetition", range(3))
 def test_many_workers_may_create_the_table_at_once(postgres: Namespace, repetition: int) -> None:
-    targets = [postgres.target() for _ in range(8)]
-    start = threading.Barrier(len(targets))
-
-    def open_at_once(target: Target) -> None:
-        start.wait()
-        target.open()
-
-    with ThreadPoolExecutor(len(targets)) as threads:
-        opened = [threads.submit(open_at_once, target) for target in targets]
-    for each, target in zip(opened, targets, strict=True):
-        each.result()
-        target.close()
+    sql_cases.many_workers_may_create_the_table_at_once(postgres)
 
 
 def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(postgres: Namespace) -> None:
@@ -270,42 +257,11 @@ def test_the_tables_own_rules_reject_one_event_alone(postgres: Namespace, ddl: s
 
 
 def test_any_mix_with_poison_leaves_what_its_events_leave_one_by_one(postgres: Namespace) -> None:
-    rng = random.Random(3)
-    for _ in range(15):
-        batch = [any_event(rng) for _ in range(40)]
-        batch = [event._replace(effect=formats.compatible_effect(event)) for event in batch]
-        postgres.renew()
-        at_once = delivered(postgres, batch)
-        held = dict(postgres.held())
-        postgres.renew()
-        target = postgres.target()
-        target.open()
-        one_by_one = [target.deliver([event], 1)[0] for event in batch]
-        target.close()
-        assert held == dict(postgres.held())
-        for together, alone in zip(at_once, one_by_one, strict=True):
-            # What a later event of the same batch replaces need not be found to be poison.
-            assert isinstance(together, type(alone)) or together == DELIVERED
-
-
-def any_event(rng: random.Random) -> Event:
-    key, version = rng.choice("abcd"), rng.choice(["", "v1", "v2"])
-    kinds = [events.put(key, version=version), events.delete(key), events.head(key)]
-    return rng.choice([*kinds, events.poisoned(key)] if rng.random() < 0.3 else kinds)
+    sql_cases.a_mix_leaves_what_its_events_leave_one_by_one(postgres, rounds=15)
 
 
 def test_a_version_is_removed_only_while_the_row_describes_it(postgres: Namespace) -> None:
-    target = postgres.target()
-    target.open()
-    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
-    assert set(target.deliver(rows, 1)) == {DELIVERED}
-    others = [("versioned", "v1"), ("versioned", "v0"), ("plain", "v1"), ("null", "v1"), ("absent", "v1")]
-    assert set(target.deliver([events.delete_version(*each) for each in others], 1)) == {DELIVERED}
-    assert len(postgres.held()) == 3
-    same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null")]
-    assert set(target.deliver([events.delete_version(*each) for each in same], 1)) == {DELIVERED}
-    assert postgres.held() == []
-    target.close()
+    sql_cases.a_version_is_removed_only_while_the_row_describes_it(postgres)
 
 
 # --- transactions, times and connections

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import io
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import urllib3
-from minio.commonconfig import CopySource, Tags
-from minio.error import S3Error
-from minio.notificationconfig import NotificationConfig, QueueConfig
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
+from tests.contract import minio_life
 from tests.contract.probes import elasticsearch, kafka
 from workers.outcomes import DELIVERED
 
-BUCKET = "images"
 KEYS = (
     "zero.bin",
     "dir a/myphoto+é &<1>.jpg",
@@ -43,14 +37,7 @@ class Stage:
 
     def emitted(self) -> list[Event]:
         """Every event so far, in the order of its arrival."""
-        found = []
-        for post in self.reference.requests():
-            if post.method != "POST":
-                continue
-            text = post.body.decode()
-            start = text.index('"Records":[') + len('"Records":[')
-            found.append(events._from_record(json.loads(text)["Records"][0], text[start:-2]))
-        return found
+        return minio_life.emitted(self.reference)
 
     def arrives(self, count: int) -> None:
         """Return when this many events are everywhere, so that MinIO cannot mix their order up."""
@@ -79,48 +66,9 @@ def stage() -> Iterator[Stage]:
         }
         with services.minio(webhooks={"W": (reference.url, "")}, extra_env=env) as minio:
             made = Stage(minio, reference, topics, indices)
-            exercise(made)
+            names = ("W:webhook", "K:kafka", "N:elasticsearch", "A:elasticsearch")
+            minio_life.live(minio, names, KEYS, made.arrives)
             yield made
-
-
-def exercise(stage: Stage) -> None:
-    """What happens to objects, one thing after the other."""
-    client = stage.minio.client()
-    client.make_bucket(BUCKET)
-    arns = [f"arn:minio:sqs::{name}" for name in ("W:webhook", "K:kafka", "N:elasticsearch", "A:elasticsearch")]
-    wanted = ["s3:ObjectCreated:*", "s3:ObjectAccessed:*", "s3:ObjectRemoved:*"]
-    configs = [QueueConfig(queue=arn, events=wanted) for arn in arns]
-
-    def takes_the_rules() -> bool:
-        try:
-            client.set_bucket_notification(BUCKET, NotificationConfig(queue_config_list=configs))
-        except S3Error as early:  # it answers before it has made its targets
-            if "ARN does not exist" not in str(early):
-                raise
-            return False
-        return True
-
-    services.until(takes_the_rules, 20, what="MinIO's targets")
-
-    def put(key: str, content: bytes, **options: Any) -> None:
-        client.put_object(BUCKET, key, io.BytesIO(content), len(content), **options)
-
-    tags = Tags.new_object_tags()
-    tags["a"] = "b"
-    steps = [lambda key=key: put(key, key.encode()) for key in KEYS]
-    steps += [
-        lambda: put("zero.bin", b"", metadata={"A-Note": "x <y> & z"}),
-        lambda: client.stat_object(BUCKET, KEYS[1]),
-        lambda: client.remove_object(BUCKET, KEYS[2]),
-        lambda: client.copy_object(BUCKET, "copied", CopySource(BUCKET, KEYS[1])),
-        lambda: client.set_object_tags(BUCKET, "copied", tags),
-        lambda: client.remove_object(BUCKET, "copied"),
-        lambda: put("copied", b"again"),
-        lambda: client.remove_object(BUCKET, KEYS[6]),
-    ]
-    for count, step in enumerate(steps, 1):
-        step()
-        stage.arrives(count)
 
 
 def test_the_same_messages_are_on_the_same_partitions_of_a_topic(stage: Stage) -> None:

@@ -25,7 +25,9 @@ _MODE = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_BACKSL
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _FACTS = "SHOW VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format')"
 
-# The server looks once a second whose wait for a lock is over; it shall say so before the driver gives up on it.
+# The server looks once a second whose wait for a lock is over, and counts in whole seconds, so that it may say so two
+# seconds late; it shall have said it before the driver gives up.
+_LATE = 2
 _GRACE = 0.5
 
 
@@ -162,7 +164,7 @@ def _socket(dsn: Dsn, timeout: float) -> socket.socket:
 
 def _session(timeout: float, *, by_statement: bool) -> Iterator[str]:
     """What the session is told before the variables of the DSN are set, so that those have the last word."""
-    seconds = max(1, math.floor(timeout) - 1)
+    seconds = max(1, math.floor(timeout) - _LATE)
     yield f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     if not by_statement:
         yield _ISOLATION
