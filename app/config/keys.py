@@ -119,7 +119,7 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
 
     An empty value counts as none. References in secrets (`file:/path`, `env:NAME`) are resolved here. What is
     required, and what values have to do with each other, is asked only of settings that are enabled, the latter once
-    each value by itself is right.
+    each value by itself is there and right.
     """
     texts, problems = texts_of(cls, values)
     parsed: dict[str, Any] = {}
@@ -138,8 +138,8 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
     problems += wrong
     made = cast(D, cast(Any, cls)(**parsed))
     if parsed.get("enable", True):
-        # Where a value could not be read, its default stands, and what that has to do with others says nothing.
-        problems += missing if wrong else [*missing, *made.problems()]
+        # Where a value is missing or could not be read, another stands in for it, which says nothing about the rest.
+        problems += missing if wrong or missing else made.problems()
     if problems:
         raise BadSettings(problems)
     return made
