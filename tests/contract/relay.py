@@ -11,9 +11,13 @@ from tests import services
 
 
 class Relay:
-    """Passes bytes between a port of its own and a server's; once `muted`, nothing more comes back from the server."""
+    """Passes bytes between a port of its own and a server's; once `muted`, nothing more comes back from the server.
 
-    def __init__(self, to: int) -> None:
+    What comes back goes through `change`.
+    """
+
+    def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes) -> None:
+        self._change = change
         self.muted = threading.Event()
         self._to = to
         self._listener = socket.create_server((services.LOOPBACK, 0))
@@ -49,15 +53,17 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket, muted: threading.Event | None) -> None:
         with contextlib.suppress(OSError):
             while received := source.recv(1 << 16):
-                if muted is None or not muted.is_set():
+                if muted is None:
                     sink.sendall(received)
+                elif not muted.is_set():
+                    sink.sendall(self._change(received))
             sink.shutdown(socket.SHUT_WR)
 
 
 @contextlib.contextmanager
-def relay(to: int) -> Iterator[Relay]:
+def relay(to: int, change: Callable[[bytes], bytes] = bytes) -> Iterator[Relay]:
     """A relay to this port, ended with the block."""
-    made = Relay(to)
+    made = Relay(to, change)
     try:
         yield made
     finally:

@@ -23,6 +23,7 @@ _MODE = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_BACKSL
 # Without gaps between rows being locked, workers that write different keys do not wait for each other. A binary log
 # of statements needs those locks, and the server refuses to write without them.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
+_ODD = "'\\'\\"
 _FACTS = "SHOW VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format')"
 
 # The server looks once a second whose wait for a lock is over, and counts in whole seconds, so that it may say so two
@@ -108,6 +109,11 @@ def connect(settings: MysqlSettings) -> Server:
         for name, value in dsn.variables:
             server.run(f"SET SESSION {name} = {value if _is_number(value) else server.quoted(value)}")
         server.run(_MODE)
+        # What the driver escapes, and how, is what the server said of itself; some proxy could have said it instead.
+        if server.ask("SELECT %s", _ODD) != [(_ODD,)]:
+            raise pymysql.OperationalError(
+                "the server's sql_mode is not what is reported of it: texts would be changed"
+            )
         undo.pop_all()
     return Server(connection, wire, facts["version"], int(facts["max_allowed_packet"]))
 
