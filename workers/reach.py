@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from psycopg2.extensions import parse_dsn
-
 from app.config.addresses import HostPort
 from app.config.messaging import AmqpSettings, MqttSettings
 from app.config.mysql import MysqlSettings
@@ -21,6 +19,7 @@ from app.config.subjects import NatsSettings, NsqSettings
 from app.config.targets import PostgresSettings, RedisSettings, TargetSettings, WebhookSettings
 from workers.targets import tls
 from workers.targets.http_wire import _proxy_for, public_addresses
+from workers.targets.postgres_server import parameters
 
 _POSTGRES_PORT = 5432
 
@@ -64,7 +63,7 @@ class Place:
 def places(settings: TargetSettings) -> list[Place]:
     """Every place that the settings name, in their order; the proxy where an HTTP request would go to one.
 
-    Raises `TargetUnavailable` for a proxy that cannot be used.
+    Raises `TargetUnavailable` for a proxy or a connection string that cannot be used.
     """
     return [*_PLACES[type(settings)](settings)]
 
@@ -141,7 +140,7 @@ def _mysql(settings: MysqlSettings) -> list[Place]:
 
 def _postgresql(settings: PostgresSettings) -> list[Place]:
     """Read as libpq reads it: several hosts, and a port for each or one for all."""
-    given = parse_dsn(settings.dsn)
+    given = parameters(settings)
     hosts = str(given.get("hostaddr") or given.get("host") or "/var/run/postgresql").split(",")
     ports = str(given.get("port") or _POSTGRES_PORT).split(",")
     ports = ports if len(ports) == len(hosts) else ports * len(hosts)

@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from app.events.model import Event
 from tests import services
 from tests.contract import events
+from tests.contract.forking import in_a_child, local_ports
 from tests.contract.probes.base import LIMIT, Probe, attempt
 from workers.outcomes import BEHIND, DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
@@ -333,3 +335,30 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
         services.until(lambda: taken() == before, 2, what=f"{before} files, threads and sockets, but {taken()}")
     finally:
         gc.enable()
+
+
+def test_a_child_makes_a_connection_of_its_own_and_leaves_its_parents_alone(probe: Probe, tmp_path: Path) -> None:
+    before, within, after = events.put("before.txt"), events.put("within.txt"), events.put("after.txt")
+    inherited = [probe.target()]
+    inherited[0].open()
+    assert list(inherited[0].deliver([before], 1)) == [DELIVERED]
+    of_parent = local_ports()
+    report = tmp_path / "ports"
+
+    def work() -> None:
+        # As `context.forget()`. A driver that says goodbye on the shared connection would end the parent's.
+        inherited.clear()
+        gc.collect()
+        target = probe.target()
+        target.open()
+        assert list(target.deliver([within], 1)) == [DELIVERED]
+        report.write_text(" ".join(map(str, local_ports() - of_parent)))
+        target.close()
+
+    own = in_a_child(work, report)
+    assert own, "the child had no connection but its parent's"
+    assert list(inherited[0].deliver([after], 1)) == [DELIVERED]
+    if of_parent:  # a webhook's may have been closed by its endpoint meanwhile
+        assert local_ports() & of_parent, "the parent's connection was lost"
+    inherited[0].close()
+    assert_held(probe, [before, within, after])

@@ -1,0 +1,43 @@
+"""A worker's pool is forked: what its parent has open is nothing to a child."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from app.config.settings import Settings
+from tests import services
+from tests.builders import add_target, migrated, registry
+from tests.contract.forking import in_a_child
+from workers import context
+
+
+def test_a_workers_child_makes_its_context_anew_with_no_target_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: services.Redis
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_VAR", str(tmp_path / "var"))
+    url = Settings.from_environ(os.environ).database_url
+    (tmp_path / "var").mkdir()
+    database = migrated(url)
+    place = f"{services.LOOPBACK}:{redis_server.port}"
+    target = add_target(database, "forked", type_name="redis", values={"address": place, "key": "forked"})
+    stored = registry(database).target(target)
+    database.close()
+    parents = context.current()
+    parents.pool.work(stored).target.open()
+    report = tmp_path / "said"
+
+    def work() -> None:
+        own = context.current()
+        assert own is not parents
+        assert own.pool.work(stored).target is not parents.pool.work(stored).target
+        assert own.database is not parents.database
+        report.write_text("anew")
+
+    try:
+        assert in_a_child(work, report) == "anew"
+        assert context.current() is parents
+    finally:
+        context.forget()
