@@ -7,15 +7,19 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from minio.commonconfig import CopySource, Tags
+from minio import Minio
+from minio.commonconfig import ENABLED, CopySource, Tags
 from minio.error import S3Error
 from minio.notificationconfig import NotificationConfig, QueueConfig
+from minio.versioningconfig import VersioningConfig
 
 from app.events.model import Event
 from tests import services
 from tests.contract import events
 
 BUCKET = "images"
+VERSIONED = "versions"
+PART = 5 * 1024 * 1024  # bytes, the least that S3 takes as a part
 
 
 def emitted(reference: services.Receiver) -> list[Event]:
@@ -30,16 +34,15 @@ def emitted(reference: services.Receiver) -> list[Event]:
     return found
 
 
-def live(minio: services.MinIO, targets: Sequence[str], keys: Sequence[str], arrives: Callable[[int], None]) -> None:
-    """Do one thing after the other with seven objects or more; `arrives(n)` returns when n events are everywhere."""
-    client = minio.client()
-    client.make_bucket(BUCKET)
+def watched_bucket(client: Minio, bucket: str, targets: Sequence[str]) -> None:
+    """A new bucket, all of whose events go to these targets."""
+    client.make_bucket(bucket)
     wanted = ["s3:ObjectCreated:*", "s3:ObjectAccessed:*", "s3:ObjectRemoved:*"]
     configs = [QueueConfig(queue=f"arn:minio:sqs::{target}", events=wanted) for target in targets]
 
     def takes_the_rules() -> bool:
         try:
-            client.set_bucket_notification(BUCKET, NotificationConfig(queue_config_list=configs))
+            client.set_bucket_notification(bucket, NotificationConfig(queue_config_list=configs))
         except S3Error as early:  # it answers before it has made its targets
             if "ARN does not exist" not in str(early):
                 raise
@@ -47,6 +50,15 @@ def live(minio: services.MinIO, targets: Sequence[str], keys: Sequence[str], arr
         return True
 
     services.until(takes_the_rules, 20, what="MinIO's targets")
+
+
+def live(minio: services.MinIO, targets: Sequence[str], keys: Sequence[str], arrives: Callable[[int], None]) -> int:
+    """Do one thing after the other with seven objects or more; `arrives(n)` returns when n events are everywhere.
+
+    Returns how many events that made.
+    """
+    client = minio.client()
+    watched_bucket(client, BUCKET, targets)
 
     def put(key: str, content: bytes, **options: Any) -> None:
         client.put_object(BUCKET, key, io.BytesIO(content), len(content), **options)
@@ -73,3 +85,31 @@ def live(minio: services.MinIO, targets: Sequence[str], keys: Sequence[str], arr
         step()
         count += 2 if step is copying else 1  # the client looks at the source first
         arrives(count)
+    return count
+
+
+def live_on_in_versions(
+    minio: services.MinIO, targets: Sequence[str], arrives: Callable[[int], None], count: int
+) -> None:
+    """After `count` events: an upload in parts, then the versions of an object written, hidden, shown and removed."""
+    client = minio.client()
+    parts, size = io.BytesIO(bytes(PART + 1)), PART + 1
+    client.put_object(BUCKET, "in parts", parts, size, part_size=PART)
+    arrives(count := count + 1)
+    watched_bucket(client, VERSIONED, targets)
+    client.set_bucket_versioning(VERSIONED, VersioningConfig(ENABLED))
+    written = []
+    for content in (b"old", b"new"):
+        written.append(client.put_object(VERSIONED, "kept", io.BytesIO(content), len(content)).version_id)
+        arrives(count := count + 1)
+    client.put_object(VERSIONED, "hidden", io.BytesIO(b"x"), 1)
+    arrives(count := count + 1)
+    client.remove_object(VERSIONED, "hidden")
+    arrives(count := count + 1)
+    client.remove_object(VERSIONED, "kept")
+    arrives(count := count + 1)
+    markers = [each for each in client.list_objects(VERSIONED, "kept", include_version=True) if each.is_delete_marker]
+    client.remove_object(VERSIONED, "kept", version_id=markers[0].version_id)
+    arrives(count := count + 1)
+    client.remove_object(VERSIONED, "kept", version_id=written[0])
+    arrives(count + 1)
