@@ -1,6 +1,10 @@
-"""`bucketwire …`: everything that an operator does. Exit codes: 0 done, 1 a problem, 2 wrong usage."""
+"""`bucketwire …`: everything that an operator does.
+
+Exit codes: 0 done, 1 a problem, 2 wrong usage, 130 interrupted.
+"""
 
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +30,10 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "dead": "app.cli.dead",
         "replay": "app.cli.replays",
         "events": "app.cli.history",
+        "watch": "app.cli.watch",
         "sample": "app.cli.sample",
+        "import": "app.cli.takeover",
+        "completion": "app.cli.completion",
     }
 )
 
@@ -42,7 +49,8 @@ class Commands(click.Group):
         """The command of that name."""
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(importlib.import_module(COMMANDS[cmd_name]), cmd_name)
+        module = importlib.import_module(COMMANDS[cmd_name])
+        found: click.Command = getattr(module, f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name)
         return found
 
 
@@ -53,6 +61,8 @@ def bucketwire() -> None:
 
     Settings come from the environment (BUCKETWIRE_…, MINIO_NOTIFY_…); with none at all, `bucketwire up` runs everything
     in the folder var/.
+
+    Exit codes: 0 done, 1 a problem (standard error says which and what to do), 2 wrong usage, 130 interrupted.
     """
 
 

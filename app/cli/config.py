@@ -79,8 +79,9 @@ def export(shell: Shell, secrets: bool) -> None:
 def reset(shell: Shell, section: str, force: bool) -> None:
     """Remove the target notify_TYPE[:NAME]."""
     target, _ = parse_line(section)
-    shell.registry.remove(target, force=force)
-    shell.done(f"removed {target}", removed=str(target))
+    lost = shell.registry.remove(target, force=force)
+    said = " with what it had: ".join(filter(None, (f"removed {target}", ", ".join(lost))))
+    shell.done(said, removed=str(target), lost=lost)
 
 
 @config.command(name="import")

@@ -32,6 +32,7 @@ def api(workers: int | None, threads: int | None) -> None:
     try:
         for problem in sync_environment(shell.registry, os.environ):
             click.echo(f"environment: {printable(problem)}", err=True)
+        click.echo(arns_line(shell), err=True)
     except (CannotDo, *DatabaseUnavailable) as error:
         # The API starts all the same: it answers 503, or keeps events in its staging folder, until there is a database.
         click.echo(f"targets of the environment are not looked at: {in_words(error)}", err=True)
@@ -98,6 +99,12 @@ def flower(listen: str) -> None:
             "or listen on 127.0.0.1"
         )
     become([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+
+
+def arns_line(shell: Shell) -> str:
+    """The targets that may be named, as MinIO says it at its start."""
+    arns = [stored.target.arn(shell.settings.region) for stored in shell.registry.targets() if stored.enabled]
+    return f"SQS ARNs: {'  '.join(arns) or 'none'}"
 
 
 def worker_name(only: str | None, targets: str | None) -> str:

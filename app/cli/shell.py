@@ -1,7 +1,7 @@
 """What commands have in common: the service as it is configured, and answers for people or for programs."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, update_wrapper
 from typing import Any, TypeVar
 
@@ -9,6 +9,7 @@ import click
 import orjson
 import rich.box
 import rich.console
+import rich.progress
 import rich.table
 import rich.text
 
@@ -21,6 +22,7 @@ from app.outbox.registry import Registry, open_registry
 from app.outbox.schema import current, head
 
 R = TypeVar("R")
+T = TypeVar("T")
 Row = Mapping[str, Any]
 
 _WIDTH_OF_FILES = 250
@@ -119,6 +121,14 @@ def console() -> rich.console.Console:
     if not plain.is_terminal:
         plain.width = _WIDTH_OF_FILES
     return plain
+
+
+def progress(shell: Shell, what: str, things: Iterable[T], total: int) -> Iterator[T]:
+    """The things, while a bar tells a person on a terminal how many have been seen; programs see none."""
+    bar = rich.console.Console(stderr=True)
+    yield from rich.progress.track(
+        things, what, total, console=bar, disable=shell.as_json or not bar.is_terminal, transient=True
+    )
 
 
 def shown(value: object) -> str:

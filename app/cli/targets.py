@@ -70,8 +70,9 @@ def set_(shell: Shell, which: TargetId, pairs: tuple[str, ...], dry_run: bool) -
 @with_shell
 def rm(shell: Shell, which: TargetId, force: bool) -> None:
     """Remove a target; refused while rules name it or events wait for it."""
-    shell.registry.remove(which, force=force)
-    shell.done(f"removed {which}", removed=str(which))
+    lost = shell.registry.remove(which, force=force)
+    said = " with what it had: ".join(filter(None, (f"removed {which}", ", ".join(lost))))
+    shell.done(said, removed=str(which), lost=lost)
 
 
 @target.command()

@@ -182,8 +182,8 @@ class Registry:
             if entry.origin == "environment" and target not in found and entry.enabled:
                 self._update(target, enabled=False, reason="the environment no longer names it")
 
-    def remove(self, target: TargetId, *, force: bool = False) -> None:
-        """Delete a target with its cursors, parked events and dead letters.
+    def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
+        """Delete a target with its cursors, parked events and dead letters; says what was lost with it.
 
         Raises `TargetInUse` unless `force` when rules name it or events wait for it; `ReadOnlyTarget`.
         """
@@ -192,11 +192,13 @@ class Registry:
             row = _find(connection, target)
             if row.origin == "environment" and row.enabled:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
-            if not force:
-                _refuse_if_used(connection, row)
+            lost = _uses(connection, row)
+            if lost and not force:
+                raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
             for table in (m.rules, m.parked, m.dead_letters, m.cursors, m.replays):
                 connection.execute(table.delete().where(table.c.target_id == row.id))
             connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
+        return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Deliver nothing to it until it is resumed; its events wait."""
@@ -336,7 +338,8 @@ def _find(connection: sa.Connection, target: TargetId) -> Any:
     return row
 
 
-def _refuse_if_used(connection: sa.Connection, row: Any) -> None:
+def _uses(connection: sa.Connection, row: Any) -> list[str]:
+    """What would be lost with a target, each a sentence."""
     r, c, d = m.rules.c, m.cursors.c, m.dead_letters.c
     rules = connection.execute(
         sa.select(sa.func.count()).select_from(m.rules).where(r.target_id == row.id)
@@ -348,17 +351,15 @@ def _refuse_if_used(connection: sa.Connection, row: Any) -> None:
         sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(c.target_id == row.id)
     ).scalar_one()
     undelivered = row.recorded - done - dead - row.purged
-    lost = [
+    return [
         text
         for count, text in (
             (rules, f"{rules} rule(s) name it"),
             (undelivered, f"{undelivered} event(s) are not delivered yet"),
-            (dead, f"{dead} dead letter(s) would go"),
+            (dead, f"{dead} dead letter(s) belong to it"),
         )
         if count
     ]
-    if lost:
-        raise TargetInUse(f"{row.type}:{row.name} is in use: {', '.join(lost)}; remove it with force to lose them")
 
 
 def _rule_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:

@@ -167,4 +167,4 @@ def test_removing_a_target_with_waiting_events_says_how_many(cli: Cli, database:
     [target] = [stored.target for stored in registry(database).targets()]
     deliver(database, target, [event("bad"), event("good")], rejecting="bad")
     cli("event", "rm", "--id", str(number))
-    assert "1 dead letter(s) would go" in cli("target", "rm", "redis:cache").err
+    assert "1 dead letter(s) belong to it" in cli("target", "rm", "redis:cache").err
