@@ -54,6 +54,7 @@ _HINTS = {
     kafka_errors.InvalidReplicationFactorError: "the broker cannot make the topic with the replicas it is set to",
     kafka_errors.TopicAuthorizationFailedError: "the user needs Describe and Write on the topic",
     kafka_errors.ClusterAuthorizationFailedError: "the user needs IdempotentWrite on the cluster; or idempotent=off",
+    kafka_errors.InvalidReceiveError: "does it want tls=on?",  # a TLS alert, read as the length of an answer
     kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
 }
 
