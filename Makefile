@@ -15,7 +15,7 @@ run: $(VENV)/.installed
 test: $(VENV)/.developing
 	$(BIN)/python -m tests.provision
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
