@@ -37,7 +37,7 @@ $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@touch $@
 
 $(VENV)/.developing: $(CAUSES) | $(BIN)/pip
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark]'
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/pip:

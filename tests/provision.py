@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_jobs import connectors
 from tests import assemble_elasticsearch
 
 CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
@@ -53,6 +54,9 @@ KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
 OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
+SPARK_JARS = CACHE / "-".join(
+    ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.COORDINATES))]
+)
 
 
 class CannotProvideError(Exception):
@@ -220,6 +224,14 @@ def build_opensearch() -> None:
         assemble_elasticsearch.assemble_opensearch(made, OPENSEARCH_VERSION, Path(scratch), run)
 
 
+def build_spark_jars() -> None:
+    """The connectors of the Spark jobs, each one file."""
+    tool("java")
+    with building(SPARK_JARS) as made:
+        for each in connectors.COORDINATES:
+            run([tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={each}", f"-DoutputDirectory={made}"], cwd=made)
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -258,6 +270,12 @@ RECIPES = {
         Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION)),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch),
         Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch),
+        Recipe(
+            "spark_jars",
+            tuple(f"{SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.COORDINATES),
+            (),
+            build_spark_jars,
+        ),
     )
 }
 

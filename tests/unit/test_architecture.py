@@ -106,8 +106,12 @@ def test_nothing_knows_the_spark_jobs() -> None:
     assert [each for folder in ("app", "workers", "migrations") for each in crossings(folder, "spark_jobs")] == []
 
 
+def test_the_spark_jobs_know_app_and_neither_its_faces_nor_the_workers() -> None:
+    assert crossings("spark_jobs", "workers", "celery", "kombu", "migrations", "app.api", "app.service") == []
+
+
 def test_no_part_of_the_product_knows_its_tests() -> None:
-    for folder in ("app", "workers", "migrations"):
+    for folder in ("app", "workers", "migrations", "spark_jobs"):
         assert crossings(folder, "tests", "bench", "pytest") == []
 
 

@@ -16,7 +16,8 @@ PINNED = {
     for name, _, version in (line.partition("==") for line in (ROOT / "constraints.txt").read_text().splitlines())
     if version
 }
-WANTED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+EXTRAS = PROJECT["optional-dependencies"]
+WANTED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["spark"]]
 
 
 @pytest.mark.parametrize("wanted", WANTED)

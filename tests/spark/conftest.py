@@ -1,0 +1,49 @@
+"""One Spark session for all tests of a test process, with the connectors that `tests.provision` put into its cache."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests import provision, services
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """PySpark leaves the sockets of collected results to the garbage collector."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::ResourceWarning"))
+
+
+@pytest.fixture(autouse=True)
+def _collected() -> Iterator[None]:
+    """The sockets are closed here, and not in a later test that knows nothing of Spark."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    services.need("spark_jars")
+    from spark_jobs.session import session
+
+    folder = services.new_folder("spark")
+    settings = {
+        # Frames here have ten rows: to compile a plan takes longer than to run it.
+        "spark.sql.shuffle.partitions": "1",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder),
+        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder}",
+    }
+    with session("tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings) as made:
+        yield made

@@ -1,0 +1,192 @@
+"""What counts as a difference between a bucket and a row, on frames of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+from pyspark.testing import assertDataFrameEqual
+
+from app.config.arn import TargetId
+from app.rules.model import Rule
+from spark_jobs.drift import counts, documents, drift, namespace
+from spark_jobs.judging import judge
+from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
+
+PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
+MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
+T = 1_795_000_000_000
+EVERYTHING = ("s3:ObjectCreated:*", "s3:ObjectRemoved:*")
+
+
+def rule(prefix: str = "", suffix: str = "", events: Sequence[str] = EVERYTHING, bucket: str = "b") -> Rule:
+    return Rule(bucket=bucket, events=tuple(events), prefix=prefix, suffix=suffix, target=TargetId("redis", "rows"))
+
+
+def thing(key: str, etag: str = "e1", size: int = 5, modified: int = T, version: str = "") -> tuple[Any, ...]:
+    return key, etag, size, modified, version
+
+
+def row(
+    key: str, etag: str | None = "e1", size: int | None = 5, time: int = T, version: str = "", name: str = PUT,
+    sound: bool = True,
+) -> tuple[Any, ...]:  # fmt: skip
+    return key, sound, name, etag, size, version, "18E9", time
+
+
+def found(
+    spark: SparkSession, listing: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]], *,
+    rules: Sequence[Rule] = (rule(),), moving: Sequence[str] = (), **options: Any,
+) -> DataFrame:  # fmt: skip
+    chosen = {"bucket": "b", "policy": "mirror", "versioned": False, "young": T + 1_000_000} | options
+    in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
+    frames = spark.createDataFrame(listing, LISTING), spark.createDataFrame(rows, NAMESPACE)
+    return drift(*frames, in_flight, rules=rules, **chosen)
+
+
+def kinds(findings: DataFrame) -> dict[str, str]:
+    """Key to kind, with what differs behind a colon and `~` before what is in flight."""
+    return {
+        one["key"]: "~" * one["in_flight"] + one["kind"] + (f":{one['differs']}" if one["differs"] else "")
+        for one in findings.collect()
+    }
+
+
+def test_every_kind_of_drift_is_found_and_nothing_else(spark: SparkSession) -> None:
+    listing = [
+        thing("same"), thing("odd +%é🎉"), thing("gone"), thing("etag"), thing("size"),
+        thing("time", modified=T + 61_000),
+        thing("clocks", modified=T + 59_000), thing("garbage"),
+    ]  # fmt: skip
+    rows = [
+        row("same"), row("odd +%é🎉"), row("etag", etag="e0"), row("size", size=6), row("time"), row("clocks"),
+        row("orphan"), row("garbage", sound=False), row("garbage of nothing", sound=False),
+    ]  # fmt: skip
+    findings = found(spark, listing, rows)
+    assert kinds(findings) == {
+        "gone": "missing",
+        "etag": "stale:etag",
+        "size": "stale:size",
+        "time": "stale:time",
+        "orphan": "orphaned",
+        "garbage": "malformed",
+        "garbage of nothing": "malformed",
+    }
+    assert counts(findings) == {
+        "missing": 1, "stale": 3, "orphaned": 1, "malformed": 2, "outside": 0, "in_flight": 0,
+    }  # fmt: skip
+
+
+def test_a_finding_tells_both_sides(spark: SparkSession) -> None:
+    listing = [thing("k", "e2", 7, T + 5, "v2")]
+    rows = [("k", True, PUT, "e1", 5, "v1", "18E9", T)]
+    expected = [("k", "stale", "etag,size,version", "e2", 7, T + 5, "v2", PUT, "e1", 5, "v1", "18E9", T, False)]
+    assertDataFrameEqual(
+        found(spark, listing, rows, versioned=True), spark.createDataFrame(expected, FINDINGS), checkRowOrder=True
+    )
+
+
+def test_what_is_on_its_way_is_no_drift(spark: SparkSession) -> None:
+    listing, rows = [thing("moving"), thing("young", modified=T + 9), thing("missing")], [row("going")]
+    findings = found(spark, listing, rows, moving=["moving", "going", "going", "elsewhere"], young=T + 9)
+    assert kinds(findings) == {
+        "moving": "~missing", "going": "~orphaned", "young": "~missing", "missing": "missing",
+    }  # fmt: skip
+    assert counts(findings)["in_flight"] == 3
+
+
+def test_rules_say_which_keys_the_target_was_told_of(spark: SparkSession) -> None:
+    keys = spark.createDataFrame([("a/b.jpg",), ("a/c.txt",), ("z",)], "key string")
+    cases: list[tuple[list[Rule], str, str]] = [  # rules, keys of which creations are told, and removals
+        ([], "", ""),
+        ([rule(bucket="other")], "", ""),
+        ([rule(bucket="*")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule("a/", ".jpg")], "a/b.jpg", "a/b.jpg"),
+        ([rule("a/"), rule("z")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule("a/b.jp", "jpg")], "", ""),  # beginning and end may not overlap
+        ([rule("a/?.t")], "a/c.txt", "a/c.txt"),
+        ([rule("*/", "b.*")], "a/b.jpg", "a/b.jpg"),
+        ([rule(events=["s3:ObjectCreated:*"])], "a/b.jpg a/c.txt z", ""),
+        ([rule(events=["s3:ObjectRemoved:*"])], "", "a/b.jpg a/c.txt z"),
+        ([rule(events=[PUT])], "", ""),  # a listing does not tell whether an object was put or copied
+        ([rule(events=["*"])], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+    ]
+    columns = []
+    for number, (rules, _, _) in enumerate(cases):
+        judged = judge(rules, "b", F.col("key"), versioned=False)
+        columns += [judged.expected.alias(f"e{number}"), judged.removable.alias(f"r{number}")]
+    rows = keys.select("key", *columns).collect()
+    told = [
+        tuple(" ".join(one["key"] for one in rows if one[f"{kind}{number}"]) for kind in "er")
+        for number in range(len(cases))
+    ]
+    assert told == [case[1:] for case in cases]
+
+
+def test_rows_that_no_rule_leads_to_the_target_are_told_of_and_no_drift(spark: SparkSession) -> None:
+    listing, rows = [thing("a/b"), thing("z")], [row("a/x"), row("y"), row("z", etag="other")]
+    assert kinds(found(spark, listing, rows, rules=[rule("a/")])) == {
+        "a/b": "missing", "a/x": "orphaned", "y": "outside", "z": "outside",
+    }  # fmt: skip
+    assert kinds(found(spark, listing, rows, rules=[rule(events=[PUT])])) == {}
+
+
+def test_versions_count_only_where_the_listing_has_them(spark: SparkSession) -> None:
+    listing, rows = [thing("k", version="v2"), thing("null")], [row("k", version="v1"), row("null")]
+    assert kinds(found(spark, listing, rows, versioned=True)) == {"k": "stale:version"}
+    assert kinds(found(spark, listing, rows)) == {}
+
+
+def test_policy_compatible_is_not_blamed_for_what_minio_does(spark: SparkSession) -> None:
+    listing = [thing("read"), thing("read of other"), thing("lost"), thing("alive")]
+    rows = [
+        row("read", name=HEAD, size=None), row("read of other", name=HEAD, etag="e0"),
+        row("marked", name=MARKER, etag=None),
+        row("never", name="s3:ObjectRemoved:NoOP", etag=None), row("alive", name=MARKER, etag=None), row("orphan"),
+    ]  # fmt: skip
+    common = {"read of other": "stale:etag", "alive": "stale:event", "orphan": "orphaned"}
+    assert kinds(found(spark, listing, rows, policy="compatible")) == common | {"lost": "missing"}
+    assert kinds(found(spark, listing, rows, policy="compatible", versioned=True)) == common
+    assert kinds(found(spark, listing, rows)) == common | {
+        "lost": "missing", "marked": "orphaned", "never": "orphaned",
+    }  # fmt: skip
+
+
+def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
+    def document(key: str, bucket: str = "b", **more: object) -> str:
+        s3 = {"bucket": {"name": bucket}, "object": {"key": key} | more}
+        return orjson.dumps(
+            {"Records": [{"eventName": PUT, "eventTime": "2026-11-18T09:06:40.123Z", "s3": s3}]}
+        ).decode()
+
+    texts = [
+        ("dir a/ü+🎉", document("dir+a%2F%C3%BC%2B%F0%9F%8E%89", eTag="e", size=12, versionId="v", sequencer="18E9")),
+        ("plain", document("plain", versionId="null")),
+        ("twice", document("twice")),
+        ("twice", document("twice")),
+        ("other", document("another")),
+        ("elsewhere", document("elsewhere", bucket="c")),
+        ("stray", document("%zz", size="many")),
+        ("no json", "{"),
+        ("no event", "[]"),
+        ("null", None),
+    ]
+    rows = documents(spark.createDataFrame(texts, "key string, document string"))
+    assert rows.schema.names == ROWS.names
+    time = 1_794_992_800_123
+    nothing = (False, None, None, None, "", None, None)
+    expected = [
+        ("dir a/ü+🎉", True, PUT, "e", 12, "v", "18E9", time),
+        ("plain", True, PUT, None, None, "", None, time),
+        ("twice", True, PUT, None, None, "", None, time),
+        ("other", False, PUT, None, None, "", None, time),
+        ("elsewhere", False, PUT, None, None, "", None, time),
+        ("stray", False, PUT, None, None, "", None, time),
+        ("no json", *nothing),
+        ("no event", *nothing),
+        ("null", *nothing),
+    ]
+    assertDataFrameEqual(namespace(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE))
