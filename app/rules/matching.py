@@ -4,8 +4,8 @@ A rule's prefix and suffix make one pattern over the bytes of the decoded key. `
 one byte, and a `?` that is reached when the key is at its end makes the whole match true (a quirk that is kept).
 
 Ten thousand rules cost about what ten cost: they are found by bucket, event name, and the literal beginning and end of
-their pattern, all through dictionaries. Only rules with wildcards inside their values are tried one by one, and only
-those whose literal beginning is that of the key.
+their pattern, all through dictionaries. Rules with wildcards inside their values are tried only where the key begins as
+they do and holds some bytes that it has to hold.
 """
 
 import re
@@ -19,6 +19,7 @@ from app.rules.model import EVERY_BUCKET, Rule, event_names
 T = TypeVar("T", bound=Hashable)
 Ranks = tuple[int, ...]
 _STAR, _ONE = ord("*"), ord("?")
+_LOOKED_FOR = 4  # bytes of a pattern by which it is found
 
 
 class Matcher(Generic[T]):
@@ -106,13 +107,13 @@ class _Index:
         self._lengths = tuple(sorted({len(head) for head in self._beginnings}))
 
     def find(self, key: bytes, found: set[int]) -> None:
-        beginnings = self._beginnings
+        look, size = self._beginnings.get, len(key)
         for length in self._lengths:
-            if length > len(key):
+            if length > size:
                 return
-            head = key[:length]
-            if head in beginnings:
-                beginnings[head].find(key, length, found)
+            beginning = look(key[:length])
+            if beginning is not None:
+                beginning.find(key, length, found)
 
 
 class _Beginning:
@@ -123,31 +124,69 @@ class _Beginning:
     def __init__(self) -> None:
         self._endings: dict[bytes, Ranks] = {}
         self._lengths: tuple[int, ...] = ()
-        self._wild: list[tuple[_Wild, Ranks]] = []
+        self._wild: _Wildcards | None = None
 
     def add(self, made: bytes, ranks: Ranks) -> None:
-        if b"?" in made:
-            self._wild.append((Automaton(made), ranks))
-        elif made.count(b"*") > 1:
-            self._wild.append((Stars(made), ranks))
+        if b"?" in made or made.count(b"*") > 1:
+            if self._wild is None:
+                self._wild = _Wildcards()
+            self._wild.add(made, ranks)
         else:
             ending = made.partition(b"*")[2]
             self._endings[ending] = ranks
             self._lengths = tuple(sorted({*self._lengths, len(ending)}))
 
     def find(self, key: bytes, beginning: int, found: set[int]) -> None:
-        size = len(key)
+        look, size = self._endings.get, len(key)
         for length in self._lengths:
             if beginning + length > size:  # beginning and ending may not overlap
                 break
-            found.update(self._endings.get(key[size - length :], ()))
-        for wild, ranks in self._wild:
-            if wild.match(key):
+            ranks = look(key[size - length :])
+            if ranks is not None:
                 found.update(ranks)
+        if self._wild is not None:
+            self._wild.find(key, beginning, found)
 
 
 class _Wild(Protocol):
     def match(self, key: bytes) -> bool: ...
+
+
+class _Wildcards:
+    """Patterns with wildcards inside, most of them by a few bytes that a key must hold behind the beginning."""
+
+    __slots__ = ("_by_bytes", "_lengths", "_others")
+
+    def __init__(self) -> None:
+        self._by_bytes: dict[bytes, list[tuple[bytes, _Wild, Ranks]]] = {}
+        self._lengths: tuple[int, ...] = ()
+        self._others: list[tuple[_Wild, Ranks]] = []
+
+    def add(self, made: bytes, ranks: Ranks) -> None:
+        wild = Automaton(made) if b"?" in made else Stars(made)
+        # What stands behind the first `?` need not be there: the key may end before it.
+        needed = max(made.partition(b"?")[0].split(b"*")[1:], key=len, default=b"")
+        if not needed:
+            self._others.append((wild, ranks))
+            return
+        size = min(len(needed), _LOOKED_FOR)
+        pieces = [needed[place : place + size] for place in range(len(needed) - size + 1)]
+        rarest = min(pieces, key=lambda piece: len(self._by_bytes.get(piece, ())))
+        self._by_bytes.setdefault(rarest, []).append((needed, wild, ranks))
+        self._lengths = tuple(sorted({*self._lengths, size}))
+
+    def find(self, key: bytes, beginning: int, found: set[int]) -> None:
+        for wild, ranks in self._others:
+            if wild.match(key):
+                found.update(ranks)
+        look, tried = self._by_bytes.get, set[bytes]()
+        for size in self._lengths:
+            for place in range(beginning, len(key) - size + 1):
+                piece = key[place : place + size]
+                patterns = look(piece)
+                if patterns is not None and piece not in tried:
+                    tried.add(piece)
+                    found.update(*[ranks for needed, wild, ranks in patterns if needed in key and wild.match(key)])
 
 
 class Stars:

@@ -1,0 +1,107 @@
+"""What rules cost: events taken over HTTP with 10,000 rules beside the same with 10.
+
+    python -m bench.rules [--seconds 3] [--rounds 5]
+
+As `bench.ingest`: gunicorn with 2 processes of 32 threads over a PostgreSQL that waits for its disk. One rule sends
+every event to a target, so that both sides write the same rows. The others are for the events' names, for their bucket,
+every bucket and others; by prefix, suffix, both, and one in twenty with a wildcard inside its value.
+"""
+
+import argparse
+import random
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+from app.rules.model import EVERY_BUCKET, Rule
+from bench.ingest import BATCH, Api, drive, envelope, record, request, single
+from bench.report import show
+from tests import services
+from tests.builders import add_target, migrated, registry
+
+FEW, MANY = 10, 10_000
+BUCKET = "plain"  # of the events
+
+
+def rules(count: int, target: Any) -> dict[str, list[Rule]]:
+    """So many rules by bucket, none like another; an event matches some of them."""
+    rng, made = random.Random(1), dict[str, list[Rule]]()
+    for number in range(count):
+        bucket = rng.choice([BUCKET, BUCKET, EVERY_BUCKET, f"other-{number % 50}"])
+        prefix = rng.choice(["", f"dir/{number:05}", f"dir/{number:05}", f"team-{number}/"])
+        suffix = rng.choice(["", f"{number % 1000:03}.bin", f".{number}"]) if prefix else f".{number}"
+        if number % 20 == 0:
+            prefix = f"dir/*{number:05}?"
+        rule = Rule(
+            bucket=bucket,
+            events=("s3:ObjectCreated:*", "s3:ObjectRemoved:*"),
+            target=target,
+            prefix=prefix,
+            suffix=suffix,
+            rule_id=str(number),
+        )
+        made.setdefault(bucket, []).append(rule)
+    return made
+
+
+def start(stack: ExitStack, server: services.Postgres, count: int) -> Api:
+    """An API over a database of its own with so many rules."""
+    url = server.create_database(f"rules_{count}")
+    database = migrated(url)
+    target = add_target(database, queue_limit=10**9)
+    by_bucket = rules(count - 1, target)
+    everything = Rule(bucket=EVERY_BUCKET, events=("*",), target=target)
+    by_bucket.setdefault(EVERY_BUCKET, []).append(everything)
+    for bucket, some in by_bucket.items():
+        registry(database).replace_rules(bucket, some)
+    database.close()
+    api = Api(url, "app.api.wsgi:app")
+    stack.enter_context(api)
+    api.start()
+    return api
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="the sides alternate; the best round of each counts")
+    options = parser.parse_args()
+    head, tail, size = envelope()
+
+    def post() -> bytes:
+        return request(single(head, tail))
+
+    def post_batch() -> bytes:
+        lines = b"\n".join(record(single(head, tail)) for _ in range(BATCH))
+        return request(lines, b"application/x-ndjson")
+
+    makers: dict[str, tuple[Callable[[], bytes], int, int]] = {
+        "single posts": (post, 32, 1),
+        f"lines of {BATCH}": (post_batch, 4, BATCH),
+    }
+    with ExitStack() as stack:
+        server = stack.enter_context(services.postgres(durable=True))
+        apis = {count: start(stack, server, count) for count in (FEW, MANY)}
+        for api in apis.values():
+            drive(api.port, 4, post_batch, 2)
+        best: dict[tuple[str, int], float] = {}
+        for turn in range(options.rounds):
+            for name, (make, connections, each) in makers.items():
+                for count in (FEW, MANY) if turn % 2 else (MANY, FEW):
+                    done, took, _ = drive(apis[count].port, connections, make, options.seconds)
+                    best[name, count] = max(best.get((name, count), 0.0), done * each / took)
+    table = [
+        {
+            "what": name,
+            f"{FEW} rules, events/s": best[name, FEW],
+            f"{MANY:,} rules, events/s": best[name, MANY],
+            "cost %": 100 * (1 - best[name, MANY] / best[name, FEW]),
+        }
+        for name in makers
+    ]
+    note = f"events of {size} bytes to one target; best of {options.rounds} rounds"
+    show("rules", "What rules cost (PostgreSQL, fsync on)", table, note)
+
+
+if __name__ == "__main__":
+    main()
