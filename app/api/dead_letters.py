@@ -43,7 +43,7 @@ def ls() -> Response:
         - {name: reason, in: query, schema: {type: string}, description: contained in the reason}
         - {name: since, in: query, schema: {type: string}, description: last tried at or after}
         - {name: before, in: query, schema: {type: string}, description: last tried before}
-        - {name: limit, in: query, schema: {type: integer, default: 100, maximum: 1000}}
+        - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000}}
         - {name: after, in: query, schema: {type: integer, default: 0}, description: the `next` of the page before}
       responses:
         200: {description: a page of them, content: {application/json: {schema: DeadLetters}}}

@@ -15,12 +15,19 @@ from app.config.keys import keys_of
 from app.config.settings import SCOPES
 from app.config.targets import TYPES
 from app.declare.document import schema as document_schema
+from app.events.names import AGGREGATES, EVERY, KNOWN
 
 routes = Blueprint("description", __name__)
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
 _FLAG = {"type": "boolean"}
+_TARGET = {
+    **_TEXT,
+    "pattern": rf"^({'|'.join(TYPES)}):[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$"
+    rf"|^arn:minio:sqs:[A-Za-z0-9_-]{{0,64}}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}:({'|'.join(TYPES)})$",
+    "description": "an ARN or type:name",
+}
 _TIME = {"type": ["string", "null"], "format": "date-time"}
 _COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
 _BOOKS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
@@ -40,7 +47,7 @@ def _list(of: str) -> dict[str, Any]:
 
 _FILTER: dict[str, Any] = {
     "ids": {"type": "array", "items": _NUMBER},
-    "target": {**_TEXT, "description": "an ARN or type:name"},
+    "target": _TARGET,
     "bucket": _TEXT,
     "prefix": _TEXT,
     "reason": {**_TEXT, "description": "contained in the reason"},
@@ -49,11 +56,17 @@ _FILTER: dict[str, Any] = {
     "all": {**_FLAG, "description": "needed where nothing else is said"},
 }
 _RULE: dict[str, Any] = {
-    "bucket": {**_TEXT, "description": "* for every bucket"},
-    "events": {"type": "array", "items": _TEXT, "description": '["*"] for every event, known or not'},
+    "bucket": {**_TEXT, "minLength": 1, "maxLength": 255, "description": "* for every bucket"},
+    "events": {
+        "type": "array",
+        "items": {**_TEXT, "enum": [EVERY, *sorted(AGGREGATES), *sorted(KNOWN)]},
+        "minItems": 1,
+        "uniqueItems": True,
+        "description": '["*"] for every event, known or not',
+    },
     "prefix": _TEXT,
     "suffix": _TEXT,
-    "target": {**_TEXT, "description": "an ARN or type:name"},
+    "target": _TARGET,
     "rule_id": _TEXT,
 }
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -112,9 +125,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         history={**_TEXT, "description": "where to see what became of them"},
     ),
     "Targets": _object(targets=_list("Target")),
-    "Reason": _object(reason=_TEXT),
+    "Reason": _object(reason=_TEXT) | {"additionalProperties": False},
+    "Nothing": _object() | {"additionalProperties": False},
     "Empty": _object(),
-    "NewRule": _with("bucket events target", _object(**_RULE)),
+    "NewRule": _with("bucket events target", _object(**_RULE)) | {"additionalProperties": False},
     "Rule": _object(number=_NUMBER, **_RULE),
     "Rules": _object(rules=_list("Rule")),
     "Declaration": document_schema(),
@@ -129,7 +143,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         targets_removed={"type": "array", "items": _TEXT},
         not_declared=_object(targets={"type": "array", "items": _TEXT}, rules=_NUMBER),
     ),
-    "DeadLetterFilter": _object(**_FILTER),
+    "DeadLetterFilter": _object(**_FILTER) | {"additionalProperties": False, "minProperties": 1},
     "DeadLetter": _object(
         id=_NUMBER, target=_TEXT, event_id=_TEXT, name=_TEXT, bucket=_TEXT, key=_TEXT, reason=_TEXT,
         attempts=_NUMBER, first_tried=_TIME, last_tried=_TIME,
@@ -188,10 +202,12 @@ def described(app: Flask) -> dict[str, Any]:
         "Problem",
         {"description": "what is wrong, RFC 9457", "content": {"application/problem+json": {"schema": "Problem"}}},
     )
-    for name, text in (("type", ", ".join(TYPES)), ("name", "the target's name, _ for the unnamed one")):
-        place = f"{name}_name" if name == "type" else name
+    for name, place, schema, text in (
+        ("target_type", "type_name", {"enum": list(TYPES)}, "the target's type"),
+        ("target_name", "name", {"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name, _ for the unnamed one"),
+    ):
         spec.components.parameter(
-            f"target_{name}", "path", {"name": place, "required": True, "schema": _TEXT, "description": text}
+            name, "path", {"name": place, "required": True, "schema": _TEXT | schema, "description": text}
         )
     spec.components.security_scheme(
         "token", {"type": "http", "scheme": "bearer", "description": f"scopes: {', '.join(SCOPES)}; see the routes"}

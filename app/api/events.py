@@ -80,11 +80,11 @@ def history() -> Response:
     get:
       summary: An object's events and where each stands at each of its targets, oldest first
       description: Without `bucket` and `key` it answers 200 to whoever asks, as senders that probe expect.
-      security: [{token: [read]}]
+      security: [{token: [read]}, {}]
       parameters:
         - {name: bucket, in: query, schema: {type: string}}
         - {name: key, in: query, schema: {type: string}}
-        - {name: limit, in: query, schema: {type: integer, default: 1000, maximum: 10000},
+        - {name: limit, in: query, schema: {type: integer, default: 1000, minimum: 1, maximum: 10000},
            description: the last so many}
       responses:
         200: {description: the history, content: {application/json: {schema: History}}}

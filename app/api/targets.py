@@ -137,7 +137,7 @@ def resume(type_name: str, name: str) -> Response:
       summary: End a target's pause, or the wait before the next try of one that is unavailable
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Empty}}}
+      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
       responses:
         200: {description: the target, content: {application/json: {schema: Target}}}
         default: Problem
@@ -160,7 +160,7 @@ def test(type_name: str, name: str) -> Response:
         it. A namespace gets a PUT and the DELETE of the same object, so that nothing of them stays.
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
-      requestBody: {required: true, content: {application/json: {schema: Empty}}}
+      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
       responses:
         202: {description: it is recorded, content: {application/json: {schema: Trial}}}
         default: Problem

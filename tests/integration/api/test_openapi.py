@@ -1,0 +1,101 @@
+"""The API does what its description says: schemathesis makes requests of every route from it, good ones and bad."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from flask import Flask
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from app.api import create_app
+from app.config.settings import Settings
+from tests.builders import add_target, migrated
+
+TOKEN = "a-token-of-32-characters-for-you"
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    folder = tmp_path_factory.mktemp("openapi")
+    environ = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+    environ["BUCKETWIRE_API_TOKENS"] = f"tests:admin:{TOKEN}"
+    made = create_app(Settings.from_environ(environ))
+    database = migrated(made.extensions["bucketwire"].settings.database_url)
+    add_target(database, "audit")
+    database.close()
+    yield made
+    made.extensions["bucketwire"].database.close()
+
+
+@pytest.fixture(scope="module")
+def description(app: Flask) -> schemathesis.BaseSchema:
+    return schemathesis.openapi.from_wsgi("/openapi.json", app)
+
+
+def test_every_route_is_described(app: Flask, description: schemathesis.BaseSchema) -> None:
+    described = {found.ok().label for found in description.get_all_operations()}
+    routes = {
+        f"{method} {re.sub(r'<(?:[a-z]+:)?([a-z_]+)>', r'{\1}', rule.rule)}"
+        for rule in app.url_map.iter_rules()
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    assert described == routes
+
+
+# What no schema can say: whether a record is an event, which settings go together, whether a filter says anything.
+KNOWS_MORE = {
+    "POST /v1/events",
+    "GET /v1/events",
+    "PUT /v1/targets/{type_name}/{name}",
+    "POST /v1/rules",
+    "POST /v1/declaration",
+    "GET /v1/dead-letters",
+    "POST /v1/dead-letters/replay",
+    "POST /v1/dead-letters/purge",
+    "POST /v1/replays",
+}
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode))
+def test_every_answer_is_as_described(description: schemathesis.BaseSchema, mode: GenerationMode) -> None:
+    failures, probed = [], 0
+    for found in description.get_all_operations():
+        operation = found.ok()
+        try:
+            _probe(operation, mode)
+            probed += 1
+        except Unsatisfiable:
+            assert mode is GenerationMode.NEGATIVE, operation.label  # nothing can be wrong where nothing is given
+        except FailureGroup as failure:  # each route's own is told, not only the first
+            failures.append(f"{operation.label}: {failure}")
+    assert not failures, "\n\n".join(failures)
+    assert probed > (20 if mode is GenerationMode.POSITIVE else 15)
+
+
+def _probe(operation: Any, mode: GenerationMode) -> None:
+    excluded = [positive_data_acceptance] if operation.label in KNOWS_MORE else []
+    excluded += [not_a_server_error] if operation.path == "/readyz" else []  # 503: nothing drains here
+
+    @settings(
+        max_examples=15,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(operation.as_strategy(generation_mode=mode))
+    def probe(case: schemathesis.Case) -> None:
+        headers = {"Authorization": f"Bearer {TOKEN}"}
+        case.call_and_validate(base_url="http://127.0.0.1", headers=headers, excluded_checks=excluded)
+
+    probe()
