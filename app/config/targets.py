@@ -217,6 +217,9 @@ class WebhookSettings(TargetSettings, type_name="webhook", title="Webhook"):
         Toggle(), default="off", about="allow loopback, private and link-local addresses behind the endpoint's name"
     )
     read_timeout: float = setting(Duration(0.001, 3600), default="10s", about="for the answer to a request")
+    events_per_post: int = setting(
+        Number(1, 1000), default="1", about="most events in one request; more than 1 makes another body than MinIO's"
+    )
 
     @property
     def signing_secrets(self) -> tuple[str, ...]:

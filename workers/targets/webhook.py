@@ -1,4 +1,4 @@
-"""Webhook: each event is one POST of the log envelope to an HTTP endpoint (reference §4.2).
+"""Webhook: each event, or `events_per_post` together, is a POST to an HTTP endpoint (reference §4.2).
 
 Delivered means: the endpoint answered with a status from 200 to 299. Redirects are never followed.
 
@@ -12,13 +12,16 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 | other 4xx                                                 | Rejected, with the first bytes of the answer         |
 | not reached: name, connection, TLS, private address       | Unavailable                                          |
 | connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
+
+A request of several events that comes to Failed or Rejected says nothing of any of them: each is sent again by itself.
 """
 
+import hashlib
 import importlib.metadata
 import time
 from binascii import Error as Base64Error
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -137,15 +140,17 @@ class WebhookTarget:
 
         def take_chains() -> None:
             while waiting:
-                try:
-                    chain = waiting.popleft()
-                except IndexError:  # another thread was quicker
-                    return
-                self._send_in_order(work, chain)
+                chosen: list[int] = []
+                while len(chosen) < self._settings.events_per_post:
+                    try:
+                        chosen += waiting.popleft()
+                    except IndexError:  # another thread was quicker
+                        break
+                self._send_in_order(work, sorted(chosen))
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
-        lanes = min(window, MOST_THREADS, len(chains))
+        lanes = min(window, MOST_THREADS, len(chains), -(-len(work.events) // self._settings.events_per_post))
         running: list[Future[None]] = []
         try:
             for _ in range(lanes):
@@ -157,26 +162,45 @@ class WebhookTarget:
             work.refused = work.refused or Unavailable("not tried: the call was ended")
             wait(running)
 
-    def _send_in_order(self, work: _Round, indexes: Iterable[int]) -> None:
+    def _send_in_order(self, work: _Round, indexes: Sequence[int]) -> None:
         stuck: set[str] = set()
-        for index in indexes:
-            event = work.events[index]
-            if work.refused is not None:
-                work.outcomes[index] = work.refused
-            elif event.path not in stuck:
-                outcome = self._send(work, event)
-                work.outcomes[index] = outcome
-                if isinstance(outcome, Unavailable):
-                    work.refused = outcome
-                elif isinstance(outcome, Failed):
-                    stuck.add(event.path)
+        many = self._settings.events_per_post
+        for start in range(0, len(indexes), many):
+            some = [index for index in indexes[start : start + many] if work.events[index].path not in stuck]
+            if len(some) > 1 and self._sent_together(work, some):
+                continue
+            for index in some:
+                self._send_alone(work, index, stuck)
 
-    def _send(self, work: _Round, event: Event) -> Outcome:
+    def _sent_together(self, work: _Round, indexes: Sequence[int]) -> bool:
+        """Whether one request has settled them all; if not, who is to blame shows when each goes by itself."""
+        outcome = work.refused or self._send(work, [work.events[index] for index in indexes])
+        if isinstance(outcome, Unavailable):
+            work.refused = work.refused or outcome
+        elif outcome is not DELIVERED:
+            return False
+        for index in indexes:
+            work.outcomes[index] = outcome
+        return True
+
+    def _send_alone(self, work: _Round, index: int, stuck: set[str]) -> None:
+        event = work.events[index]
+        if work.refused is not None:
+            work.outcomes[index] = work.refused
+        elif event.path not in stuck:
+            outcome = self._send(work, [event])
+            work.outcomes[index] = outcome
+            if isinstance(outcome, Unavailable):
+                work.refused = outcome
+            elif isinstance(outcome, Failed):
+                stuck.add(event.path)
+
+    def _send(self, work: _Round, events: Sequence[Event]) -> Outcome:
         wire = work.wire
-        body = log(event)
+        body = _body(events)
         headers = self._headers
         if self._signers:
-            headers = {**headers, **self._signature(event.id, body)}
+            headers = {**headers, **self._signature(_id(events), body)}
         try:
             response = wire.pool.urlopen(
                 "POST",
@@ -268,6 +292,23 @@ def authorization(token: str) -> str | None:
     if len(words) == 2:
         return token.strip()
     return f"Bearer {words[0]}" if len(words) == 1 else None
+
+
+def _body(events: Sequence[Event]) -> str:
+    """MinIO's envelope of one event; of several what AWS sends, since no one name and key would be true of all.
+
+    Who reads only the top-level name and key then fails, and gets them one by one, where he would miss all but one.
+    """
+    if len(events) == 1:
+        return log(events[0])
+    return f'{{"Records":[{",".join([event.record for event in events])}]}}'
+
+
+def _id(events: Sequence[Event]) -> str:
+    """The event's id; of several events one that is the same whenever the same go together."""
+    if len(events) == 1:
+        return events[0].id
+    return hashlib.sha256("".join([event.id for event in events]).encode()).hexdigest()[:32]
 
 
 def _headers(settings: WebhookSettings) -> dict[str, str]:
