@@ -1,7 +1,10 @@
-"""Follow the log: the events behind a place, in the order in which they were recorded."""
+"""Follow the log: the events behind a place, in the order in which they were recorded.
+
+Reading takes no lock and passes over no event: commit order is seq order.
+"""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -10,7 +13,9 @@ from app.outbox.database import Database
 
 _e = m.events.c
 _END = sa.select(m.log_head.c.last_seq, m.log_head.c.lanes)
-_BEHIND = (
+_PLACE = sa.select(_e.seq).where(_e.id == sa.bindparam("event_id"))
+_SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
+_BETWEEN = (
     sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.record)
     .where(
         _e.lane.in_(sa.bindparam("lanes", expanding=True)),  # for the table's key, which begins with it
@@ -18,30 +23,59 @@ _BEHIND = (
         _e.seq <= sa.bindparam("last"),
     )
     .order_by(_e.seq)
-    .limit(sa.bindparam("limit"))
 )
-_SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
+
+
+class End(NamedTuple):
+    """How far the log goes, and how many lanes it has."""
+
+    seq: int
+    lanes: int
+
+
+def end(database: Database) -> End:
+    """The log's end: one row of one table."""
+    with database.reading() as connection:
+        return End(*connection.execute(_END).one())
+
+
+def place_of(database: Database, event_id: str) -> int | None:
+    """The seq of an event, None where the log does not hold it (any more)."""
+    with database.reading() as connection:
+        found: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
+    return found
+
+
+def events_between(database: Database, lanes: int, after: int, last: int) -> Sequence[Any]:
+    """The events behind `after` up to `last`: seq, id, received_at, name, bucket, key, record.
+
+    There may be fewer than seqs, as not every seq has an event.
+    """
+    with database.reading() as connection:
+        wanted = {"lanes": list(range(lanes)), "after": after, "last": last}
+        found: Sequence[Any] = connection.execute(_BETWEEN, wanted).all()
+    return found
 
 
 class Follower:
-    """A place in the log that moves on as it is read. An event is never passed over: commit order is seq order."""
+    """A place in the log that moves on as it is read."""
 
     def __init__(self, database: Database, since: int = 0) -> None:
         """Begin at the log's end, or at the first event received at `since` or later (milliseconds since 1970)."""
         self._database = database
-        with database.reading() as connection:
-            self.after: int = connection.execute(_END).one().last_seq
-            if since:
+        self.after = end(database).seq
+        if since:
+            with database.reading() as connection:
                 first = connection.execute(_SINCE, {"since": since}).scalar_one()
-                self.after = self.after if first is None else first - 1
+            self.after = self.after if first is None else first - 1
 
     def read(self, limit: int = 1000) -> Sequence[Any]:
-        """The next events, none where there are no more yet: seq, id, received_at, name, bucket, key, record."""
-        with self._database.reading() as connection:
-            head = connection.execute(_END).one()
-            if head.last_seq <= self.after:
-                return ()
-            wanted = {"lanes": list(range(head.lanes)), "after": self.after, "last": head.last_seq, "limit": limit}
-            found: Sequence[Any] = connection.execute(_BEHIND, wanted).all()
-        self.after = found[-1].seq if len(found) == limit else head.last_seq
-        return found
+        """The next events as `events_between` has them, at most `limit`; none where there are no more yet."""
+        found = end(self._database)
+        while self.after < found.seq:
+            last = min(self.after + limit, found.seq)
+            events = events_between(self._database, found.lanes, self.after, last)
+            self.after = last
+            if events:
+                return events
+        return ()

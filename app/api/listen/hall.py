@@ -20,9 +20,9 @@ import sqlalchemy as sa
 
 from app.api.listen.asked import Asked
 from app.api.listen.lines import Line, event_line
-from app.api.listen.log import End, end, events_between
 from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
 from app.outbox.database import Database, said
+from app.outbox.follow import End, end, events_between
 from app.rules.matching import Matcher, compile_rules
 
 log = logging.getLogger("bucketwire.listen")

@@ -1,16 +1,19 @@
 """Begin streams: where each starts in the log, and who takes its connection."""
 
 import os
+import resource
 import threading
 
 from app.api.listen.asked import RESUME, Asked
 from app.api.listen.hall import Hall
-from app.api.listen.log import end, place_of
 from app.api.listen.worker import HandOver
 from app.api.s3.errors import S3Error
 from app.outbox.database import Database
+from app.outbox.follow import end, place_of
 
 MOST_STREAMS = 10_000  # of one process
+_OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
+_FILES = 65_536
 
 
 class Listening:
@@ -21,6 +24,7 @@ class Listening:
         self._lock = threading.Lock()
         self._pid = 0
         self._hall: Hall | None = None
+        self._most = MOST_STREAMS
 
     def begin(self, asked: Asked, *, chunked: bool, number: str) -> HandOver:
         """What to raise so that the connection becomes the stream: of events from now on, or after the one it names.
@@ -29,7 +33,7 @@ class Listening:
         """
         place = self._place(asked.resume_after) if asked.resume_after else end(self._database).seq
         hall = self._here()
-        if len(hall) >= MOST_STREAMS:
+        if len(hall) >= self._most:
             raise S3Error("SlowDown")
         stream = hall.stream(asked, place, chunked=chunked, number=number)
         return HandOver(lambda connection: hall.admit(connection, stream))
@@ -44,4 +48,18 @@ class Listening:
         with self._lock:
             if self._hall is None or self._pid != os.getpid():
                 self._hall, self._pid = Hall(self._database), os.getpid()
+                self._most = min(MOST_STREAMS, _files() - _OTHER_FILES)
             return self._hall
+
+
+def _files() -> int:
+    """How many files this process may have open, after asking for as many as it is allowed.
+
+    A process that runs out of them can take no request any more; the usual 1,024 are meant to be raised by whoever can.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        return wanted
+    return _FILES if soft == resource.RLIM_INFINITY else soft
