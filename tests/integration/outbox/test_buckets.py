@@ -1,0 +1,85 @@
+"""Buckets that are known and places in the log, on each database."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox import schema
+from app.outbox.append import Log
+from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
+from app.outbox.database import Database
+from app.outbox.follow import end, events_between, place_of
+from tests.builders import add_target, event
+
+
+def names(database: Database) -> list[str]:
+    return [bucket.name for bucket in every_bucket(database)]
+
+
+def test_buckets_are_known_by_events_and_rules_and_each_once(database: Database) -> None:
+    first, second = Log(database), Log(database)  # as two processes have them
+    first.append([[event(bucket="b"), event(bucket="B")], [event(bucket="a-ж")]])
+    second.append([[event(bucket="b"), event(bucket="c")]])
+    add_target(database, bucket="ruled")
+    add_target(database, "every", bucket="*")
+    assert names(database) == ["B", "a-ж", "b", "c", "ruled"]
+    assert [is_bucket(database, name) for name in ("b", "ruled", "C", "*", "")] == [True, True, False, False, False]
+    remove_bucket(database, "b")
+    remove_bucket(database, "ruled")
+    assert names(database) == ["B", "a-ж", "c"]
+    second.append([[event(bucket="b", name="s3:BucketRemoved:*")]])
+    assert not is_bucket(database, "b")
+    first.append([[event(bucket="b")]])  # which knew it already
+    assert is_bucket(database, "b")
+
+
+def test_a_transaction_that_fails_makes_no_bucket_known(database: Database) -> None:
+    log, known = Log(database), event(bucket="a")
+    log.append([[known]])
+    clash = event(bucket="new")._replace(record=None)  # type: ignore[arg-type]
+    try:
+        log.append([[clash]])
+    except sa.exc.DBAPIError:
+        pass
+    else:
+        raise AssertionError("a record that is null was taken")
+    log.append([[event(bucket="new")]])
+    assert names(database) == ["a", "new"]
+
+
+def test_events_that_are_not_routed_go_to_no_target(database: Database) -> None:
+    add_target(database)
+    [receipt] = Log(database).append([[event()]], routed=False)
+    assert (receipt.recorded, dict(receipt.matched)) == (1, {})
+    with database.reading() as connection:
+        assert connection.execute(sa.select(m.events.c.targets)).scalars().all() == [""]
+
+
+def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> None:
+    events = [event(f"{number}") for number in range(30)]
+    for start in range(0, 30, 7):
+        Log(database).append([events[start : start + 7]])
+    last = end(database)
+    assert last.seq == 30
+    assert place_of(database, events[9].id) == 10
+    assert place_of(database, "0" * 32) is None
+    found = events_between(database, last.lanes, 10, 20)
+    assert [row.id for row in found] == [one.id for one in events[10:20]]
+    assert events_between(database, last.lanes, 30, 40) == []
+
+
+def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) -> None:
+    database = Database(outbox_url)
+    schema.migrate(database, "0001")
+    row = {
+        "lane": 0, "key_hash": 1, "name": "n", "key": "k", "version": "", "sequencer": "", "time": 1, "targets": "",
+        "record": "{}",
+    }  # fmt: skip
+    with database.writing() as connection:
+        for seq, bucket in enumerate(["old", "old", "other"], 1):
+            told = {"seq": seq, "id": f"{seq:032}", "received_at": seq * 1000, "bucket": bucket}
+            connection.execute(m.events.insert().values(**row, **told))
+    schema.migrate(database)
+    assert [(bucket.name, bucket.created_at) for bucket in every_bucket(database)] == [("old", 1000), ("other", 3000)]
+    database.close()
