@@ -41,10 +41,11 @@ def description(app: Flask) -> schemathesis.BaseSchema:
     return schemathesis.openapi.from_wsgi("/openapi.json", app)
 
 
-def test_every_route_is_described(app: Flask, description: schemathesis.BaseSchema) -> None:
-    described = {found.ok().label for found in description.get_all_operations()}
+def test_every_route_is_described(app: Flask) -> None:
+    paths = app.test_client().get("/openapi.json").get_json()["paths"]
+    described = {f"{method.upper()} {path}" for path, methods in paths.items() for method in methods}
     routes = {
-        f"{method} {re.sub(r'<(?:[a-z]+:)?([a-z_]+)>', r'{\1}', rule.rule)}"
+        method + " " + re.sub(r"<(?:[a-z]+:)?([a-z_]+)>", r"{\1}", rule.rule)
         for rule in app.url_map.iter_rules()
         for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
     }
