@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from app.config.settings import Settings
 from app.config.targets import TargetSettings, WebhookSettings
 from app.outbox.registry import Registry, StoredTarget
+from workers.discretion import Discreet
 from workers.lanes import Pace, Work
 from workers.mirror import Policy
 from workers.retry import RetrySchedule
@@ -37,7 +38,7 @@ class Pool:
         settings = as_served(self._registry.settings(stored), self._settings)
         work = Work(
             name=stored.target.arn(self._settings.region),
-            target=create(stored.target.type, settings),
+            target=Discreet(create(stored.target.type, settings), settings),
             policy=policy(settings),
             schedule=schedule(settings),
             window=window(settings, sync_events=self._settings.sync_events),

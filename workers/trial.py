@@ -24,6 +24,7 @@ from app.events.model import Event
 from app.events.trial import trial_events
 from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
 from app.outbox.registry import UnknownTarget, open_registry
+from workers.discretion import Discreet
 from workers.outcomes import Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.pool import as_served
 from workers.reach import Place, places, shake_hands
@@ -56,7 +57,7 @@ def trial(settings: TargetSettings, type_name: str) -> Iterator[Step]:
     if not reached.ok:
         return
     try:
-        target = create(type_name, settings)
+        target = Discreet(create(type_name, settings), settings)
     except Exception as error:  # noqa: BLE001 - its words may hold anything
         yield Step("login", False, 0.0, f"unforeseen {type(error).__name__}")
         return

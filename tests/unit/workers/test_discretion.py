@@ -1,0 +1,67 @@
+"""What a target keeps secret is not in what it says, wherever in its settings it stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from app.config import declaration
+from app.events.model import Event
+from tests.builders import event
+from workers.discretion import Discreet
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+
+SECRET = "hunter2x"
+SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
+
+
+class Parrot:
+    """Repeats a sentence in every way that a target can."""
+
+    def __init__(self, sentence: str) -> None:
+        self.sentence = sentence
+
+    def open(self) -> None:
+        """Never opens."""
+        raise TargetUnavailable(self.sentence, 7, pause=True)
+
+    def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+        """One outcome of each kind."""
+        return [DELIVERED, Failed(self.sentence, 3), Rejected(self.sentence), Unavailable(self.sentence, 2, pause=True)]
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@pytest.mark.parametrize(
+    ("type_name", "values"),
+    [
+        ("redis", {"address": "h", "key": "k", "password": SECRET}),
+        ("webhook", {"endpoint": f"http://me:{SECRET}@h/"}),
+        ("webhook", {"endpoint": f"http://h/?n=1&access_token={SECRET}"}),
+        ("webhook", {"endpoint": "http://h/", "auth_token": f"Splunk {SECRET}"}),
+        ("webhook", {"endpoint": "http://h/", "signing_secret": f"whsec_{SIGNING}"}),
+        ("amqp", {"url": f"amqp://me:{SECRET}@h/", "routing_key": "q"}),
+        ("mqtt", {"broker": f"tcp://me:{SECRET}@h", "topic": "t"}),
+        ("postgresql", {"connection_string": f"host=h password='{SECRET}'", "table": "t"}),
+        ("postgresql", {"connection_string": f"postgresql://me:{SECRET}@h/db", "table": "t"}),
+        ("postgresql", {"connection_string": "host=h", "password": SECRET, "table": "t"}),
+        ("mysql", {"dsn_string": f"me:{SECRET}@tcp(h)/db", "table": "t"}),
+        ("elasticsearch", {"url": f"http://me:{SECRET}@h", "index": "i"}),
+        ("kafka", {"brokers": "h", "topic": "t", "sasl": "on", "sasl_username": "me", "sasl_password": SECRET}),
+    ],
+)
+def test_a_secret_that_a_remote_repeats_is_taken_out_and_all_else_stays(type_name: str, values: dict[str, str]) -> None:
+    secret = SIGNING if "signing_secret" in values else SECRET
+    target = Discreet(Parrot(f"me? not with {secret}, says h"), declaration.load(type_name, values))
+    told = "me? not with *redacted*, says h"
+    assert target.deliver([event()] * 4, 1) == [
+        DELIVERED, Failed(told, 3), Rejected(told), Unavailable(told, 2, pause=True),
+    ]  # fmt: skip
+    with pytest.raises(TargetUnavailable) as caught:
+        target.open()
+    assert (caught.value.reason, caught.value.retry_after, caught.value.pause) == (told, 7, True)
+    assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
