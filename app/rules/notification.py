@@ -60,10 +60,9 @@ def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Ca
     for rule in rules:
         if not configured(rule.target):
             raise BadConfiguration("InvalidArgument", NO_TARGET, f"there is no target {rule.target.arn(region)}")
-        identity = (rule.rule_id, frozenset(rule.events), rule.prefix, rule.suffix, rule.target)
-        if identity in seen:
+        if rule in seen:
             raise BadConfiguration("InvalidArgument", SAME_RULES, "two rules are the same in all members")
-        seen.add(identity)
+        seen.add(rule)
     if any(_name(child) in _UNSUPPORTED for child in root):
         raise BadConfiguration("UnsupportedNotification", QUEUES_ONLY)
     return rules

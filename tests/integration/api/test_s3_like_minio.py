@@ -1,0 +1,84 @@
+"""The same requests to a real MinIO: where its answers differ from ours, they differ as they are meant to.
+
+Streams are not compared: what is built from MinIO's master sends nothing of them until some KiB have gathered (§8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from xml.etree.ElementTree import fromstring
+
+import httpx
+import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
+
+from tests import services
+from tests.integration.api.conftest import S3
+from tests.integration.api.test_listen import EVENTS
+from tests.integration.api.test_s3 import document
+from tests.unit.rules.test_notification import REFUSED, TAKEN
+
+# What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
+WIDER = {"the scanner family", "both spellings of a bucket event"}
+STRICTER = {"a filter of 1,025 bytes", "a backslash", "a segment of two dots"}
+
+
+@pytest.fixture(scope="module")
+def minio(request: pytest.FixtureRequest) -> Iterator[services.MinIO]:
+    with services.receiver() as receiver, services.minio(webhooks={"cache": (receiver.url, "")}) as server:
+        server.client().make_bucket("images")
+        yield server
+
+
+def ask(minio: services.MinIO, method: str, path: str, content: bytes = b"") -> httpx.Response:
+    signed = AWSRequest(method, minio.url + path, data=content)
+    S3SigV4Auth(Credentials(minio.access_key, minio.secret_key), "s3", "us-east-1").add_auth(signed)
+    return httpx.request(method, minio.url + path, content=content, headers=dict(signed.headers))
+
+
+def answer(minio: services.MinIO, inner: str) -> tuple[int, str]:
+    response = ask(minio, "PUT", "/images?notification", document(inner.replace("cache:redis", "cache:webhook")))
+    return response.status_code, fromstring(response.content).findtext("Code") or "" if response.content else ""
+
+
+@pytest.mark.parametrize("case", [name for name in TAKEN if name not in WIDER])
+def test_minio_takes_what_is_taken_here(minio: services.MinIO, case: str) -> None:
+    assert answer(minio, TAKEN[case][0]) == (200, "")
+
+
+@pytest.mark.parametrize("case", [name for name in REFUSED if name not in STRICTER])
+def test_minio_refuses_with_the_same_code_what_is_refused_here(minio: services.MinIO, case: str) -> None:
+    assert answer(minio, REFUSED[case][0]) == (400, REFUSED[case][1])
+
+
+def test_the_differences_are_those_that_are_told(minio: services.MinIO) -> None:
+    assert {case for case in WIDER if answer(minio, TAKEN[case][0])[0] == 200} == set()
+    assert {case for case in STRICTER if answer(minio, REFUSED[case][0])[0] != 200} == set()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/nowhere?notification"),
+        ("GET", "/nowhere?location"),
+        ("GET", f"/nowhere?{EVENTS.replace(':', '%3A').replace('*', '%2A')}"),
+        ("PUT", "/images?notification"),
+        ("GET", "/images?events=s3%3ANothing"),
+        ("GET", "/images?events=s3%3AObjectCreated%3A%2A&prefix=a&prefix=b"),
+        ("GET", "/images?events=s3%3AObjectCreated%3A%2A&prefix=a%5Cb"),
+        ("GET", "/images?events=s3%3AObjectCreated%3A%2A&ping=0"),
+        ("GET", "/images?events=s3%3AObjectCreated%3A%2A&ping=x"),
+        ("GET", "/images?events=s3%3AObjectCreated%3A%2A&prefix=a%2F..%2Fb"),
+        ("PUT", "/images"),
+        ("PUT", "/ab"),
+        ("PUT", "/Images"),
+        ("DELETE", "/nowhere"),
+    ],
+)
+def test_other_refusals_are_minios_too(minio: services.MinIO, s3: S3, method: str, path: str) -> None:
+    s3.ask("PUT", "/images").raise_for_status()
+    there, here = ask(minio, method, path), s3.ask(method, path)
+    assert here.status_code == there.status_code
+    assert fromstring(here.content).findtext("Code") == fromstring(there.content).findtext("Code")
