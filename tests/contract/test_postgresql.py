@@ -359,6 +359,44 @@ def test_of_several_hosts_one_that_answers_is_taken(postgres: Namespace) -> None
     assert delivered(postgres, [events.put("a")], connection_string=both) == [DELIVERED]
 
 
+@pytest.mark.parametrize(
+    ("mode", "authority", "encrypted"),
+    [
+        ("disable", "", False),
+        ("prefer", "", True),
+        ("require", "", True),
+        ("require", "other_ca", None),  # as libpq has it: with an authority, require verifies
+        ("verify-ca", "ca", True),
+        ("verify-ca", "other_ca", None),
+        ("verify-full", "ca", True),
+    ],
+)
+@pytest.mark.parametrize("as_url", [False, True])
+def test_sslmode_means_what_it_does_in_libpq_also_with_several_hosts_and_in_a_url(
+    postgres: Namespace, certificates: services.Certificates, mode: str, authority: str, encrypted: bool | None,
+    as_url: bool,
+) -> None:  # fmt: skip
+    """`encrypted` is what the server says of the connection; None where there must not be one."""
+    closed, port, here = services.free_port(), postgres.server.port, services.LOOPBACK
+    trusted = str(getattr(certificates, authority)) if authority else ""
+    if as_url:
+        dsn = f"postgresql://{services.USER}:{services.PASSWORD}@{here}:{closed},{here}:{port}/postgres?sslmode={mode}"
+        dsn += f"&sslrootcert={trusted}" if trusted else ""
+    else:
+        dsn = postgres.server.dsn().replace(f"host={here} port={port}", f"host={here},{here} port={closed},{port}")
+        dsn += f" sslmode={mode}" + (f" sslrootcert={trusted}" if trusted else "")
+    target = postgres.target(connection_string=dsn)
+    if encrypted is None:
+        with pytest.raises(TargetUnavailable, match="certificate"):
+            target.open()
+        return
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    ours = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'bucketwire'"
+    services.until(lambda: postgres.ask(ours) == [(encrypted,)])
+    target.close()
+
+
 def test_a_schema_is_chosen_by_the_search_path(postgres: Namespace) -> None:
     postgres.ask("CREATE SCHEMA elsewhere")
     try:
