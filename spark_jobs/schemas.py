@@ -56,7 +56,7 @@ def version(found: Column) -> Column:
 
 def etag(found: Column) -> Column:
     """Without the quotes that S3 puts around it."""
-    return F.trim(F.lit('"'), found)
+    return F.trim(found, F.lit('"'))
 
 
 def whole(text: Column) -> Column:

@@ -1,0 +1,103 @@
+"""What a bucket holds, read from a file that a listing was written to: JSON lines of `mc ls`, or Parquet.
+
+Lines that cannot be read are counted and set aside; with any of them the listing is not `complete`, and then nothing
+may be taken away anywhere for what it does not name.
+"""
+
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from spark_jobs.schemas import LISTING, etag, milliseconds, version
+
+_MC = (
+    "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "
+    "versionOrdinal bigint, isDeleteMarker boolean"
+)
+
+
+class BadListing(Exception):
+    """The file is no listing; the message says what it lacks."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A LISTING; `bad` has the column `line` for each entry that could not be read."""
+
+    frame: DataFrame
+    versioned: bool
+    bad: DataFrame
+    problem: str = ""  # what it says of itself that went wrong
+
+    @property
+    def bad_count(self) -> int:
+        """How many entries were set aside; reads them once more."""
+        return self.bad.count()
+
+
+def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
+    """Of `mc ls --json --recursive`, with `--versions` if `versioned`."""
+    lines = spark.read.option("lineSep", "\n").text(path).where(F.trim("value") != "")
+    found = lines.select(F.col("value").alias("line"), F.from_json("value", _MC).alias("e")).select("line", "e.*")
+    found = found.withColumn("modified", milliseconds(F.col("lastModified")))
+    good = _true(F.col("status") == "success") & F.col("key").isNotNull() & F.col("modified").isNotNull()
+    # A marker has no size and no ETag; an object without them is half a line.
+    good &= _true(F.col("isDeleteMarker")) | (F.col("size").isNotNull() & F.col("etag").isNotNull())
+    good &= _true(F.col("type").isin("file", "folder"))
+    if versioned:
+        good &= F.col("versionOrdinal").isNotNull()
+    failed = found.where(F.col("status") == "error").select("line").head()
+    problem = "" if failed is None else f"mc says that it failed: {failed['line'][:300]}"
+    objects = found.where(good).select(
+        "key",
+        etag(F.col("etag")).alias("etag"),
+        "size",
+        "modified",
+        version(F.col("versionId")).alias("version"),
+        F.coalesce("isDeleteMarker", F.lit(False)).alias("marker"),
+        F.coalesce("versionOrdinal", F.lit(0)).alias("ordinal"),
+    )
+    return Listing(newest(objects), versioned, found.where(~good).select("line"), problem)
+
+
+def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
+    """Of Parquet with key, etag, size and last_modified; of versions also version_id, is_latest, is_delete_marker.
+
+    S3 Inventory's column names are these. Raises `BadListing` where a column is missing.
+    """
+    found = spark.read.parquet(path)
+    wanted = ["key", "size", "last_modified"] + (["version_id", "is_latest"] if versioned else [])
+    names = {name.lower(): name for name in found.columns}
+    tag = names.get("etag") or names.get("e_tag")
+    if missing := [name for name in wanted if name not in names] + ([] if tag else ["etag"]):
+        raise BadListing(f"{path} has no column {', '.join(missing)}; it has {', '.join(found.columns)}")
+    written = F.col(names["last_modified"])
+    is_text = dict(found.dtypes)[names["last_modified"]] == "string"
+    marker = F.col(names["is_delete_marker"]) if "is_delete_marker" in names else F.lit(False)
+    latest = F.col(names["is_latest"]) if versioned else F.lit(True)
+    objects = found.select(
+        F.col(names["key"]).alias("key"),
+        etag(F.col(tag or "etag")).alias("etag"),
+        F.col(names["size"]).cast("bigint").alias("size"),
+        (milliseconds(written) if is_text else F.unix_millis(written.cast("timestamp"))).alias("modified"),
+        (version(F.col(names["version_id"])) if versioned else F.lit("")).alias("version"),
+        F.coalesce(marker, F.lit(False)).alias("marker"),
+        F.coalesce(latest, F.lit(False)).cast("bigint").alias("ordinal"),
+    )
+    good = F.col("key").isNotNull() & F.col("modified").isNotNull()
+    good &= F.col("marker") | (F.col("size").isNotNull() & F.col("etag").isNotNull())
+    bad = objects.where(~good).select(F.to_json(F.struct("*")).alias("line"))
+    objects = objects.where(good)
+    return Listing(newest(objects.where("ordinal = 1") if versioned else objects), versioned, bad)
+
+
+def newest(objects: DataFrame) -> DataFrame:
+    """LISTING of entries with `ordinal` and `marker`: of each key the one with the greatest ordinal, no marker."""
+    whole = F.struct(*LISTING.names, "marker")
+    one = objects.groupBy(F.col("key").alias("k")).agg(F.max_by(whole, "ordinal").alias("o"))
+    return one.where("not o.marker").select("o.*").select(*LISTING.names)
+
+
+def _true(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))

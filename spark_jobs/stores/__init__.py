@@ -1,0 +1,23 @@
+"""What a target holds of a bucket, as ROWS: one file for each kind of store."""
+
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.mysql import MysqlSettings
+from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
+from spark_jobs.stores import mysql, postgresql, redis
+from spark_jobs.stores.base import CannotRead
+
+__all__ = ["CannotRead", "rows"]
+
+
+def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: int) -> DataFrame:
+    """ROWS of the target, read by `tasks` at once where the store allows it. Raises `CannotRead`."""
+    if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
+        raise CannotRead("only targets of format namespace hold what a bucket holds; this one records events")
+    if isinstance(settings, PostgresSettings):
+        return postgresql.rows(spark, settings, bucket, tasks=tasks)
+    if isinstance(settings, MysqlSettings):
+        return mysql.rows(spark, settings, bucket, tasks=tasks)
+    if isinstance(settings, RedisSettings):
+        return redis.rows(spark, settings, bucket)
+    raise CannotRead(f"reading {settings.type_name} is not built yet; postgresql, mysql and redis are")

@@ -1,0 +1,50 @@
+"""The table of a MySQL or MariaDB target by JDBC, as `postgresql` does it: members taken out there, a hash divides."""
+
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.mysql import MysqlSettings
+from spark_jobs.schemas import PATHS
+from spark_jobs.stores.base import CannotRead
+
+_TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "true": "VERIFY_IDENTITY"}
+
+
+def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: int) -> DataFrame:
+    """ROWS of the bucket. Raises `CannotRead`."""
+    dsn = settings.dsn
+    if dsn.socket:
+        raise CannotRead("MySQL: Spark reads by TCP, not by a unix socket; name the server by host and port")
+    if settings.tls_ca or settings.client_cert:
+        raise CannotRead("MySQL: Spark's driver takes no PEM files; certificates have to be known to Java itself")
+    host = f"[{dsn.host}]" if ":" in dsn.host else dsn.host
+    options = {
+        # Never a URL of MariaDB's: see spark_jobs.connectors.
+        "url": f"jdbc:mysql://{host}:{dsn.port}/{dsn.database}",
+        "driver": "com.mysql.cj.jdbc.Driver",
+        "dbtable": f"({_query(settings, bucket, tasks)}) AS found",
+        "fetchsize": "10000",
+        "useCursorFetch": "true",  # else the driver keeps the whole answer in memory
+        "partitionColumn": "part",
+        "lowerBound": "0",
+        "upperBound": str(tasks),
+        "numPartitions": str(tasks),
+        "user": dsn.user,
+        "password": dsn.password,
+        "sslMode": _TLS[dsn.tls],
+        "allowPublicKeyRetrieval": "true" if dsn.tls == "" else "false",
+        "connectTimeout": "10000",
+    }
+    return spark.read.format("jdbc").options(**options).load().drop("part")
+
+
+def _query(settings: MysqlSettings, bucket: str, tasks: int) -> str:
+    table = ".".join("`" + name.replace("`", "``") + "`" for name in settings.table_name if name)
+    members = ", ".join(
+        f"CONVERT(JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].{'.'.join(path)}')) USING utf8mb4) AS `{name}`"
+        for name, path in PATHS.items()
+    )
+    # A bucket's name holds no quotes, backslashes or wildcards: the rules of its name refuse them.
+    return (
+        f"SELECT SUBSTR(key_name, {len(bucket) + 2}) AS `key`, {members}, CRC32(key_name) % {tasks} AS part "  # noqa: S608 - as above
+        f"FROM {table} WHERE LEFT(key_name, {len(bucket) + 1}) = '{bucket}/'"
+    )

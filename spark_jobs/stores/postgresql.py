@@ -1,0 +1,91 @@
+"""A PostgreSQL target's table by JDBC; the members of a document are taken out by the server, so that only they travel.
+
+Each task reads the keys of one hash: the table needs no numeric key, and rows that move within it while it is read are
+neither lost nor doubled, as they would be by ranges of `ctid`.
+"""
+
+import psycopg2
+from psycopg2 import extensions, sql
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.targets import PostgresSettings
+from spark_jobs.drift import documents
+from spark_jobs.schemas import PATHS
+from spark_jobs.stores.base import CannotRead
+
+_FETCH = "10000"  # rows; without it the driver keeps the whole answer in memory
+_TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'value'"
+# What libpq calls a parameter, and what JDBC does.
+_TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
+
+
+def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
+    """ROWS of the bucket. Raises `CannotRead`."""
+    given = _parameters(settings)
+    try:
+        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | given)))
+    except psycopg2.Error as error:
+        raise CannotRead(f"PostgreSQL: {' '.join(str(error).split())}") from None
+    try:
+        with connection.cursor() as cursor:
+            table = sql.Identifier(settings.table_name)
+            cursor.execute(_TYPE, (table.as_string(connection),))
+            kind = cursor.fetchone()
+            if kind is None:
+                raise CannotRead(f"PostgreSQL: there is no table {settings.table} with a column value")
+            query = _query(table, bucket, tasks, is_json=kind[0] in ("json", "jsonb")).as_string(connection)
+            host, port, database = connection.info.host, connection.info.port, connection.info.dbname
+            user, password = connection.info.user, connection.info.password
+    except psycopg2.Error as error:
+        raise CannotRead(f"PostgreSQL: {' '.join(str(error).split())}") from None
+    finally:
+        connection.close()
+    if host.startswith("/"):
+        raise CannotRead("PostgreSQL: Spark reads by TCP, not by a unix socket; name the server by host and port")
+    options = {
+        "url": f"jdbc:postgresql://{f'[{host}]' if ':' in host else host}:{port}/{database}",
+        "driver": "org.postgresql.Driver",
+        "dbtable": f"({query}) AS found",
+        "fetchsize": _FETCH,
+        "partitionColumn": "part",
+        "lowerBound": "0",
+        "upperBound": str(tasks),
+        "numPartitions": str(tasks),
+        "user": user,
+        "password": password or "",
+        "ApplicationName": "bucketwire reconcile",
+        **{name: given[key] for key, name in _TLS.items() if key in given},
+    }
+    found = spark.read.format("jdbc").options(**options).load().drop("part")
+    return documents(found) if "document" in found.columns else found
+
+
+def _parameters(settings: PostgresSettings) -> dict[str, str]:
+    try:
+        return dict(extensions.parse_dsn(settings.dsn))
+    except psycopg2.Error:  # its message quotes the part that it did not understand, perhaps a password
+        raise CannotRead("connection_string: not understood by libpq") from None
+
+
+def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> sql.Composable:
+    members: list[sql.Composable]
+    if is_json:
+        members = [
+            sql.SQL("value #>> {} AS {}").format(
+                sql.Literal("{Records,0," + ",".join(path) + "}"), sql.Identifier(name)
+            )
+            for name, path in PATHS.items()
+        ]
+    else:  # an old or a handmade table: one broken document must not end the reading of all
+        members = [sql.SQL("value::text AS document")]
+    return sql.SQL(
+        "SELECT substr(key, {skip}) AS key, {members}, (hashtext(key) & 2147483647) % {tasks} AS part "
+        "FROM {table} WHERE left(key, {length}) = {prefix}"
+    ).format(
+        skip=sql.Literal(len(bucket) + 2),
+        members=sql.SQL(", ").join(members),
+        tasks=sql.Literal(tasks),
+        table=table,
+        length=sql.Literal(len(bucket) + 1),
+        prefix=sql.Literal(f"{bucket}/"),
+    )

@@ -1,0 +1,239 @@
+"""Listings and namespaces as frames, read from real servers: every value arrives, whatever the key."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.declaration import load
+from app.config.targets import TargetSettings
+from app.events.encoding import encode_key
+from app.events.model import Effect, Event
+from spark_jobs import s3
+from spark_jobs.drift import namespace
+from spark_jobs.listings import BadListing, Listing, from_mc, from_parquet
+from spark_jobs.stores import CannotRead, rows
+from tests import services
+from workers.targets.mysql import MysqlTarget
+from workers.targets.postgresql import PostgresTarget
+from workers.targets.redis import RedisTarget
+
+ODD = [
+    "a.txt", "dir/", "dir/x y+%41é🎉.txt", 'quotes"\'`\\<&>', "new\nline\ttab", "tab\t", "x" * 200, "éa", "日本",
+    "%2F", "a+b", "A.TXT", "z" * 3, " lead", "trail ",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def minio() -> Iterator[services.MinIO]:
+    with services.minio() as server:
+        yield server
+
+
+@pytest.fixture
+def at_minio(minio: services.MinIO, monkeypatch: pytest.MonkeyPatch) -> services.MinIO:
+    """The credentials as boto3 finds them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
+    return minio
+
+
+def fill(minio: services.MinIO, bucket: str, *, versioned: bool) -> dict[str, tuple[str, int, str]]:
+    """Odd objects, versions and markers; what is there afterwards by minio-py: key to ETag, size and version."""
+    client = minio.client()
+    client.make_bucket(bucket)
+    s3_client = minio.boto3()
+    try:
+        if versioned:
+            s3_client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
+        for number, key in enumerate([*ODD, *(f"many/{n % 3}/{n:03}" for n in range(60))]):
+            client.put_object(bucket, key, io.BytesIO(b"x" * number), number)
+        for key in ("a.txt", "many/1/001"):
+            client.put_object(bucket, key, io.BytesIO(b"again"), 5)
+        for key in ("many/2/002", "日本"):
+            s3_client.delete_object(Bucket=bucket, Key=key)
+    finally:
+        s3_client.close()
+    found = {}
+    for one in client.list_objects(bucket, recursive=True, include_version=versioned):
+        if not one.is_delete_marker and (not versioned or one.is_latest == "true"):
+            version = one.version_id if versioned and one.version_id != "null" else ""
+            found[one.object_name] = (one.etag, one.size, version)
+    assert len(found) == len(ODD) + 60 - 2
+    return found
+
+
+def held(listing: Listing) -> dict[str, tuple[str, int, str]]:
+    collected = listing.frame.collect()
+    assert all(one["modified"] > 1_700_000_000_000 for one in collected)
+    found = {one["key"]: (one["etag"], one["size"], one["version"]) for one in collected}
+    assert len(found) == len(collected), "a key comes twice"
+    return found
+
+
+@pytest.mark.parametrize("versioned", [False, True])
+def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
+    spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool
+) -> None:
+    name = f"b-{uuid4().hex[:8]}"
+    wanted = fill(at_minio, name, versioned=versioned)
+    bucket = s3.Bucket.found(name, at_minio.url)
+    assert bucket.is_versioned() is versioned
+    assert held(s3.listing(spark, bucket, versioned=versioned, tasks=2)) == wanted
+    # By every key as an end of a range, no object may fall between two.
+    alone = [
+        row[0]
+        for after, until in s3.between(wanted, 10 * len(wanted))
+        for row in s3.objects(bucket, (after, until), versioned=versioned)
+    ]
+    assert sorted(alone) == sorted(wanted)
+
+    file = tmp_path / "listing.json"
+    lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{name}")
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    written = from_mc(spark, str(file), versioned=versioned)
+    assert held(written) == wanted
+    assert (written.bad_count, written.problem) == (0, "")
+
+
+def test_ranges_meet_and_cover_everything() -> None:
+    assert s3.between([], 4) == [("", None)]
+    assert s3.between(["b", "a", "b"], 2) == [("", "b"), ("b", None)]
+    assert s3.between("abcd", 4) == [("", "b"), ("b", "c"), ("c", "d"), ("d", None)]
+
+
+def test_lines_that_cannot_be_read_are_counted_and_a_failure_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    good: dict[str, Any] = {
+        "status": "success", "type": "file", "lastModified": "2026-11-21T07:02:48.72Z", "size": 2, "key": "good",
+        "etag": "e",
+    }  # fmt: skip
+    lines = [
+        json.dumps(good), "", json.dumps(good)[:60], "no json", json.dumps(good | {"size": "many"}),
+        json.dumps(good | {"lastModified": "yesterday"}), json.dumps({**good, "etag": None}), "[1]",
+        json.dumps({"status": "error", "error": {"message": "Unable to list folder."}}),
+    ]  # fmt: skip
+    file = tmp_path / "listing.json"
+    file.write_text("\n".join(lines))
+    listing = from_mc(spark, str(file), versioned=False)
+    assert held(listing) == {"good": ("e", 2, "")}
+    assert listing.bad_count == 7
+    assert "Unable to list folder" in listing.problem
+
+
+def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) -> None:
+    columns = ["key", "etag", "size", "last_modified", "version_id", "is_latest", "is_delete_marker"]
+    time = "timestamp'2026-11-18 09:06:40.123'"
+    values = ", ".join(
+        [
+            f"('k', '\"e1\"', 1L, {time}, 'v1', false, false)", f"('k', 'e2', 2L, {time}, 'v2', true, false)",
+            f"('gone', null, null, {time}, 'v3', true, true)", f"('gone', 'e', 1L, {time}, 'v4', false, false)",
+            f"('half', null, 1L, {time}, 'v5', true, false)",
+        ]
+    )  # fmt: skip
+    spark.sql(f"SELECT * FROM VALUES {values} AS t({', '.join(columns)})").write.parquet(str(tmp_path / "p"))
+    listing = from_parquet(spark, str(tmp_path / "p"), versioned=True)
+    assert [tuple(row) for row in listing.frame.collect()] == [("k", "e2", 2, 1_794_992_800_123, "v2")]
+    assert listing.bad_count == 1
+    spark.sql("SELECT 'k' AS key, 1L AS size").write.parquet(str(tmp_path / "q"))
+    with pytest.raises(BadListing, match="last_modified, etag"):
+        from_parquet(spark, str(tmp_path / "q"), versioned=False)
+
+
+def event(key: str, bucket: str, number: int) -> Event:
+    thing = {
+        "key": encode_key(key),
+        "size": number,
+        "eTag": f"e{number}",
+        "versionId": f"v{number}",
+        "sequencer": "18E9",
+    }
+    record = {
+        "eventTime": "2026-11-18T09:06:40.123Z", "eventName": "s3:ObjectCreated:Put",
+        "s3": {"bucket": {"name": bucket}, "object": thing},
+    }  # fmt: skip
+    text = orjson.dumps(record).decode()
+    return Event(str(number), "s3:ObjectCreated:Put", bucket, key, f"v{number}", "18E9", 1, text, Effect.UPSERT)
+
+
+def deliver(target: Any, bucket: str) -> None:
+    events = [event(key, name, number) for name in (bucket, f"{bucket}-2") for number, key in enumerate(ODD)]
+    target.open()
+    try:
+        target.deliver(events, 1)
+    finally:
+        target.close()
+
+
+def check(frame: DataFrame, bucket: str, more: Mapping[str, tuple[Any, ...]]) -> None:
+    found = {one["key"]: tuple(one)[1:] for one in namespace(frame, bucket).collect()}
+    assert found == {
+        key: (True, "s3:ObjectCreated:Put", f"e{number}", number, f"v{number}", "18E9", 1_794_992_800_123)
+        for number, key in enumerate(ODD)
+    } | dict(more)
+
+
+BROKEN = (False, None, None, None, "", None, None)
+
+
+@pytest.mark.parametrize("kind", ["jsonb", "text"])
+def test_a_postgresql_table_is_read(spark: SparkSession, postgres_server: services.Postgres, kind: str) -> None:
+    name = f"test_{uuid4().hex[:8]}"
+    postgres_server.create_database(name)
+    settings = load("postgresql", {"connection_string": postgres_server.dsn(name), "table": '"Odd ""rows"'})
+    with postgres_server.connection(name) as connection, connection.cursor() as cursor:
+        if kind == "text":
+            cursor.execute('CREATE TABLE "Odd ""rows" (key varchar PRIMARY KEY, value text)')
+        deliver(PostgresTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
+        broken = "{}" if kind == "jsonb" else "{"
+        cursor.execute('INSERT INTO "Odd ""rows" VALUES (%s, %s), (%s, NULL)', ("b/broken", broken, "b/null"))
+    check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN, "null": BROKEN})
+
+
+@pytest.mark.parametrize("server", ["mysql_server", "mariadb_server"])
+def test_a_mysql_table_is_read(spark: SparkSession, request: pytest.FixtureRequest, server: str) -> None:
+    running: services.MySQL = request.getfixturevalue(server)
+    name = f"test_{uuid4().hex[:8]}"
+    running.create_database(name)
+    dsn = f"{services.USER}:{services.PASSWORD}@tcp({services.LOOPBACK}:{running.port})/{name}"
+    settings = load("mysql", {"dsn_string": dsn, "table": "rows"})
+    deliver(MysqlTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
+    with running.connection(name) as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO `rows` (key_name, value) VALUES ('b/broken', '{}')")
+        connection.commit()
+    check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN})
+
+
+def test_a_redis_hash_is_read(spark: SparkSession, redis_server: services.Redis) -> None:
+    key = f"rows-{uuid4().hex[:8]}"
+    values = {"address": f"{services.LOOPBACK}:{redis_server.port}", "key": key}
+    settings = load("redis", values)
+    assert rows(spark, settings, "b", tasks=2).collect() == []
+    deliver(RedisTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
+    with redis_server.client() as client:
+        client.hset(key, "b/broken", b"\xff{")
+        check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN})
+        client.set(f"{key}-text", "x")
+    with pytest.raises(CannotRead, match="is no hash"):
+        rows(spark, load("redis", values | {"key": f"{key}-text"}), "b", tasks=2)
+
+
+def test_what_cannot_be_read_is_told_without_a_secret(spark: SparkSession) -> None:
+    def told(settings: TargetSettings) -> str:
+        with pytest.raises(CannotRead) as error:
+            rows(spark, settings, "b", tasks=2)
+        return str(error.value)
+
+    closed = f"host={services.LOOPBACK} port={services.free_port()} password=hush dbname=x user=u"
+    said = told(load("postgresql", {"connection_string": closed, "table": "rows"}))
+    assert "refused" in said
+    assert "hush" not in said
+    assert "records events" in told(load("redis", {"address": "h:1", "key": "k", "format": "access"}))
+    assert "not built yet" in told(load("elasticsearch", {"url": "http://h:9200", "index": "i"}))
