@@ -1,0 +1,184 @@
+"""Every target's adapter beside a raw client's batch loop, beside one event at a time, and beside a real MinIO.
+
+    python -m bench.targets [--events 100000] [--seconds 20] [--replayed 2000] [--only redis,nsq]
+
+Each of `--events` events of about a kilobyte goes to the adapter in batches of 500, in sync and in async mode. No
+measurement goes on for longer than `--seconds`, and a target that is slow is then measured on fewer; what comes first,
+connecting and creating, is not counted. The raw loop sends the same bodies in batches of the same size to the same
+server. MinIO replays: its `queue_dir` is filled with `--replayed` records of the same events, in the form in which it
+keeps them (a file each, as MinIO: §5), a real MinIO starts, and the time runs from its first delivery to its last.
+"""
+
+import argparse
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from app.config import declaration
+from app.events.model import Effect, Event
+from bench import messaging
+from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_cases
+from bench.report import show
+from tests import services
+from tests.builders import event
+from workers.outcomes import DELIVERED
+from workers.targets import create
+
+WINDOW = 1000  # max_in_flight, unless set
+OURS_ALONE = {
+    "access_shape",
+    "allow_private",
+    "read_timeout",
+    "version",
+    "tls_ca",
+    "sync",
+    "timeout",
+    "policy",
+    "events_per_post",
+}
+
+
+def with_server(start: Callable[[], services.Server], cases: Callable[..., Iterable[Case]]) -> Iterator[Case]:
+    with start() as server:
+        yield from cases(server)
+
+
+def slow_webhook(events_per_post: int) -> Iterator[Case]:
+    """An endpoint that takes 20 ms for each request; HTTP has no batch loop that it could be compared with."""
+    with services.receiver() as server:
+        server.set(delay=0.02)
+        values = {"endpoint": server.url, "allow_private": "on", "events_per_post": str(events_per_post)}
+        yield Case(f"Webhook, 20 ms, {events_per_post} in a POST", "webhook", dict(values), None)
+
+
+def webhooks(server: services.Receiver) -> Iterator[Case]:
+    [case] = webhook_cases(server)
+    values = {name: text for name, text in case.values.items() if name != "sync"}
+    yield Case("Webhook (raw: one by one)", "webhook", values, case.raw)
+
+
+MAKERS: Mapping[str, Callable[[], Iterator[Case]]] = {
+    "redis": lambda: with_server(services.redis, redis_cases),
+    "postgresql": lambda: with_server(lambda: services.postgres(durable=True), postgres_cases),
+    "mysql": messaging.mysql_cases,
+    "amqp": messaging.amqp_cases,
+    "mqtt": messaging.mqtt_cases,
+    "nats": messaging.nats_cases,
+    "streaming": messaging.streaming_cases,
+    "nsq": messaging.nsq_cases,
+    "webhook": lambda: with_server(services.receiver, webhooks),
+    "webhook20": lambda: slow_webhook(1),
+    "webhook20together": lambda: slow_webhook(100),
+    "kafka": messaging.kafka_cases,
+    "elasticsearch": messaging.elasticsearch_cases,
+}
+
+
+def rate(send: Callable[[Sequence[Event]], object], events: Sequence[Event], size: int, seconds: float) -> float:
+    """Events per second, until all are sent or the time is over; the first batch goes once more before that."""
+    send(events[:size])
+    started, done = time.perf_counter(), 0
+    for start in range(0, len(events), size):
+        send(events[start : start + size])
+        done += len(events[start : start + size])
+        if time.perf_counter() - started > seconds:
+            break
+    return done / (time.perf_counter() - started)
+
+
+def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: float) -> float:
+    """The adapter's events per second; an event that is not delivered ends the benchmark."""
+    target = create(case.type_name, declaration.load(case.type_name, dict(case.values)))
+    target.open()
+
+    def deliver(some: Sequence[Event]) -> None:
+        refused = [outcome for outcome in target.deliver(some, window) if outcome != DELIVERED]
+        if refused:
+            raise RuntimeError(f"{case.name}: {len(refused)} of {len(some)} were not delivered: {refused[0]}")
+
+    try:
+        return rate(deliver, events, size, seconds)
+    finally:
+        target.close()
+
+
+def replayed(case: Case, events: Sequence[Event]) -> float:
+    """Events per second of a real MinIO that finds them in its `queue_dir`."""
+    short = declaration.settings_type(case.type_name).env
+    with tempfile.TemporaryDirectory(prefix="bench-minio-") as folder:
+        place = Path(folder) / f"minio-{case.type_name}-B"
+        place.mkdir()
+        for one in events:
+            (place / f"{uuid.uuid4()}.event").write_text(one.record)
+        values = {name: str(text) for name, text in case.values.items() if name not in OURS_ALONE}
+        if case.type_name == "postgresql":
+            values["connection_string"] += " sslmode=disable"
+        values |= {"enable": "on", "queue_dir": folder}
+        env = {f"MINIO_NOTIFY_{short}_{name.upper()}_B": text for name, text in values.items()}
+        with services.minio(extra_env=env):
+            return drained(place, len(events), case.name)
+
+
+def drained(place: Path, count: int, name: str) -> float:
+    first, left, started = count, count, time.perf_counter()
+    deadline = started + 120
+    while left:
+        if time.perf_counter() > deadline:
+            raise RuntimeError(f"{name}: MinIO has still {left} of {count} events after 120 s")
+        left = sum(1 for _ in os.scandir(place))
+        if first == count and left < count:
+            first, started = left, time.perf_counter()
+        time.sleep(0.005)
+    return first / (time.perf_counter() - started)
+
+
+def row(case: Case, events: Sequence[Event], seconds: float, files: int) -> dict[str, object]:
+    raw = case.raw and rate(case.raw, events, BATCH, seconds)
+    sync, asynchronous = (ours(case, events, window, BATCH, seconds) for window in (1, WINDOW))
+    alone = ours(case, events[: max(1, len(events) // 20)], 1, 1, seconds / 2)
+    minio = replayed(case, events[:files])
+    best = max(sync, asynchronous)
+    return {
+        "target": case.name,
+        "raw loop/s": raw or None,
+        "sync/s": sync,
+        "async/s": asynchronous,
+        "of the raw loop, %": raw and 100 * best / raw,
+        "one at a time/s": alone,
+        "× one at a time": best / alone,
+        "MinIO's replay/s": minio,
+        "× MinIO": best / minio,
+        "load": os.getloadavg()[0],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=20, help="the longest that one measurement goes on")
+    parser.add_argument("--replayed", type=int, default=2000, help="events in MinIO's queue_dir")
+    parser.add_argument("--only", default=",".join(MAKERS), help=f"some of {', '.join(MAKERS)}")
+    options = parser.parse_args()
+    chosen = options.only.split(",")
+    if unknown := set(chosen) - set(MAKERS):
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    # Without an effect a namespace would be told of each event that it changes nothing, and do nothing, fast.
+    events = [event(f"dir/{number:07d}/{'x' * 560}")._replace(effect=Effect.UPSERT) for number in range(options.events)]
+    rows = []
+    for name in chosen:
+        with ExitStack() as stack:
+            cases = MAKERS[name]()
+            stack.callback(getattr(cases, "close"))  # noqa: B009 - an iterator's type does not tell of it
+            for case in cases:
+                rows.append(row(case, events, options.seconds, options.replayed))
+                print(", ".join(f"{k} {v:,.1f}" if isinstance(v, float) else str(v) for k, v in rows[-1].items()))
+    note = f"at most {options.events:,} events; the multiples are of the better of sync and async"
+    show("targets", f"Delivering, target by target: batches of {BATCH}, 1 KB events, one process", rows, note)
+
+
+if __name__ == "__main__":
+    main()
