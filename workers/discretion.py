@@ -2,7 +2,9 @@
 
 import base64
 import re
+import traceback
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -29,17 +31,13 @@ class Discreet:
 
     def open(self) -> None:
         """As the target, which may raise `TargetUnavailable`."""
-        try:
+        with self._discretion():
             self._target.open()
-        except TargetUnavailable as error:
-            raise self._unavailable(error) from None
 
     def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
         """As the target, which may raise `TargetUnavailable`."""
-        try:
+        with self._discretion():
             outcomes = self._target.deliver(events, window)
-        except TargetUnavailable as error:
-            raise self._unavailable(error) from None
         if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
         return [self._told(outcome) for outcome in outcomes]
@@ -51,8 +49,19 @@ class Discreet:
     def _told(self, outcome: Outcome) -> Outcome:
         return outcome if isinstance(outcome, Delivered) else replace(outcome, reason=self._hidden(outcome.reason))
 
-    def _unavailable(self, error: TargetUnavailable) -> TargetUnavailable:
-        return TargetUnavailable(self._hidden(error.reason), error.retry_after, pause=error.pause)
+    @contextmanager
+    def _discretion(self) -> Iterator[None]:
+        try:
+            yield
+        except TargetUnavailable as error:
+            raise TargetUnavailable(self._hidden(error.reason), error.retry_after, pause=error.pause) from None
+        except Exception as error:
+            # A defect, which is logged with its trace: that may quote what the driver was given.
+            said = "".join(traceback.format_exception(error))
+            if self._hidden(said) == said:
+                raise
+            words = self._hidden(f"{type(error).__name__}: {error}")
+            raise RuntimeError(words).with_traceback(error.__traceback__) from None
 
     def _hidden(self, reason: str) -> str:
         return self._secrets.sub(REDACTED, reason) if self._secrets else reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 
 import pytest
@@ -65,3 +66,20 @@ def test_a_secret_that_a_remote_repeats_is_taken_out_and_all_else_stays(type_nam
     assert (caught.value.reason, caught.value.retry_after, caught.value.pause) == (told, 7, True)
     assert secret not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+def test_a_defects_trace_does_not_quote_a_secret_and_one_that_quotes_none_stays_as_it_is() -> None:
+    class Defective(Parrot):
+        def open(self) -> None:
+            try:
+                raise LookupError(self.sentence)
+            except LookupError as error:
+                raise ValueError("of a driver") from error
+
+    settings = declaration.load("redis", {"address": "h", "key": "k", "password": SECRET})
+    with pytest.raises(RuntimeError, match="ValueError: of a driver") as caught:
+        Discreet(Defective(f"not with {SECRET}"), settings).open()
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    with pytest.raises(ValueError, match="of a driver") as plain:
+        Discreet(Defective("not at all"), settings).open()
+    assert isinstance(plain.value.__cause__, LookupError)
