@@ -84,6 +84,20 @@ def request(body: bytes, kind: bytes = b"application/json") -> bytes:
     return start + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
 
 
+def makers() -> tuple[Callable[[], bytes], Callable[[], bytes], int]:
+    """Make a request of one event, one of `BATCH` events in lines; and an event's size."""
+    head, tail, size = envelope()
+
+    def post() -> bytes:
+        return request(single(head, tail))
+
+    def post_batch() -> bytes:
+        lines = b"\n".join(record(single(head, tail)) for _ in range(BATCH))
+        return request(lines, b"application/x-ndjson")
+
+    return post, post_batch, size
+
+
 def drive(port: int, connections: int, make: Callable[[], bytes], seconds: float) -> tuple[int, float, list[float]]:
     """Keep `connections` busy, each sending its next request when it has its answer: requests, seconds, latencies.
 
@@ -163,15 +177,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=3, help="all sides alternate; the best round of each counts")
     options = parser.parse_args()
-    head, tail, size = envelope()
-
-    def post() -> bytes:
-        return request(single(head, tail))
-
-    def post_batch() -> bytes:
-        lines = b"\n".join(record(single(head, tail)) for _ in range(BATCH))
-        return request(lines, b"application/x-ndjson")
-
+    post, post_batch, size = makers()
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
         each, group = (start(stack, server, app) for app in ("bench.one_commit_each:app", "app.api.wsgi:app"))

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from app.rules.model import EVERY_BUCKET, Rule
-from bench.ingest import BATCH, Api, drive, envelope, record, request, single
+from bench.ingest import BATCH, Api, drive, makers
 from bench.report import show
 from tests import services
 from tests.builders import add_target, migrated, registry
@@ -66,16 +66,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="the sides alternate; the best round of each counts")
     options = parser.parse_args()
-    head, tail, size = envelope()
-
-    def post() -> bytes:
-        return request(single(head, tail))
-
-    def post_batch() -> bytes:
-        lines = b"\n".join(record(single(head, tail)) for _ in range(BATCH))
-        return request(lines, b"application/x-ndjson")
-
-    makers: dict[str, tuple[Callable[[], bytes], int, int]] = {
+    post, post_batch, size = makers()
+    sides: dict[str, tuple[Callable[[], bytes], int, int]] = {
         "single posts": (post, 32, 1),
         f"lines of {BATCH}": (post_batch, 4, BATCH),
     }
@@ -86,7 +78,7 @@ def main() -> None:
             drive(api.port, 4, post_batch, 2)
         best: dict[tuple[str, int], float] = {}
         for turn in range(options.rounds):
-            for name, (make, connections, each) in makers.items():
+            for name, (make, connections, each) in sides.items():
                 for count in (FEW, MANY) if turn % 2 else (MANY, FEW):
                     done, took, _ = drive(apis[count].port, connections, make, options.seconds)
                     best[name, count] = max(best.get((name, count), 0.0), done * each / took)
@@ -97,7 +89,7 @@ def main() -> None:
             f"{MANY:,} rules, events/s": best[name, MANY],
             "cost %": 100 * (1 - best[name, MANY] / best[name, FEW]),
         }
-        for name in makers
+        for name in sides
     ]
     note = f"events of {size} bytes to one target; best of {options.rounds} rounds"
     show("rules", "What rules cost (PostgreSQL, fsync on)", table, note)

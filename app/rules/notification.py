@@ -73,17 +73,17 @@ def configuration(rules: Iterable[Rule], region: str) -> bytes:
     root = Element("NotificationConfiguration", xmlns=NAMESPACE)
     for rule in rules:
         element = SubElement(root, "QueueConfiguration")
-        _add(element, "Id", rule.rule_id)
+        add(element, "Id", rule.rule_id)
         filters = [(name, getattr(rule, name)) for name in _FILTERS if getattr(rule, name)]
         if filters:
             key = SubElement(SubElement(element, "Filter"), "S3Key")
             for name, value in filters:
                 one = SubElement(key, "FilterRule")
-                _add(one, "Name", name)
-                _add(one, "Value", value)
+                add(one, "Name", name)
+                add(one, "Value", value)
         for name in rule.events:
-            _add(element, "Event", name)
-        _add(element, "Queue", rule.target.arn(region))
+            add(element, "Event", name)
+        add(element, "Queue", rule.target.arn(region))
     return document(root)
 
 
@@ -93,8 +93,8 @@ def document(root: Element) -> bytes:
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + written
 
 
-def _add(parent: Element, name: str, text: str) -> None:
-    # As Go's encoder does it: what XML cannot hold becomes U+FFFD, and the document stays readable.
+def add(parent: Element, name: str, text: str) -> None:
+    """Put an element with this text into another; what XML cannot hold becomes U+FFFD, as Go's encoder does it."""
     SubElement(parent, name).text = _NOT_XML.sub("\ufffd", text)
 
 

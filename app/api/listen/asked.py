@@ -1,5 +1,6 @@
 """What a listener asks for, read from the query of its request (reference §8)."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from app.rules.notification import NO_EVENT
 RESUME = "resume-after"
 _LONGEST_FILTER = 1024
 _LONGEST_PING = 24 * 3600
+_EVENT_ID = re.compile(r"[0-9a-f]{32}")
 _NOBODY = TargetId("listener", "_")
 
 
@@ -39,7 +41,14 @@ def parse_asked(bucket: str, query: Sequence[tuple[str, str]]) -> Asked:
         prefix=_filter("prefix", query),
         suffix=_filter("suffix", query),
     )
-    return Asked(rule, _ping(query), _one(RESUME, query))
+    return Asked(rule, _ping(query), _resume(query))
+
+
+def _resume(query: Sequence[tuple[str, str]]) -> str:
+    value = _one(RESUME, query)
+    if value and not _EVENT_ID.fullmatch(value):
+        raise S3Error("InvalidArgument", f"{RESUME} must be the EventId of a line: 32 hexadecimal digits.")
+    return value
 
 
 def _filter(name: str, query: Sequence[tuple[str, str]]) -> str:

@@ -23,10 +23,19 @@ from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.database import now_ms
 from app.outbox.registry import UnknownTarget
 from app.rules.model import BadRules
-from app.rules.notification import NAMESPACE, NO_TARGET, BadConfiguration, configuration, document, parse_configuration
+from app.rules.notification import (
+    NAMESPACE,
+    NO_TARGET,
+    BadConfiguration,
+    add,
+    configuration,
+    document,
+    parse_configuration,
+)
 
 CREATED, REMOVED = "s3:BucketCreated:*", "s3:BucketRemoved:*"
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+_LONGEST = 255  # characters of a bucket's name in an event
 _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
@@ -53,7 +62,8 @@ class Call:
 
     def existing(self) -> str:
         """The bucket, which has to be there."""
-        if not is_bucket(self.parts.database, self.bucket):
+        # No database needs to be asked for what its columns cannot hold.
+        if len(self.bucket) > _LONGEST or "\0" in self.bucket or not is_bucket(self.parts.database, self.bucket):
             raise S3Error("NoSuchBucket", BucketName=self.bucket)
         return self.bucket
 
@@ -62,13 +72,13 @@ def list_buckets(call: Call) -> Response:
     """`GET /`."""
     root = Element("ListAllMyBucketsResult", xmlns=NAMESPACE)
     owner = SubElement(root, "Owner")
-    _add(owner, "ID", call.seal.key.name)
-    _add(owner, "DisplayName", call.seal.key.name)
+    add(owner, "ID", call.seal.key.name)
+    add(owner, "DisplayName", call.seal.key.name)
     listed = SubElement(root, "Buckets")
     for bucket in every_bucket(call.parts.database):
         one = SubElement(listed, "Bucket")
-        _add(one, "Name", bucket.name)
-        _add(one, "CreationDate", written_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
+        add(one, "Name", bucket.name)
+        add(one, "CreationDate", written_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
     return _xml(root)
 
 
@@ -175,10 +185,6 @@ def bucket_event(call: Call, name: str, now: int) -> Event:
         "source": {"host": call.sender, "port": "", "userAgent": call.received.headers.get("user-agent", "")[:500]},
     }
     return event_of(record, now, 32)
-
-
-def _add(parent: Element, name: str, text: str) -> None:
-    SubElement(parent, name).text = text
 
 
 def _xml(root: Element) -> Response:

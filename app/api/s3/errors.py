@@ -2,11 +2,11 @@
 
 import secrets
 from collections.abc import Mapping
-from xml.etree.ElementTree import Element, SubElement
+from xml.etree.ElementTree import Element
 
 from werkzeug.wrappers import Response
 
-from app.rules.notification import document
+from app.rules.notification import add, document
 
 # The status of each code, and what it says where nobody knows better.
 CODES: Mapping[str, tuple[int, str]] = {
@@ -63,7 +63,7 @@ def refusal(error: S3Error, *, method: str, path: str, number: str) -> Response:
     root = Element("Error")
     told = {"Code": error.code, "Message": error.message, **error.members, "Resource": path, "RequestId": number}
     for name, text in told.items():
-        SubElement(root, name).text = text
+        add(root, name, text)
     headers = {"x-minio-error-code": error.code, "x-minio-error-desc": f'"{error.message}"'} if method == "HEAD" else {}
     body = b"" if method == "HEAD" else document(root)
     return Response(body, error.status, headers, mimetype="application/xml")

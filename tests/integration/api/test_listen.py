@@ -325,6 +325,7 @@ def test_minio_py_listens(ready: S3) -> None:
         (f"{EVENTS}&ping=0", "AuthorizationQueryParametersError", 400),
         (f"{EVENTS}&ping=1.5", "AuthorizationQueryParametersError", 400),
         (f"{EVENTS}&resume-after={'0' * 32}", "InvalidArgument", 400),
+        (f"{EVENTS}&resume-after=%00", "InvalidArgument", 400),
     ],
 )
 def test_what_minio_refuses_is_refused(ready: S3, query: str, refused: str, status: int) -> None:
@@ -332,4 +333,5 @@ def test_what_minio_refuses_is_refused(ready: S3, query: str, refused: str, stat
 
 
 def test_a_bucket_that_is_not_there_cannot_be_listened_to(ready: S3) -> None:
-    assert code(ready.ask("GET", f"/nowhere?{EVENTS}"), 404) == "NoSuchBucket"
+    for name in ("nowhere", "a" * 300, "a%00b", "%FF", "%2A"):
+        assert code(ready.ask("GET", f"/{name}?{EVENTS}"), 404) == "NoSuchBucket"
