@@ -1,25 +1,34 @@
 """`bucketwire status`: the books of every target."""
 
+from typing import Any
+
 import click
 
-from app.cli.shell import Shell, with_shell
+from app.cli.shell import Shell, anywhere
 from app.cli.words import age, iso
 from app.outbox.books import read_books, snapshot
 from app.outbox.database import now_ms
 
 
 @click.command()
-@with_shell
+@anywhere
 def status(shell: Shell) -> None:
     """Show where each target's events are.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
+    rows = _rows_there(shell.remote.described) if shell.remote else _rows_here(shell)
+    names = ("state", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
+    columns = {"target": "target"} | {name: name for name in names} | {"oldest waits": "waiting"}
+    shell.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+
+
+def _rows_here(shell: Shell) -> list[dict[str, Any]]:
     stored = {each.target: each for each in shell.registry.targets()}
     with snapshot(shell.database) as connection:
         books = read_books(connection)
     now = now_ms()
-    rows = [
+    return [
         {
             "target": str(each.target),
             "arn": each.target.arn(shell.settings.region),
@@ -39,6 +48,13 @@ def status(shell: Shell) -> None:
         for each in books
         if each.target in stored  # else it was made a moment ago
     ]
-    names = ("state", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
-    columns = {"target": "target"} | {name: name for name in names} | {"oldest waits": "waiting"}
-    shell.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+
+
+def _rows_there(described: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    now = now_ms()
+    rows = []
+    for each in described:
+        oldest = 0 if each["oldest_age"] is None else now - int(each["oldest_age"] * 1000)
+        identity = {"target": f"{each['type']}:{each['name']}", "arn": each["arn"], "state": each["state"]}
+        rows.append(identity | each["events"] | {"oldest": iso(oldest), "waiting": age(oldest, now)})
+    return rows

@@ -8,7 +8,7 @@ import click
 import orjson
 
 from app.cli.problems import CannotDo
-from app.cli.shell import Shell, printable, with_shell
+from app.cli.shell import Shell, anywhere, printable
 from app.config.arn import TargetId
 from app.config.declaration import (
     BadSettings,
@@ -32,7 +32,7 @@ def config() -> None:
 @click.argument("line", nargs=-1)
 @click.option("--file", "source", type=click.File("r"), help="Read lines from a file instead; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@with_shell
+@anywhere
 def set_(shell: Shell, line: tuple[str, ...], source: IO[str] | None, dry_run: bool) -> None:
     """Set targets: notify_TYPE[:NAME] KEY=VALUE ...
 
@@ -48,7 +48,7 @@ def set_(shell: Shell, line: tuple[str, ...], source: IO[str] | None, dry_run: b
 
 @config.command()
 @click.argument("section", required=False)
-@with_shell
+@anywhere
 def get(shell: Shell, section: str | None) -> None:
     """Show targets as lines, secrets left out: all, those of notify_TYPE, or notify_TYPE:NAME."""
     lines = _lines(shell, section, secrets=False)
@@ -61,9 +61,11 @@ def get(shell: Shell, section: str | None) -> None:
 
 @config.command()
 @click.option("--secrets", is_flag=True, help="With the secrets, so that it can be set elsewhere.")
-@with_shell
+@anywhere
 def export(shell: Shell, secrets: bool) -> None:
     """Write all targets as lines that `config set --file` reads."""
+    if secrets and shell.remote:
+        raise click.UsageError("secrets are not told over the API; run this where the database is")
     lines = _lines(shell, None, secrets=secrets)
     if shell.as_json:
         shell.json(lines)
@@ -75,11 +77,11 @@ def export(shell: Shell, secrets: bool) -> None:
 @config.command()
 @click.argument("section")
 @click.option("--force", is_flag=True, help="Also with its rules, its undelivered events and its dead letters.")
-@with_shell
+@anywhere
 def reset(shell: Shell, section: str, force: bool) -> None:
     """Remove the target notify_TYPE[:NAME]."""
     target, _ = parse_line(section)
-    lost = shell.registry.remove(target, force=force)
+    lost = shell.chosen.remove(target, force=force)
     said = " with what it had: ".join(filter(None, (f"removed {target}", ", ".join(lost))))
     shell.done(said, removed=str(target), lost=lost)
 
@@ -87,7 +89,7 @@ def reset(shell: Shell, section: str, force: bool) -> None:
 @config.command(name="import")
 @click.argument("path", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@with_shell
+@anywhere
 def import_(shell: Shell, path: Path, dry_run: bool) -> None:
     """Take the targets over from a config.json that MinIO had until 2019."""
     try:
@@ -103,13 +105,13 @@ def import_(shell: Shell, path: Path, dry_run: bool) -> None:
 def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> tuple[TargetId, dict[str, str]]:
     """The target and all its texts once `values` are set. Raises `BadSettings` or `ReadOnlyTarget`."""
     try:
-        stored = shell.registry.target(target)
+        stored = shell.chosen.target(target)
     except UnknownTarget:
         before: dict[str, str] = {}
     else:
         if stored.origin == "environment" and stored.enabled:
             raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
-        before = shell.registry.texts(stored)
+        before = shell.chosen.texts(stored)
     try:
         return target, merged(target.type, before, values)
     except BadSettings as error:
@@ -147,7 +149,7 @@ def _one(words: tuple[str, ...]) -> tuple[TargetId, dict[str, str]]:
 
 
 def _lines(shell: Shell, section: str | None, *, secrets: bool) -> list[str]:
-    stored = shell.registry.targets()
+    stored = shell.chosen.targets()
     if section is not None:
         wanted, _ = parse_line(section)
         stored = [each for each in stored if each.target.type == wanted.type]
@@ -155,4 +157,4 @@ def _lines(shell: Shell, section: str | None, *, secrets: bool) -> list[str]:
             stored = [each for each in stored if each.target == wanted]
         if not stored:
             raise CannotDo(f"there is no target {section}; `bucketwire target ls` shows those there are")
-    return [to_line(each.target, shell.registry.texts(each), redact=not secrets) for each in stored]
+    return [to_line(each.target, shell.chosen.texts(each), redact=not secrets) for each in stored]

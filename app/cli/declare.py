@@ -6,7 +6,7 @@ from typing import IO, Any
 import click
 
 from app.cli.config import show_targets
-from app.cli.shell import Shell, counted, printable, with_shell
+from app.cli.shell import Shell, anywhere, counted, printable
 from app.declare.document import document, read_yaml, schema
 
 
@@ -16,7 +16,7 @@ from app.declare.document import document, read_yaml, schema
 @click.option("--prune", is_flag=True, help="Also remove the targets and rules that the file does not declare.")
 @click.option("--force", is_flag=True, help="With --prune: also targets with undelivered events or dead letters.")
 @click.option("--schema", "show_schema", is_flag=True, help="Print the file's JSON Schema, for editors, instead.")
-@with_shell
+@anywhere
 def apply(shell: Shell, source: IO[bytes] | None, dry_run: bool, prune: bool, force: bool, show_schema: bool) -> None:
     """Make targets and rules as a file declares them, all of it or nothing. Again, it changes nothing.
 

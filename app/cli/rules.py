@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from app.cli.problems import CannotDo
-from app.cli.shell import Shell, counted, with_shell
+from app.cli.shell import Shell, anywhere, counted
 from app.cli.words import TARGET, words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
@@ -27,19 +27,19 @@ def event() -> None:
 @click.option("--event", "given", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
 @click.option("--prefix", default="", help="Only objects whose key begins so.")
 @click.option("--suffix", default="", help="Only objects whose key ends so.")
-@with_shell
+@anywhere
 def add(shell: Shell, bucket: str, target: TargetId, given: str, prefix: str, suffix: str) -> None:
     """Send events of BUCKET, or of every bucket if it is '*', to the target ARN. The same rule twice is one rule."""
     rule = Rule(bucket=bucket, events=names(given), target=target, prefix=prefix, suffix=suffix)
     check([rule])
-    number = shell.registry.add_rule(rule)
+    number = shell.chosen.add_rule(rule)
     shell.done(f"rule {number}: {target} gets {_words(rule)}", **_row(shell, StoredRule(number, rule)))
 
 
 @event.command()
 @click.argument("bucket", required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
-@with_shell
+@anywhere
 def ls(shell: Shell, bucket: str | None, target: TargetId | None) -> None:
     """List the rules: all of them, those of BUCKET, or those of BUCKET for ARN."""
     rows = [_row(shell, stored) for stored in _found(shell, bucket, target)]
@@ -62,7 +62,7 @@ def ls(shell: Shell, bucket: str | None, target: TargetId | None) -> None:
 @click.option("--prefix", help="Only a rule with this prefix.")
 @click.option("--suffix", help="Only a rule with this suffix.")
 @click.option("--force", is_flag=True, help="All rules of BUCKET.")
-@with_shell
+@anywhere
 def rm(
     shell: Shell, bucket: str | None, target: TargetId | None, number: int | None, given: str | None,
     prefix: str | None, suffix: str | None, force: bool,
@@ -85,7 +85,7 @@ def rm(
     ]
     if not found:
         raise CannotDo("there is no such rule; `bucketwire event ls` shows those there are")
-    removed = shell.registry.remove_rules([stored.row_id for stored in found])
+    removed = shell.chosen.remove_rules([stored.row_id for stored in found])
     shell.done(f"removed {counted(removed, 'rule')}", removed=[stored.row_id for stored in found])
 
 
@@ -103,9 +103,9 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _found(shell: Shell, bucket: str | None, target: TargetId | None) -> list[StoredRule]:
-    if target is not None and all(stored.target != target for stored in shell.registry.targets()):
+    if target is not None and all(stored.target != target for stored in shell.chosen.targets()):
         raise UnknownTarget(target)
-    return [stored for stored in shell.registry.rules(bucket) if target in (None, stored.rule.target)]
+    return [stored for stored in shell.chosen.rules(bucket) if target in (None, stored.rule.target)]
 
 
 def _words(rule: Rule) -> str:
@@ -120,7 +120,7 @@ def _row(shell: Shell, stored: StoredRule) -> dict[str, Any]:
     return {
         "number": stored.row_id,
         "bucket": stored.rule.bucket,
-        "arn": stored.rule.target.arn(shell.settings.region),
+        "arn": stored.rule.target.arn(shell.region),
         "events": list(stored.rule.events),
         "prefix": stored.rule.prefix,
         "suffix": stored.rule.suffix,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, update_wrapper
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import orjson
@@ -21,6 +21,9 @@ from app.outbox.database import Database
 from app.outbox.registry import Registry, open_registry
 from app.outbox.schema import current, head
 
+if TYPE_CHECKING:
+    from app.cli.remote import Remote
+
 R = TypeVar("R")
 T = TypeVar("T")
 Row = Mapping[str, Any]
@@ -31,8 +34,9 @@ _WIDTH_OF_FILES = 250
 class Shell:
     """The service that the environment describes, opened as far as a command needs it."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
+    def __init__(self, *, as_json: bool = False, url: str = "", token: str = "") -> None:
         self.as_json = as_json
+        self._url, self._token = url, token
 
     @cached_property
     def settings(self) -> Settings:
@@ -58,13 +62,34 @@ class Shell:
 
     @cached_property
     def registry(self) -> Registry:
-        """Targets and rules."""
+        """Targets and rules in the outbox."""
         return open_registry(self.database, self.settings)
+
+    @cached_property
+    def remote(self) -> "Remote | None":
+        """The service at `--url`, where one was given. Raises `CannotDo`."""
+        if not self._url:
+            return None
+        from app.cli.remote import Remote  # noqa: PLC0415 - loads httpx, which commands on the database need not wait for
+
+        return Remote(self._url, self._token)
+
+    @property
+    def chosen(self) -> "Registry | Remote":
+        """Targets and rules, at `--url` or in the outbox."""
+        return self.remote or self.registry
+
+    @property
+    def region(self) -> str:
+        """The region in ARNs."""
+        return self.remote.region if self.remote else self.settings.region
 
     def apply(
         self, document: Document, *, dry_run: bool = False, prune: bool = False, force: bool = False
     ) -> dict[str, Any]:
         """Make targets and rules as declared, or only plan it; the plan. Raises `BadSettings` or `TargetInUse`."""
+        if self.remote:
+            return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force)
         if dry_run:
             return described(planned(self.registry, document, prune=prune))
         return described(apply(self.registry, document, prune=prune, force=force))
@@ -97,7 +122,9 @@ class Shell:
             click.echo(printable(sentence))
 
     def close(self) -> None:
-        """Let go of the database."""
+        """Let go of the database or the connection."""
+        if self.__dict__.get("remote"):
+            self.__dict__["remote"].close()
         if "bare_database" in self.__dict__:
             self.bare_database.close()
 
@@ -109,6 +136,21 @@ def with_shell(function: Callable[..., R]) -> Callable[..., R]:
     @click.pass_context
     def command(context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
         shell = Shell(as_json=as_json)
+        context.call_on_close(shell.close)
+        return function(shell, *arguments, **options)
+
+    return update_wrapper(command, function)
+
+
+def anywhere(function: Callable[..., R]) -> Callable[..., R]:
+    """As `with_shell`, for a command that also works on a service elsewhere, by the options `--url` and `--token`."""
+
+    @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="Ask the API there, not the database here.")
+    @click.option("--token", envvar="BUCKETWIRE_TOKEN", default="", help="For --url; better as BUCKETWIRE_TOKEN.")
+    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.pass_context
+    def command(context: click.Context, /, *arguments: Any, as_json: bool, url: str, token: str, **options: Any) -> R:
+        shell = Shell(as_json=as_json, url=url, token=token)
         context.call_on_close(shell.close)
         return function(shell, *arguments, **options)
 

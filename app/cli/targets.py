@@ -6,7 +6,7 @@ import click
 
 from app.cli.config import change, put_all
 from app.cli.run import TRIAL, become
-from app.cli.shell import Shell, printable, with_shell
+from app.cli.shell import Shell, anywhere, printable, with_shell
 from app.cli.words import TARGET
 from app.config.arn import TargetId
 from app.config.declaration import REDACTED, BadSettings, redacted
@@ -19,24 +19,24 @@ def target() -> None:
 
 
 @target.command()
-@with_shell
+@anywhere
 def ls(shell: Shell) -> None:
     """List the targets and whether they get events; `bucketwire status` shows how many."""
-    rows = [facts(shell, stored) for stored in shell.registry.targets()]
+    rows = [facts(shell, stored) for stored in shell.chosen.targets()]
     columns = {"target": "target", "ARN": "arn", "state": "state", "from": "origin", "reason": "reason"}
     shell.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
 
 
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
-@with_shell
+@anywhere
 def show(shell: Shell, which: TargetId) -> None:
     """Show a target's settings, secrets left out, and the rules that name it."""
-    stored = shell.registry.target(which)
+    stored = shell.chosen.target(which)
     rules = [
         {"number": rule.row_id, "bucket": rule.rule.bucket, "events": list(rule.rule.events),
          "prefix": rule.rule.prefix, "suffix": rule.rule.suffix}
-        for rule in shell.registry.rules() if rule.rule.target == which
+        for rule in shell.chosen.rules() if rule.rule.target == which
     ]  # fmt: skip
     found = facts(shell, stored)
     if shell.as_json:
@@ -52,7 +52,7 @@ def show(shell: Shell, which: TargetId) -> None:
 @click.argument("which", metavar="TARGET", type=TARGET)
 @click.argument("pairs", metavar="KEY=VALUE...", nargs=-1, required=True)
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
-@with_shell
+@anywhere
 def set_(shell: Shell, which: TargetId, pairs: tuple[str, ...], dry_run: bool) -> None:
     """Make a target or change settings of one; keys that are left out stay, an empty value is the default."""
     values: dict[str, str] = {}
@@ -67,10 +67,10 @@ def set_(shell: Shell, which: TargetId, pairs: tuple[str, ...], dry_run: bool) -
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
 @click.option("--force", is_flag=True, help="Also with its rules, its undelivered events and its dead letters.")
-@with_shell
+@anywhere
 def rm(shell: Shell, which: TargetId, force: bool) -> None:
     """Remove a target; refused while rules name it or events wait for it."""
-    lost = shell.registry.remove(which, force=force)
+    lost = shell.chosen.remove(which, force=force)
     said = " with what it had: ".join(filter(None, (f"removed {which}", ", ".join(lost))))
     shell.done(said, removed=str(which), lost=lost)
 
@@ -78,19 +78,19 @@ def rm(shell: Shell, which: TargetId, force: bool) -> None:
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
 @click.option("--reason", default="paused by hand", show_default=True, help="What `target ls` shows.")
-@with_shell
+@anywhere
 def pause(shell: Shell, which: TargetId, reason: str) -> None:
     """Deliver nothing to a target until it is resumed; its events wait."""
-    shell.registry.pause(which, reason)
+    shell.chosen.pause(which, reason)
     shell.done(f"paused {which}", paused=str(which))
 
 
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
-@with_shell
+@anywhere
 def resume(shell: Shell, which: TargetId) -> None:
     """End a pause, and the wait for a target that was away."""
-    shell.registry.resume(which)
+    shell.chosen.resume(which)
     shell.done(f"resumed {which}", resumed=str(which))
 
 
@@ -112,7 +112,7 @@ def facts(shell: Shell, stored: StoredTarget) -> dict[str, Any]:
     state, reason = stored.standing
     return {
         "target": str(stored.target),
-        "arn": stored.target.arn(shell.settings.region),
+        "arn": stored.target.arn(shell.region),
         "state": state,
         "origin": stored.origin,
         "reason": reason,
@@ -121,6 +121,6 @@ def facts(shell: Shell, stored: StoredTarget) -> dict[str, Any]:
 
 def _settings(shell: Shell, stored: StoredTarget) -> dict[str, str]:
     try:
-        return redacted(stored.target.type, shell.registry.texts(stored))
+        return redacted(stored.target.type, shell.chosen.texts(stored))
     except BadSettings:  # sealed with a key that is gone, or of a type that this version does not know
         return dict.fromkeys(stored.values, REDACTED)

@@ -17,7 +17,9 @@ from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
 # Where the test set-up keeps its servers, how the CLI shows errors, and what it tells a worker to serve.
-_NOT_OURS = frozenset({"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_WORKER_TARGETS"})
+_NOT_OURS = frozenset(
+    {"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_TOKEN", "BUCKETWIRE_URL", "BUCKETWIRE_WORKER_TARGETS"}
+)
 SCOPES = ("ingest", "read", "admin")
 S3_SCOPES = ("read", "admin")
 _SOCKET_PATH = 107  # bytes that a unix socket's path may have

@@ -1,0 +1,106 @@
+"""The command line over the API of a service elsewhere: no database, a token, the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.outbox.append import Log
+from app.outbox.database import Database
+from app.outbox.tokens import Tokens
+from tests import services
+from tests.builders import event, migrated
+from tests.integration.cli.conftest import Cli, Result
+from tests.system import Api
+
+ARN = "arn:minio:sqs:eu-1:cache:redis"
+SECRET = "hush-hush-9f3"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Api, Database, str]]:
+    folder = tmp_path_factory.mktemp("elsewhere")
+    database = migrated(f"sqlite:///{folder}/bucketwire.db")
+    token = Tokens(database).create("cli", ["admin"])
+    settings = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_REGION": "eu-1"}
+    with Api(["api", "--workers", "1"], settings).start() as api:
+        yield api, database, token
+    database.close()
+
+
+@pytest.fixture
+def there(bare: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.MonkeyPatch) -> Cli:
+    api, _, token = service
+    monkeypatch.setenv("BUCKETWIRE_TOKEN", token)
+    monkeypatch.setenv("BUCKETWIRE_URL", api.url)
+    for each in bare("target", "ls", "--json").json:
+        assert bare("target", "rm", each["target"], "--force").code == 0
+    return bare
+
+
+def test_targets_and_rules_are_set_shown_and_removed_from_afar(there: Cli, folder: Path) -> None:
+    said = there("target", "set", "redis:cache", "address=127.0.0.1:6379", "key=events", f"password={SECRET}").out
+    assert "redis:cache: new" in said
+    assert SECRET not in said
+    changed = there("target", "set", "redis:cache", "db=4").out
+    assert "+ db=4" in changed
+    assert "password" not in changed, "a secret that is not given stays"
+    assert there("target", "ls", "--json").json[0]["arn"] == ARN
+
+    number = there("event", "add", "photos", ARN, "--event", "put", "--json").json["number"]
+    assert there("event", "ls", "photos", "--json").json[0]["events"] == ["s3:ObjectCreated:*"]
+    assert there("target", "show", "redis:cache", "--json").json["rules"][0]["number"] == number
+    assert "paused redis:cache" in there("target", "pause", "redis:cache", "--reason", "moving").out
+    assert there("status", "--json").json[0]["state"] == "paused"
+    there("target", "resume", "redis:cache")
+
+    refused = there("target", "rm", "redis:cache")
+    assert refused.code == 1
+    assert "1 rule(s) name it" in refused.err
+    assert "removed 1 rule" in there("event", "rm", "photos", ARN).out
+    assert there("config", "reset", "notify_redis:cache").code == 0
+    assert there("target", "ls", "--json").json == []
+    assert not (folder / "bucketwire.db").exists(), "nothing was made here"
+
+
+def test_the_books_are_those_of_the_service(there: Cli, service: tuple[Api, Database, str]) -> None:
+    there("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/")
+    there("event", "add", "*", "arn:minio:sqs:eu-1:audit:webhook", "--event", "*")
+    Log(service[1]).append([[event("a"), event("b")]])
+    [books] = there("status", "--json").json
+    assert (books["target"], books["matched"], books["pending"]) == ("webhook:audit", 2, 2)
+    assert books["oldest"].endswith("Z")
+
+
+def test_a_file_is_applied_from_afar_and_refused_in_the_words_of_the_service(there: Cli, tmp_path: Path) -> None:
+    path = tmp_path / "bucketwire.yaml"
+    path.write_text(
+        "targets: {redis:cache: {address: '127.0.0.1:6379', key: events}}\n"
+        "rules: [{bucket: photos, events: put, target: redis:cache, id: one}]\n"
+    )
+    assert "+ rule: photos" in there("apply", "-f", str(path), "--dry-run").out
+    assert there("target", "ls", "--json").json == []
+    assert there("apply", "-f", str(path)).code == 0
+    assert "everything is as declared" in there("apply", "-f", str(path)).out
+    path.write_text("targets: {redis:cache: {address: '127.0.0.1:6379'}}")
+    refused = there("apply", "-f", str(path))
+    assert refused.code == 1
+    assert "redis:cache: key: is required" in refused.err
+
+
+def test_what_cannot_be_asked_from_afar_says_so(there: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said(*words: str) -> Result:
+        refused = there(*words)
+        assert refused.code in (1, 2)
+        return refused
+
+    assert "secrets are not told over the API" in said("config", "export", "--secrets").err
+    assert "there is no target redis:none" in said("target", "show", "redis:none").err
+    nowhere = f"http://{services.LOOPBACK}:9"
+    assert f"{nowhere} does not answer" in said("target", "ls", "--url", nowhere).err
+    wrong = said("target", "ls", "--token", "of-somebody-else-entirely").err
+    assert "BUCKETWIRE_TOKEN" in wrong
+    assert "somebody" not in wrong
+    assert "cannot be used" in said("target", "ls", "--token", "new\nline").err
