@@ -130,7 +130,7 @@ def _kafka(settings: KafkaSettings) -> list[Place]:
 
 
 def _redis(settings: RedisSettings) -> list[Place]:
-    return [Place(settings.address, _context(settings) if settings.tls else None)]
+    return [Place(settings.address.place, _context(settings) if settings.by_tls else None)]
 
 
 def _mysql(settings: MysqlSettings) -> list[Place]:

@@ -54,6 +54,51 @@ class Host(Kind[HostPort]):
         return int(text)
 
 
+class SchemedHost(NamedTuple):
+    """A place to connect to, and whether its scheme asks for TLS."""
+
+    place: HostPort
+    tls: bool
+
+    @property
+    def host(self) -> str:
+        """Its host, or the path of its unix socket."""
+        return self.place.host
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+        return self.place.port
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
+class RedisHost(Kind[SchemedHost]):
+    """`host[:port]` or the path of a unix socket, and by option `redis://host[:port]`, or `rediss://` for TLS."""
+
+    empty = SchemedHost(HostPort("", 0), tls=False)
+    label = "host[:port]"
+
+    def __init__(self) -> None:
+        self._host = Host(6379, socket=True)
+
+    def parse(self, text: str) -> SchemedHost:
+        """The place; of a URL nothing but scheme, host and port, because everything else has keys of its own."""
+        scheme, divider, rest = text.partition("://")
+        if not divider:
+            return SchemedHost(self._host.parse(text), tls=False)
+        if scheme.lower() not in ("redis", "rediss"):
+            raise BadValue("is no Redis URL", "write host:port, redis://host:port or rediss://host:port")
+        if "@" in rest or "/" in rest.removesuffix("/") or "?" in rest:
+            raise BadValue("says more than a host and a port", "write the rest as the keys user, password and db")
+        return SchemedHost(self._host.parse(rest.removesuffix("/")), tls=scheme.lower() == "rediss")
+
+    def shown(self, text: str) -> str:
+        """The text without a password, should there be one."""
+        return redacted_url(text) if "://" in text else text
+
+
 class HttpUrl(Kind[str]):
     """An `http` or `https` URL; doubled slashes and dots go from its path, a trailing `/` stays."""
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal
 
-from app.config.addresses import Host, HostPort, HttpUrl
+from app.config.addresses import HttpUrl, RedisHost, SchemedHost
 from app.config.keys import Declared, declared, setting
 from app.config.kinds import Choice, Duration, Kind, Number, Path, Switch, Text, Toggle
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
@@ -96,7 +96,9 @@ class NamespaceSettings(TargetSettings):
 class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     """Redis (reference §4.9). An address that begins with `/` is a unix socket."""
 
-    address: HostPort = setting(Host(6379, socket=True), about="host:port of the server, or the path of its socket")
+    address: SchemedHost = setting(
+        RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
+    )
     key: str = setting(Text(), about="the hash (namespace) or list (access) that takes the events")
     user: str = setting(Text(), default="", about="ACL user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="of the user, or of the server")
@@ -112,6 +114,11 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         about="format access: entries as the MinIO server writes them, or the [time, event] pairs of its old guides",
     )
 
+    @property
+    def by_tls(self) -> bool:
+        """Whether TLS is spoken, by `tls` or by the address."""
+        return self.tls or self.address.tls
+
     def problems(self) -> Iterator[Problem]:
         """A user needs a password, a certificate its key, and files for TLS need TLS."""
         yield from super().problems()
@@ -119,7 +126,7 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         if self.user and not self.password:
             yield Problem("user", self.user, "is used only with a password", "set password, or leave user out")
         for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.tls:
+            if getattr(self, name) and not self.by_tls:
                 yield Problem(name, "", "has no effect without TLS", "set tls=on")
         if self.tls and self.address.host.startswith("/"):
             yield Problem("tls", "on", "cannot be had on a unix socket", "set tls=off or address=host:port")

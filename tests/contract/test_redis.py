@@ -258,6 +258,16 @@ def test_a_client_certificate_is_shown(redis: Namespace, certificates: services.
     assert isinstance(refused, Unavailable)
 
 
+def test_an_address_with_the_scheme_rediss_is_reached_by_tls(
+    redis: Namespace, certificates: services.Certificates
+) -> None:
+    values = redis.by_tls(certificates.ca)
+    target = redis.target(values | {"tls": "off", "address": f"rediss://{values['address']}"})
+    target.open()
+    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    target.close()
+
+
 def test_verification_can_be_waived(redis: Namespace, certificates: services.Certificates) -> None:
     target = redis.target(redis.by_tls(certificates.other_ca), tls_skip_verify="on")
     target.open()

@@ -168,7 +168,7 @@ class RedisTarget:
         else:
             kind, options = Connection, {"host": chosen.address.host, "port": chosen.address.port}
             options["socket_keepalive"] = True
-        if chosen.tls:
+        if chosen.by_tls:
             kind = _TLSConnection
             options["context"] = tls.context(
                 chosen.tls_ca,

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from app.config.addresses import HostPort
+from app.config.addresses import HostPort, SchemedHost
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings, broken, load, merged, redacted, texts
 from app.config.problems import REDACTED
@@ -33,7 +33,7 @@ def problems(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
 
 def test_the_defaults_are_those_of_the_reference_and_ours() -> None:
     settings = load(RedisSettings, REDIS)
-    assert settings == RedisSettings(address=HostPort("redis", 6379), key="events")
+    assert settings == RedisSettings(address=SchemedHost(HostPort("redis", 6379), tls=False), key="events")
     assert settings.enable is True
     assert (settings.queue_limit, settings.effective_queue_limit, settings.queue_full) == (0, 100_000, "discard")
     assert (settings.sync, settings.max_in_flight, settings.batch_size) == ("", 1000, 500)
@@ -61,7 +61,7 @@ def test_json_values_that_cannot_be_are_refused(key: str, value: object) -> None
 
 def test_blanks_around_a_value_are_no_part_of_it_and_an_empty_one_is_none() -> None:
     settings = load(RedisSettings, {"address": "  redis ", "key": "\tevents\n", "db": " ", "format": ""})
-    assert settings == RedisSettings(address=HostPort("redis", 6379), key="events")
+    assert settings == RedisSettings(address=SchemedHost(HostPort("redis", 6379), tls=False), key="events")
 
 
 def test_every_problem_is_named_at_once() -> None:
@@ -103,6 +103,14 @@ def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
     assert "hunter2" not in str(settings)
 
 
+def test_the_address_of_redis_may_be_a_url_that_says_no_more_than_where() -> None:
+    secure, plain = (load("redis", REDIS | {"address": f"{scheme}://[::1]"}) for scheme in ("rediss", "redis"))
+    assert (str(secure.address), secure.by_tls, plain.by_tls) == ("[::1]:6379", True, False)
+    for wrong in ("rediss://me:hunter2@h", "rediss://h/3", "http://h"):
+        assert set(found := problems("redis", REDIS | {"address": wrong})) == {"address"}
+        assert "hunter2" not in str(found)
+
+
 def test_a_password_in_an_endpoint_is_not_shown_either() -> None:
     values = {"endpoint": "http://me:hunter2@h/x"}
     assert redacted("webhook", values) == {"endpoint": f"http://me:{REDACTED}@h/x"}
@@ -128,6 +136,7 @@ BETWEEN: list[tuple[str, dict[str, str], str]] = [
     ("redis", {"tls_skip_verify": "on"}, "tls_skip_verify"),
     ("redis", {"user": "me"}, "user"),
     ("redis", {"tls": "on", "address": "/run/redis.sock"}, "tls"),
+    ("redis", {"tls_ca": "/ca.pem", "address": "redis://h"}, "tls_ca"),
     ("redis", {"retry_base": "10m"}, "retry_base"),
     ("webhook", {"client_cert": "/c"}, "client_key"),
     ("webhook", {"client_key": "/k"}, "client_cert"),
