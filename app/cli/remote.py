@@ -24,11 +24,13 @@ class Remote:
     """
 
     def __init__(self, url: str, token: str = "") -> None:
+        if not token.isascii() or any(not char.isprintable() or char == " " for char in token):
+            raise CannotDo("the token cannot be used: it has characters that no token has")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
             self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT)
-        except (httpx.InvalidURL, ValueError):  # ValueError: a token with characters that no header may have
-            raise CannotDo(f"{url!r} or the token cannot be used; write --url http://host:8730") from None
+        except (httpx.InvalidURL, ValueError):
+            raise CannotDo(f"{url!r} cannot be used; write --url http://host:8730") from None
         self._url = url
 
     def close(self) -> None:
