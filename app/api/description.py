@@ -16,6 +16,7 @@ from app.config.settings import SCOPES
 from app.config.targets import TYPES
 from app.declare.document import schema as document_schema
 from app.events.names import AGGREGATES, EVERY, KNOWN
+from app.outbox.reconciliations import COUNTS
 
 routes = Blueprint("description", __name__)
 
@@ -165,6 +166,23 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         matched={**_NUMBER, "description": "events that it delivers again"}, finished=_FLAG,
     ),
     "Replays": _object(replays=_list("Replay")),
+    "RepairReceipt": _object(
+        recorded=_NUMBER,
+        repeated={**_NUMBER, "description": "known already"},
+        overtaken={**_NUMBER, "description": "left out: their objects had events after `after`"},
+    ),
+    "Reconciliation": _object(
+        run=_TEXT,
+        target=_TARGET,
+        bucket=_TEXT,
+        state={**_TEXT, "enum": ["running", "clean", "drift", "repaired", "failed"]},
+        started_at=_TIME,
+        finished_at=_TIME,
+        **dict.fromkeys(COUNTS, _NUMBER),
+        report={**_TEXT, "description": "the folder with the findings, where the job ran"},
+        problem=_TEXT,
+    ),
+    "Reconciliations": _object(reconciliations=_list("Reconciliation")),
     "Alive": _object(status=_TEXT),
     "Readiness": _object(
         ready=_FLAG,

@@ -170,6 +170,35 @@ replays = sa.Table(
     **MYSQL,
 )
 
+reconciliations = sa.Table(
+    "reconciliations",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("run", sa.CHAR(32), nullable=False, unique=True),
+    sa.Column("type", sa.String(32), nullable=False),  # of the target, which may be gone by now
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("bucket", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed until then is dead
+    sa.Column("finished_at", sa.BigInteger, nullable=False),
+    sa.Column("objects", sa.BigInteger, nullable=False),
+    sa.Column("held", sa.BigInteger, nullable=False),  # rows of the target
+    sa.Column("missing", sa.BigInteger, nullable=False),
+    sa.Column("stale", sa.BigInteger, nullable=False),
+    sa.Column("orphaned", sa.BigInteger, nullable=False),
+    sa.Column("malformed", sa.BigInteger, nullable=False),
+    sa.Column("outside", sa.BigInteger, nullable=False),
+    sa.Column("in_flight", sa.BigInteger, nullable=False),
+    sa.Column("bad", sa.BigInteger, nullable=False),  # entries of a listing that could not be read
+    sa.Column("repaired", sa.BigInteger, nullable=False),
+    sa.Column("report", sa.Text, nullable=False),  # the folder where the whole of it lies
+    sa.Column("problem", sa.Text, nullable=False),
+    sa.Index(None, "type", "name"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
 tokens = sa.Table(
     "tokens",
     metadata,

@@ -1,0 +1,102 @@
+"""What comparing targets with buckets came to, and the way in for the events that repair what was found."""
+
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from app.api.access import ADMIN, READ, needs
+from app.api.answers import answer, bad_value, parsed_number, refuse_unknown, written_time
+from app.api.bodies import read_body
+from app.api.parts import parts
+from app.api.problems import Refusal
+from app.config.arn import TargetId
+from app.events.parsing import Limits, parse
+from app.outbox.append import QueueFull
+from app.outbox.database import REFUSED, now_ms
+from app.outbox.reconciliations import Reconciliation, Reconciliations, Unless
+
+routes = Blueprint("reconciliations", __name__)
+_MOST = 1000
+_LAST_SEQ = 2**63 - 1
+
+
+@routes.get("/v1/reconciliations")
+@needs(READ)
+def ls() -> Response:
+    """List the reconciliations.
+    ---
+    get:
+      summary: The last reconciliations, newest first
+      security: [{token: [read]}]
+      parameters:
+        - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000},
+           description: so many}
+      responses:
+        200: {description: the reconciliations, content: {application/json: {schema: Reconciliations}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ("limit",))
+    limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=_MOST)
+    found = Reconciliations(parts().database).list(limit=limit)
+    return answer({"reconciliations": [_json(each) for each in found]})
+
+
+@routes.post("/v1/targets/<type_name>/<name>/events")
+@needs(ADMIN)
+def repair(type_name: str, name: str) -> Response:
+    """Record events for one target.
+    ---
+    post:
+      summary: Record events for this target alone, whatever the rules say
+      description: >
+        An event whose object had another one recorded after the log's number `after` is left out and counted as
+        overtaken: who looked at the object before that knows nothing of it any more. A 202 means that the others are
+        recorded durably.
+      security: [{token: [admin]}]
+      parameters:
+        - target_type
+        - target_name
+        - {name: after, in: query, required: true, schema: {type: integer, minimum: 0, maximum: 9223372036854775807},
+           description: the last number of the log when the objects were looked at}
+      requestBody:
+        required: true
+        description: as for `POST /v1/events`
+        content: {application/json: {schema: {}}, application/x-ndjson: {schema: {}}}
+      responses:
+        202: {description: taken, content: {application/json: {schema: RepairReceipt}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ("after",))
+    if "after" not in request.args:
+        raise bad_value("after", "is missing", "give the last number of the log when the objects were looked at")
+    after = parsed_number("after", request.args["after"], 0, least=0, most=_LAST_SEQ)
+    target = TargetId(type_name, name)
+    state, reason = parts().registry.target(target).standing
+    if state in ("disabled", "broken"):
+        raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
+    body = read_body(request, parts().settings.body_limit)
+    limits = Limits(records=parts().settings.record_limit)
+    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=limits).events
+    log = Unless(parts().database, target, after)
+    try:
+        (receipt,) = log.append([events])
+    except REFUSED:
+        raise Refusal("bad-events", "the database cannot hold a value of it, such as a key with a zero byte") from None
+    arn = target.arn(parts().settings.region)
+    if isinstance(receipt, QueueFull) or receipt.discarded:
+        raise Refusal("queue-full", f"{arn} has no room for all of these; send the rest later", {"targets": [arn]})
+    return answer({"recorded": receipt.recorded, "repeated": receipt.repeated, "overtaken": log.overtaken}, 202)
+
+
+def _json(each: Reconciliation) -> dict[str, Any]:
+    return {
+        "run": each.run,
+        "target": each.target.arn(parts().settings.region),
+        "bucket": each.bucket,
+        "state": each.state,
+        "started_at": written_time(each.started_at),
+        "finished_at": written_time(each.finished_at),
+        **each.counts,
+        "report": each.report,
+        "problem": each.problem,
+    }

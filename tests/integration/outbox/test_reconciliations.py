@@ -1,0 +1,84 @@
+"""Runs of the reconciliation and events that repair, on each database."""
+
+from __future__ import annotations
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.append import Log, Receipt
+from app.outbox.database import Database
+from app.outbox.reconciliations import (
+    AlreadyRunning,
+    Reconciliations,
+    Unless,
+    mark,
+    newest_sequencers,
+    recorded_since,
+)
+from app.outbox.registry import UnknownTarget
+from tests.builders import add_target, event
+
+TARGET = TargetId("webhook", "x")
+
+
+def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Database) -> None:
+    runs = Reconciliations(database)
+    first = runs.begin(TARGET, "b", lease=60_000)
+    with pytest.raises(AlreadyRunning, match="webhook:x is being reconciled with b"):
+        runs.begin(TARGET, "b", lease=60_000)
+    other = runs.begin(TARGET, "c", lease=60_000)
+    runs.end(first, "drift", {"missing": 3, "objects": 7}, report="/r", problem="x" * 3000)
+    dead = runs.begin(TARGET, "b", lease=-1)
+    assert runs.renew(dead, lease=-1)
+    after = runs.begin(TARGET, "b", lease=60_000)
+    assert not runs.renew(dead, lease=60_000)
+    assert runs.renew(after, lease=60_000)
+    states = {each.run: each.state for each in runs.list()}
+    assert states == {first: "drift", other: "running", dead: "failed", after: "running"}
+    told = runs.list()[-1]
+    assert (told.counts["missing"], told.counts["objects"], told.counts["stale"], told.report) == (3, 7, 0, "/r")
+    assert told.finished_at >= told.started_at > 0
+
+
+def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
+    target = add_target(database)
+    log = Log(database)
+    log.append([[event("before"), event("odd +%é🎉"), event("elsewhere", bucket="other")]])
+    found = mark(database, target, "images")
+    assert found.moving == {"before", "odd +%é🎉"}
+    log.append([[event("later"), event("elsewhere", bucket="other")]])
+    assert recorded_since(database, "images", seq=found.seq) == {"later"}
+    assert recorded_since(database, "images", seq=found.seq, received_at=0) == {"before", "odd +%é🎉", "later"}
+    with database.writing() as connection:  # as a worker that has delivered everything
+        connection.execute(m.cursors.update().values(position=1 << 40))
+    assert mark(database, target, "images").moving == frozenset()
+    with pytest.raises(UnknownTarget):
+        mark(database, TargetId("webhook", "none"), "images")
+
+
+def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
+    log = Log(database)
+    log.append([[event("a", sequencer="18E8"), event("a", sequencer="18EA00"), event("b", sequencer="")]])
+    log.append([[event("a", sequencer="18FF", bucket="other"), event("c", name="s3:ObjectAccessed:Get")]])
+    assert newest_sequencers(database, "images", ["a", "b", "c", "d"]) == {"a": "18EA"}
+
+
+def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Database) -> None:
+    target, _other = add_target(database), add_target(database, "other")
+    log = Log(database)
+    log.append([[event("a"), event("b")]])
+    seq = mark(database, target, "images").seq
+    log.append([[event("b")]])
+    repairs, wanted = Unless(database, target, seq), [event("a"), event("b"), event("new")]
+    [receipt] = repairs.append([wanted])
+    assert isinstance(receipt, Receipt)
+    assert (receipt.recorded, receipt.repeated, repairs.overtaken) == (2, 0, 1)
+    assert dict(receipt.matched) == {target: 2}
+    [again] = repairs.append([wanted])  # the answer was lost: the same once more
+    assert isinstance(again, Receipt)
+    assert (again.recorded, again.repeated, repairs.overtaken) == (0, 2, 1)
+    with database.reading() as connection:
+        query = sa.select(m.events.c.targets).where(m.events.c.id.in_([wanted[0].id, wanted[2].id]))
+        assert connection.execute(query).scalars().all() == [",1,", ",1,"]
