@@ -6,7 +6,7 @@ events are already there) is exact until the commit.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -84,29 +84,25 @@ class Log:
         wanted = sum(map(len, requests))
         if not wanted:
             return [Receipt() for _ in requests]
+        # Before the head is locked, as nobody else can append then; for nothing where the rules have changed since.
+        expected = self._routing
+        matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
         with self._database.writing() as connection:
             first, lanes = self._take(connection, wanted)
+            if self._routing is not expected:
+                matched.clear()
             known = _known(connection, {event.id for events in requests for event in events})
-            requests = self._chosen(connection, requests, known)
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
-            intake = _Intake(self._routing if routed else Routing.empty(), known, room, first, lanes, now_ms())
+            routing = self._routing if routed else Routing.empty()
+            intake = _Intake(routing, matched, known, room, first, lanes, now_ms())
             answers = [intake.take(events) for events in requests]
             insert(connection, m.events, intake.rows)
             _count(connection, intake)
             buckets = self._buckets.new(connection, intake.buckets(), now_ms())
         self._buckets.add(buckets)
         return answers
-
-    def _chosen(
-        self,
-        connection: sa.Connection,  # noqa: ARG002 (for logs that look before they take)
-        requests: Sequence[Sequence[Event]],
-        known: set[str],  # noqa: ARG002 (as above)
-    ) -> Sequence[Sequence[Event]]:
-        """The events to record, of those that were asked for; under the head's lock."""
-        return requests
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
         if connection.dialect.update_returning:
@@ -148,9 +144,17 @@ class _Intake:
     """One transaction's worth of requests on their way into rows; decides, touches no database."""
 
     def __init__(
-        self, routing: Routing, known: Collection[str], room: dict[int, int], first: int, lanes: int, now: int
+        self,
+        routing: Routing,
+        matched: Mapping[str, tuple[int, ...]],
+        known: Collection[str],
+        room: dict[int, int],
+        first: int,
+        lanes: int,
+        now: int,
     ) -> None:
         self._routing = routing
+        self._matched = matched
         self._known = set(known)
         self._room = room
         self._seq = first
@@ -164,7 +168,8 @@ class _Intake:
         fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
         for event in events:
             if event.id not in self._known and event.id not in fresh:
-                fresh[event.id] = (event, self._routing.targets(event))
+                found = self._matched.get(event.id)
+                fresh[event.id] = (event, self._routing.targets(event) if found is None else found)
         full = self._refusing(fresh.values())
         if full:
             return QueueFull(full)
