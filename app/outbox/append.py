@@ -92,6 +92,7 @@ class Log:
             if self._routing is not expected:
                 matched.clear()
             known = _known(connection, {event.id for events in requests for event in events})
+            requests = self._chosen(connection, requests, known)
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
@@ -103,6 +104,15 @@ class Log:
             buckets = self._buckets.new(connection, intake.buckets(), now_ms())
         self._buckets.add(buckets)
         return answers
+
+    def _chosen(
+        self,
+        connection: sa.Connection,  # noqa: ARG002 (for logs that look before they take)
+        requests: Sequence[Sequence[Event]],
+        known: set[str],  # noqa: ARG002 (as above)
+    ) -> Sequence[Sequence[Event]]:
+        """The events to record, of those that were asked for; under the head's lock."""
+        return requests
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
         if connection.dialect.update_returning:
