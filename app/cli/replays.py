@@ -1,13 +1,17 @@
 """`bucketwire replay`: deliver retained events again."""
 
+import time
+
 import click
 
 from app.cli.rules import plain_names
-from app.cli.shell import Shell, counted, with_shell
+from app.cli.shell import Shell, bar, counted, with_shell
 from app.cli.words import MOMENT, TARGET, iso
 from app.config.arn import TargetId
 from app.outbox.models import NEVER
 from app.outbox.replays import Replay, Replays, Selection
+
+_PERIOD = 0.25  # seconds between two looks
 
 
 @click.command()
@@ -19,10 +23,11 @@ from app.outbox.replays import Replay, Replays, Selection
 @click.option("--event", "event_words", default="", help="put, delete, get, …, or event names, divided by commas.")
 @click.option("--all", "everything", is_flag=True, help="Every event that is retained.")
 @click.option("--list", "listing", is_flag=True, help="Show the replays there were instead.")
+@click.option("--wait", is_flag=True, help="Until it is over. Ctrl-C ends the waiting, not the replay.")
 @with_shell
 def replay(
     shell: Shell, target: TargetId | None, since: int | None, before: int | None, bucket: str, prefix: str,
-    event_words: str, everything: bool, listing: bool,
+    event_words: str, everything: bool, listing: bool, wait: bool,
 ) -> None:  # fmt: skip
     """Deliver a target's retained events again, in order, under the ids they had.
 
@@ -45,9 +50,26 @@ def replay(
     if everything == (selection != Selection()):
         raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
     begun = replays.begin(target, selection)
+    if wait:
+        _wait(shell, replays, begun)
+        shell.done(
+            f"replay {begun.replay_id}: {counted(begun.matched, 'event')} delivered or parked",
+            **_row(begun) | {"finished": True},
+        )
+        return
     shell.done(
         f"replay {begun.replay_id}: {counted(begun.matched, 'event')} on the way to {target} again", **_row(begun)
     )
+
+
+def _wait(shell: Shell, replays: Replays, begun: Replay) -> None:
+    come, whole = replays.progress(begun.replay_id)
+    with bar(shell) as shown:
+        task = shown.add_task(f"replay {begun.replay_id}", total=whole)
+        while come < whole:
+            time.sleep(_PERIOD)
+            come, whole = replays.progress(begun.replay_id)
+            shown.update(task, completed=come, total=whole)
 
 
 def _row(replay: Replay) -> dict[str, object]:

@@ -167,10 +167,14 @@ def console() -> rich.console.Console:
 
 def progress(shell: Shell, what: str, things: Iterable[T], total: int) -> Iterator[T]:
     """The things, while a bar tells a person on a terminal how many have been seen; programs see none."""
-    bar = rich.console.Console(stderr=True)
-    yield from rich.progress.track(
-        things, what, total, console=bar, disable=shell.as_json or not bar.is_terminal, transient=True
-    )
+    with bar(shell) as made:
+        yield from made.track(things, total, description=what)
+
+
+def bar(shell: Shell) -> rich.progress.Progress:
+    """A bar for long work, on standard error; nothing is seen of it with --json or where that is no terminal."""
+    there = rich.console.Console(stderr=True)
+    return rich.progress.Progress(console=there, disable=shell.as_json or not there.is_terminal, transient=True)
 
 
 def shown(value: object) -> str:

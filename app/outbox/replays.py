@@ -108,6 +108,14 @@ class Replays:
             connection.execute(m.replays.update().where(m.replays.c.id == replay_id).values(matched=matched))
         return Replay(replay_id, target, selection, now, matched, finished=not matched)
 
+    def progress(self, replay_id: int) -> tuple[int, int]:
+        """How far a replay's cursors have come and how far they have to, in seqs; equal when it is over."""
+        c = m.cursors.c
+        query = sa.select(*(sa.func.coalesce(sa.func.sum(column), 0) for column in (c.position, c.until)))
+        with self._database.reading() as connection:
+            come, whole = connection.execute(query.where(c.replay_id == replay_id)).one()
+        return int(come), int(whole)
+
     def list(self, replay_id: int | None = None) -> Sequence[Replay]:
         """Every replay, or the one asked for, newest first."""
         r, t, c = m.replays.c, m.targets.c, m.cursors.c

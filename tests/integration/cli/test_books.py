@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import sqlalchemy as sa
 
@@ -9,9 +11,12 @@ from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
+from app.outbox.replays import Replays
 from tests import services
 from tests.builders import DELETE, add_target, event
 from tests.integration.cli.conftest import Cli, deliver
+from tests.integration.outbox.scripted import Courier, Scripted
+from tests.services import until
 
 
 @pytest.fixture
@@ -159,3 +164,20 @@ def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
     }  # fmt: skip
     assert cli("token", "revoke", "minio").code == 0
     assert cli("token", "revoke", "minio").code == 1
+
+
+def test_a_replay_can_be_waited_for(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event(f"a/{number}") for number in range(30)])
+    again = Scripted()
+
+    def work() -> None:
+        until(lambda: any(not each.finished for each in Replays(database).list()), 30, what="a replay")
+        Courier(database, target, again).run()
+
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(work)
+        done = cli("replay", "--target", "webhook:audit", "--all", "--wait", "--json").json
+        assert len(again.got) == 30, "it came back when all of it was delivered"
+        working.result(30)
+    assert done["finished"]
+    assert done["matched"] == 30
