@@ -3,13 +3,14 @@
 from flask import Blueprint, Response, request
 
 from app.api.access import ADMIN, needs
-from app.api.answers import answer, parsed_flag
+from app.api.answers import answer, parsed_flag, refuse_unknown
 from app.api.bodies import json_object
 from app.api.parts import parts
 from app.declare.document import document
 from app.declare.plan import apply, described, planned
 
 routes = Blueprint("declare", __name__)
+_FLAGS = ("dry_run", "prune", "force")
 
 
 @routes.post("/v1/declaration")
@@ -34,7 +35,8 @@ def declare() -> Response:
         200: {description: what changed or would change, content: {application/json: {schema: Plan}}}
         default: Problem
     """
-    dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in ("dry_run", "prune", "force"))
+    refuse_unknown(request.args, _FLAGS)
+    dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
     declared = document(json_object(request))
     registry = parts().registry
     made = planned(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)

@@ -13,6 +13,7 @@ from app.outbox.registry import StoredRule, UnknownTarget
 from app.rules.model import Rule, check
 
 routes = Blueprint("rules", __name__)
+_LAST = 2**31 - 1  # the most that the table's numbers can be
 _MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id")
 
 
@@ -30,6 +31,7 @@ def ls() -> Response:
         200: {description: the rules, content: {application/json: {schema: Rules}}}
         default: Problem
     """
+    refuse_unknown(request.args, ("bucket",))
     return answer({"rules": [_rule_json(stored) for stored in parts().registry.rules(request.args.get("bucket"))]})
 
 
@@ -68,7 +70,7 @@ def remove(number: int) -> Response:
         204: {description: it is gone}
         default: Problem
     """
-    if not parts().registry.remove_rules([number]):
+    if number > _LAST or not parts().registry.remove_rules([number]):
         raise Refusal("not-found", f"there is no rule {number}; GET /v1/rules shows those there are")
     return Response(status=204)
 

@@ -103,6 +103,7 @@ def remove(type_name: str, name: str) -> Response:
         204: {description: it is gone}
         default: Problem
     """
+    refuse_unknown(request.args, ("force",))
     parts().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
     return Response(status=204)
 

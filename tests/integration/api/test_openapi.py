@@ -14,7 +14,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.core.failures import FailureGroup
-from schemathesis.specs.openapi.checks import positive_data_acceptance
+from schemathesis.specs.openapi.checks import negative_data_rejection, positive_data_acceptance
 
 from app.api import create_app
 from app.config.settings import Settings
@@ -52,6 +52,25 @@ def test_every_route_is_described(app: Flask) -> None:
     assert described == routes
 
 
+def test_a_query_member_that_nobody_looks_at_is_refused(app: Flask) -> None:
+    client, refused = app.test_client(), set()
+    for path, methods in client.get("/openapi.json").get_json()["paths"].items():
+        for method, operation in methods.items():
+            if path != "/v1/events" and any(each.get("in") == "query" for each in operation.get("parameters", ())):
+                place = path.format(type_name="webhook", name="audit", number=1)
+                headers = {"Authorization": f"Bearer {TOKEN}"}
+                answer = client.open(f"{place}?bukcet=photos", method=method, headers=headers, json={})
+                assert answer.status_code == 400, f"{method} {path}: {answer.text}"
+                assert "bukcet" in answer.text
+                refused.add(path)
+    assert {"/v1/rules", "/v1/declaration", "/v1/dead-letters", "/v1/targets/{type_name}/{name}"} <= refused
+
+
+def test_a_number_that_no_database_has_room_for_is_that_of_no_rule(app: Flask) -> None:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    assert app.test_client().delete(f"/v1/rules/{2**63 + 1}", headers=headers).status_code == 404
+
+
 # What no schema can say: whether a record is an event, which settings go together, whether a filter says anything.
 KNOWS_MORE = {
     "POST /v1/events",
@@ -83,11 +102,13 @@ def test_every_answer_is_as_described(description: schemathesis.BaseSchema, mode
 
 
 def _probe(operation: Any, mode: GenerationMode) -> None:
-    excluded = [positive_data_acceptance] if operation.label in KNOWS_MORE else []
+    # What is generated as wrong is at times right again once it is written into a URL: a list without members.
+    excluded = [negative_data_rejection]
+    excluded += [positive_data_acceptance] if operation.label in KNOWS_MORE else []
     excluded += [not_a_server_error] if operation.path == "/readyz" else []  # 503: nothing drains here
 
     @settings(
-        max_examples=15,
+        max_examples=12,
         deadline=None,
         derandomize=True,
         database=None,
