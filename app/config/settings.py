@@ -197,6 +197,11 @@ class Settings(Declared):
     allow_private: bool = setting(
         Toggle(), default="", about="webhooks may go to private addresses; empty: only on the embedded default"
     )
+    spark_master: str = setting(Text(), default="local[*]", about="where `bucketwire reconcile` runs, as Spark has it")
+    spark_jars: str = setting(
+        Path(), default="", about="folder with Spark's database drivers; empty: Spark fetches them once"
+    )
+    spark_memory: str = setting(Text(), default="1g", about="of the job's own process, as Java has it")
     sync_events: bool = setting(
         Toggle(), default="off", env="MINIO_API_SYNC_EVENTS", about="sync mode for targets that do not say"
     )

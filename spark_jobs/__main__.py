@@ -1,0 +1,145 @@
+"""`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile` becomes one of them."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from app.cli.problems import CannotDo, in_words
+from app.cli.shell import Shell, counted
+from app.cli.words import MOMENT, TARGET
+from app.config.arn import TargetId
+from app.config.kinds import Duration
+from app.config.problems import BadValue
+from app.outbox.reconciliations import AlreadyRunning
+
+_DRIFT = 2  # the exit code of --check
+
+
+class Period(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A duration such as 30s or 5m; milliseconds."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The milliseconds that are meant."""
+        try:
+            return value if isinstance(value, int) else int(Duration(days=True).parse(value) * 1000)
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+@click.group()
+def jobs() -> None:
+    """Jobs that run on Spark."""
+
+
+@jobs.command()
+@click.argument("bucket")
+@click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
+@click.option("--endpoint", default="", metavar="URL", help="Where the bucket is; else AWS_ENDPOINT_URL_S3 says.")
+@click.option("--versions/--no-versions", default=None, help="Compare versions too; else as the bucket's setting says.")
+@click.option("--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet.")
+@click.option("--listed-at", type=MOMENT, help="When that listing was begun, such as 2026-11-21T02:00:00Z.")
+@click.option("--grace", type=Period(), default="60s", show_default=True, help="Leave out objects younger than this.")
+@click.option("--check", is_flag=True, help="Exit with 2 if there is drift that was not repaired.")
+@click.option("--repair", is_flag=True, help="Set right what differs.")
+@click.option("--max-repairs", type=click.IntRange(0), default=100_000, show_default=True, help="In this run.")
+@click.option(
+    "--max-removals",
+    type=click.FloatRange(0, 100),
+    default=10.0,
+    show_default=True,
+    help="Per cent of the target's rows that may go; with more, none does.",
+)
+@click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Repairs in a second.")
+@click.option(
+    "--report", metavar="FOLDER", help="Where reports go; reconciliations/ in the service's folder unless given."
+)
+@click.option("--url", envvar="BUCKETWIRE_URL", default="", help="The API, for repairs; else BUCKETWIRE_LISTEN says.")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+def reconcile(
+    bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
+    grace: int, check: bool, repair: bool, max_repairs: int, max_removals: float, rate: float, report: str | None,
+    url: str, as_json: bool,
+) -> int:  # fmt: skip
+    """Compare what TARGET holds with what BUCKET holds, report every difference, and repair it with --repair.
+
+    BUCKETWIRE_TOKEN is sent with repairs. Credentials for the bucket are found as boto3 finds them.
+    """
+    if bool(listing) != bool(listed_at):
+        raise click.UsageError("--listing and --listed-at belong together: what came after it must be left alone")
+    try:
+        from spark_jobs import reconcile as job  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.posting import Api, Brakes  # noqa: PLC0415 - as above
+        from spark_jobs.session import session  # noqa: PLC0415 - as above
+    except ImportError as missing:
+        raise CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
+    shell = Shell(as_json=as_json)
+    settings = shell.settings
+    place = url or f"http://{settings.listen.host}:{settings.listen.port}"
+    wanted = job.Wanted(
+        bucket=bucket,
+        target=target,
+        folder=Path(report).absolute() if report else settings.folder / "reconciliations",
+        listing=listing,
+        listed_at=listed_at or 0,
+        versions=versions,
+        endpoint=endpoint,
+        grace=grace,
+        repair=repair,
+        brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
+    )
+    try:
+        api = Api(place, os.environ.get("BUCKETWIRE_TOKEN", ""))
+        with session(
+            f"bucketwire reconcile {bucket}",
+            master=settings.spark_master,
+            jars=settings.spark_jars,
+            memory=settings.spark_memory,
+        ) as spark:
+            result = job.reconcile(spark, shell.database, shell.registry, wanted, api)
+    finally:
+        shell.close()
+    numbers = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count)
+    sentence = f"{result.state}: {counted(result.drift, 'difference')} ({numbers or 'nothing there'}); {result.page}"
+    if result.problem:
+        click.echo(result.problem, err=True)
+    shell.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
+    return _DRIFT if check and result.state == "drift" else 0
+
+
+def _in_words(error: Exception) -> str:
+    kind = type(error).__module__.partition(".")[0]
+    if kind == "spark_jobs" or isinstance(error, AlreadyRunning):
+        return str(error)
+    if kind in ("botocore", "boto3"):
+        return f"the bucket cannot be listed: {error}"
+    if kind in ("pyspark", "py4j"):
+        return f"Spark: {str(error).strip().splitlines()[0]}; BUCKETWIRE_DEBUG=1 shows the rest"
+    return in_words(error)
+
+
+def main() -> None:
+    """Run a job; a problem is told in a sentence."""
+    try:
+        code = jobs.main(prog_name="bucketwire", standalone_mode=False)
+    except click.exceptions.Exit as asked:
+        code = asked.exit_code
+    except click.UsageError as wrong:
+        wrong.show()
+        code = 2
+    except (KeyboardInterrupt, click.Abort):
+        code = 130
+    except Exception as error:
+        if os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0"):
+            raise
+        click.echo(f"bucketwire: {_in_words(error)}", err=True)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,188 @@
+"""Compare a target with a bucket, tell what differs, and set it right if that is asked for.
+
+The order of steps is what makes it safe beside writers. First the log's end and what is still on its way are marked;
+then rows and bucket are read; last it is asked which objects had events since. Whatever changed in between is among
+those, and is left alone.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.arn import TargetId
+from app.config.targets import NamespaceSettings
+from app.outbox import reconciliations as r
+from app.outbox.database import Database, now_ms
+from app.outbox.registry import Registry
+from spark_jobs import s3, stores
+from spark_jobs.drift import DRIFT, counts, drift, namespace
+from spark_jobs.listings import Listing, from_mc, from_parquet
+from spark_jobs.posting import Api, Brakes, repairable
+from spark_jobs.report import Told, write_findings, write_page
+
+_LEASE = 60_000  # ms; a run that is not heard of for so long is dead
+_SAMPLE = 20_000  # keys by which a bucket's listing is divided
+_TASKS = 2  # ranges of keys for each processor, as they are not equally long
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What to compare, and what to do about it. Times are milliseconds since 1970."""
+
+    bucket: str
+    target: TargetId
+    folder: Path  # a new one in it takes the report
+    listing: str = ""  # a file; empty: S3 is asked
+    listed_at: int = 0  # when the listing in the file was begun
+    versions: bool | None = None  # None: as the bucket's own setting says
+    endpoint: str = ""
+    grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have come yet
+    arrival: float = 2.0  # seconds that an event may need from the bucket to the log
+    repair: bool = False
+    brakes: Brakes = field(default_factory=Brakes)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run came to."""
+
+    state: str
+    counts: dict[str, int]
+    page: Path
+    problem: str
+
+    @property
+    def drift(self) -> int:
+        """How many differences there were."""
+        return sum(self.counts[kind] for kind in DRIFT)
+
+
+def reconcile(spark: SparkSession, database: Database, registry: Registry, wanted: Wanted, api: Api) -> Result:
+    """One run, registered from its beginning to its end.
+
+    Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then
+    nothing more is repaired, and the run is recorded as failed.
+    """
+    settings = registry.settings(registry.target(wanted.target))
+    if not isinstance(settings, NamespaceSettings):
+        raise stores.CannotRead(f"{wanted.target} has no rows: it gets every event and keeps none")
+    runs = r.Reconciliations(database)
+    run = runs.begin(wanted.target, wanted.bucket, lease=_LEASE)
+    try:
+        with _alive(runs, run) as lost:
+            result = _run(spark, database, registry, settings, wanted, api, run, lost)
+    except BaseException as error:
+        runs.end(run, r.FAILED, {}, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    runs.end(run, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
+    return result
+
+
+def _run(
+    spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings, wanted: Wanted, api: Api,
+    run: str, lost: threading.Event,
+) -> Result:  # fmt: skip
+    looked, mark = wanted.listed_at or now_ms(), r.mark(database, wanted.target, wanted.bucket)
+    rules = [each.rule for each in registry.rules() if each.rule.target == wanted.target]
+    tasks = _TASKS * spark.sparkContext.defaultParallelism
+    rows = namespace(stores.rows(spark, settings, wanted.bucket, tasks=tasks), wanted.bucket)
+    rows = rows.persist(StorageLevel.DISK_ONLY)
+    held = rows.count()
+    listing = _listing(spark, wanted, rows, held, tasks)
+    listed = listing.frame.persist(StorageLevel.DISK_ONLY)
+    objects, bad = listed.count(), listing.bad_count
+    time.sleep(wanted.arrival)  # what happened while it was listed is in the log by now
+    since = r.recorded_since(
+        database, wanted.bucket, seq=mark.seq, received_at=looked - wanted.grace if wanted.listed_at else None
+    )
+    in_flight = spark.createDataFrame([(key,) for key in mark.moving | since], "key string")
+    folder = wanted.folder / run
+    folder.mkdir(parents=True)
+    compared = drift(
+        listed, rows, in_flight, bucket=wanted.bucket, rules=rules, policy=settings.policy,
+        versioned=listing.versioned, young=looked - wanted.grace,
+    )  # fmt: skip
+    findings = write_findings(compared, folder)
+    found = counts(findings) | {"objects": objects, "held": held, "bad": bad, "repaired": 0}
+    total = sum(found[kind] for kind in DRIFT)
+    problem = _doubts(listing, bad)
+    if wanted.repair and total:
+        found["repaired"], said = _repair(database, findings, wanted, api, mark.seq, looked, held, problem, lost)
+        problem = " ".join(filter(None, (problem, said)))
+    for frame in (rows, listed):
+        frame.unpersist()
+    state = r.CLEAN if not total else r.REPAIRED if found["repaired"] == total else r.DRIFT
+    told = Told(run, wanted.bucket, str(wanted.target), settings.policy, listing.versioned, looked, found, problem)
+    return Result(state, found, write_page(findings, told, folder), problem)
+
+
+def _listing(spark: SparkSession, wanted: Wanted, rows: DataFrame, held: int, tasks: int) -> Listing:
+    if wanted.listing:
+        is_parquet = wanted.listing.endswith((".parquet", "/")) or Path(wanted.listing).is_dir()
+        read = from_parquet if is_parquet else from_mc
+        return read(spark, wanted.listing, versioned=bool(wanted.versions))
+    bucket = s3.Bucket.found(wanted.bucket, wanted.endpoint)
+    versioned = bucket.is_versioned() if wanted.versions is None else wanted.versions
+    # What the target holds shows best where the bucket's keys are.
+    known = rows.select("key").sample(min(1.0, _SAMPLE / max(held, 1)), seed=1).limit(2 * _SAMPLE).collect()
+    return s3.listing(spark, bucket, versioned=versioned, known=[row["key"] for row in known], tasks=tasks)
+
+
+def _doubts(listing: Listing, bad: int) -> str:
+    """Why the listing may lack something, "" if there is no reason to think so."""
+    said = [listing.problem] if listing.problem else []
+    if bad:
+        said.append(f"{bad} lines of the listing could not be read.")
+    return " ".join([*said, "Nothing is removed for what it does not name."]) if said else ""
+
+
+def _repair(
+    database: Database, findings: DataFrame, wanted: Wanted, api: Api, after: int, looked: int, held: int, doubts: str,
+    lost: threading.Event,
+) -> tuple[int, str]:  # fmt: skip
+    if lost.is_set():
+        return 0, "Another run has taken over, so nothing was repaired."
+    everything = repairable(findings, removals=True)
+    removals = everything.count() - repairable(findings, removals=False).count()
+    brake = wanted.brakes.too_many(removals, held)
+    taken = api.post(
+        repairable(findings, removals=not doubts and not brake),
+        bucket=wanted.bucket,
+        target=wanted.target,
+        after=after,
+        looked=looked,
+        brakes=wanted.brakes,
+        newest=lambda keys: r.newest_sequencers(database, wanted.bucket, keys),
+    )
+    if brake:
+        return taken, (
+            f"{removals} of {held} rows would have to go, which is more than {wanted.brakes.removals:g} %: "
+            "look at the findings, and allow it by --max-removals if they are right."
+        )
+    return taken, ""
+
+
+@contextlib.contextmanager
+def _alive(runs: r.Reconciliations, run: str) -> Iterator[threading.Event]:
+    """Say again and again that the run is alive; the event is set when it was declared dead all the same."""
+    over, lost = threading.Event(), threading.Event()
+
+    def renew() -> None:
+        while not over.wait(_LEASE / 4000):
+            with contextlib.suppress(Exception):  # the next one may get through
+                if not runs.renew(run, lease=_LEASE):
+                    lost.set()
+
+    thread = threading.Thread(target=renew, name="alive", daemon=True)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        over.set()
+        thread.join()

@@ -1,0 +1,269 @@
+"""The whole way: a real MinIO, the service, its tables; drift of every kind is found exactly and repaired exactly."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import psycopg2.extras
+import pytest
+from pyspark.sql import SparkSession
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.outbox.reconciliations import Reconciliations
+from app.outbox.registry import Registry, open_registry
+from spark_jobs.posting import Api, Brakes
+from spark_jobs.reconcile import Result, Wanted, reconcile
+from spark_jobs.report import LINES
+from tests import services
+from tests.services import until
+from tests.system import System, system
+
+EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
+ODD = ["dir/", "x y+%41é🎉.txt", "quotes\"'`\\<&>", "new\nline\ttab", "%2F", "a+b", "日本/$x$"]
+COUNT = 120
+
+
+@dataclass
+class Stage:
+    """MinIO sends its events to the service, whose two targets hold a bucket each."""
+
+    spark: SparkSession
+    whole: System
+    minio: services.MinIO
+    redis: services.Redis
+    postgres: services.Postgres
+    database: str
+    folder: Path
+    s3: Any
+
+    def notify(self, bucket: str, *, on: bool) -> None:
+        """Whether the bucket's events reach the service."""
+        configured = [{"QueueArn": self.minio.arn("BW"), "Events": EVENTS}] if on else []
+        self.s3.put_bucket_notification_configuration(
+            Bucket=bucket, NotificationConfiguration={"QueueConfigurations": configured} if on else {}
+        )
+
+    def put(self, bucket: str, key: str, content: bytes) -> None:
+        self.s3.put_object(Bucket=bucket, Key=key, Body=content)
+
+    def delete(self, bucket: str, key: str) -> None:
+        self.s3.delete_object(Bucket=bucket, Key=key)
+
+    def holds(self, bucket: str) -> dict[str, tuple[str, int, str]]:
+        """What the bucket holds: path to ETag, size and version."""
+        found = {}
+        for page in self.s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
+            for one in page.get("Versions", ()):
+                if one["IsLatest"]:
+                    version = "" if one["VersionId"] == "null" else one["VersionId"]
+                    found[f"{bucket}/{one['Key']}"] = (one["ETag"].strip('"'), one["Size"], version)
+        return found
+
+    def run(self, target: str, bucket: str, **more: Any) -> Result:
+        settings = Settings.from_environ(self.whole.settings)
+        registry: Registry = open_registry(self.whole.database, settings)
+        kind, _, name = target.partition(":")
+        chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "folder": self.folder} | more
+        wanted = Wanted(bucket=bucket, target=TargetId(kind, name), **chosen)
+        return reconcile(self.spark, self.whole.database, registry, wanted, Api(self.whole.api.url))
+
+    def settle(self, rows: Callable[[], dict[str, Any]], bucket: str) -> None:
+        until(self.whole.settled, 30, what="everything delivered")
+        until(lambda: described(rows()) == self.holds(bucket), 15, what="the rows to be those of the bucket")
+
+    # The two stores, as documents by path.
+
+    def redis_rows(self) -> dict[str, Any]:
+        with self.redis.client() as client:
+            return {path.decode(): orjson.loads(text) for path, text in client.hgetall("rows").items()}
+
+    def postgres_rows(self) -> dict[str, Any]:
+        with self.postgres.connection(self.database) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT key, value FROM rows")
+            return dict(cursor.fetchall())
+
+    def set_redis(self, path: str, document: Any) -> None:
+        with self.redis.client() as client:
+            if document is None:
+                client.hdel("rows", path)
+            else:
+                client.hset("rows", path, orjson.dumps(document))
+
+    def set_postgres(self, path: str, document: Any) -> None:
+        with self.postgres.connection(self.database) as connection, connection.cursor() as cursor:
+            cursor.execute("DELETE FROM rows WHERE key = %s", (path,))
+            if document is not None:
+                cursor.execute("INSERT INTO rows VALUES (%s, %s)", (path, psycopg2.extras.Json(document)))
+
+
+def described(rows: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
+    """Rows as a bucket's listing has them."""
+    things = {path: document["Records"][0]["s3"]["object"] for path, document in rows.items()}
+    return {
+        path: (thing["eTag"], thing.get("size", 0), thing.get("versionId", "").replace("null", ""))
+        for path, thing in things.items()
+    }
+
+
+def lines(result: Result) -> dict[str, str]:
+    """Every finding of the JSON lines: key to kind, with what differs, `~` before what is in flight."""
+    found = {}
+    for part in (result.page.parent / LINES).glob("*.json"):
+        for one in map(orjson.loads, part.read_text().splitlines()):
+            told = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
+            found[one["key"]] = "~" * one["in_flight"] + told
+    return found
+
+
+@pytest.fixture(scope="module")
+def stage(spark: SparkSession, postgres_server: services.Postgres) -> Iterator[Stage]:
+    outbox, database = (f"{name}_{uuid4().hex[:12]}" for name in ("outbox", "target"))
+    postgres_server.create_database(database)
+    with ExitStack() as stack:
+        broker, redis = (stack.enter_context(services.redis()) for _ in range(2))
+        whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url))
+        minio = stack.enter_context(services.minio(webhooks={"BW": (f"{whole.api.url}/v1/events", "")}))
+        place = f"{services.LOOPBACK}:{redis.port}"
+        whole.add_target("redis:rows", "versioned", EVENTS, address=place, key="rows")
+        dsn = postgres_server.dsn(database)
+        whole.add_target("postgresql:rows", "plain", EVENTS, connection_string=dsn, table="rows")
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
+        s3 = minio.boto3()
+        stack.callback(s3.close)
+        folder = services.new_folder("reports")
+        made = Stage(spark, whole, minio, redis, postgres_server, database, folder, s3)
+        for bucket in ("plain", "versioned"):
+            s3.create_bucket(Bucket=bucket)
+            made.notify(bucket, on=True)
+        s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
+        yield made
+
+
+def fill(stage: Stage, bucket: str) -> None:
+    """Objects, some written again, some deleted (or covered by a marker), all of it told."""
+    for key in [*ODD, *(f"many/{number % 3}/{number:03}" for number in range(COUNT))]:
+        stage.put(bucket, key, key.encode())
+    for key in ("a+b", "many/0/003"):
+        stage.put(bucket, key, b"again")
+    for key in ("many/1/001", "%2F"):
+        stage.delete(bucket, key)
+
+
+@pytest.mark.parametrize(("target", "bucket"), [("postgresql:rows", "plain"), ("redis:rows", "versioned")])
+def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage, target: str, bucket: str) -> None:
+    rows, write = (
+        (stage.postgres_rows, stage.set_postgres) if bucket == "plain" else (stage.redis_rows, stage.set_redis)
+    )
+    fill(stage, bucket)
+    stage.settle(rows, bucket)
+    clean = stage.run(target, bucket)
+    assert (clean.state, lines(clean)) == ("clean", {})
+    assert clean.counts["objects"] == clean.counts["held"] == len(ODD) + COUNT - 2
+
+    before = rows()
+    wanted = {}
+    for key in ("many/0/000", "x y+%41é🎉.txt", "日本/$x$"):
+        write(f"{bucket}/{key}", None)
+        wanted[key] = "missing"
+    changed = orjson.loads(orjson.dumps(before[f"{bucket}/many/0/006"]))
+    changed["Records"][0]["s3"]["object"] |= {"eTag": "0" * 32, "size": 999}
+    write(f"{bucket}/many/0/006", changed)
+    wanted["many/0/006"] = "stale:etag,size"
+    ghost = orjson.loads(orjson.dumps(before[f"{bucket}/a+b"]).replace(b"a%2Bb", b"gh%2Bost"))
+    write(f"{bucket}/gh+ost", ghost)
+    wanted["gh+ost"] = "orphaned"
+    write(f"{bucket}/many/0/009", {"Records": []})
+    write(f"{bucket}/many/0/012", before[f"{bucket}/many/0/015"])
+    write(f"{bucket}/nothing", {"of": "ours"})
+    wanted |= dict.fromkeys(["many/0/009", "many/0/012", "nothing"], "malformed")
+    write("elsewhere/x", {"of": "somebody"})
+    stage.notify(bucket, on=False)  # events that nobody told
+    stage.put(bucket, "many/2/002", b"other")
+    stage.put(bucket, "quotes\"'`\\<&>", b"other")
+    stage.put(bucket, "new and untold", b"x")
+    stage.delete(bucket, "many/0/018")
+    stage.delete(bucket, "new\nline\ttab")
+    stage.notify(bucket, on=True)
+    version = ",version" if bucket == "versioned" else ""
+    wanted |= {"many/2/002": f"stale:etag,size{version}", "quotes\"'`\\<&>": f"stale:etag,size{version}"}
+    wanted |= {"new and untold": "missing", "many/0/018": "orphaned", "new\nline\ttab": "orphaned"}
+
+    found = stage.run(target, bucket, repair=True, brakes=Brakes(most=0, removals=0, few=3))
+    assert (found.state, lines(found), found.counts["repaired"]) == ("drift", wanted, 0)
+    assert "4 of" in found.problem
+    page = found.page.read_text()
+    assert "Drift by folder" in page
+    assert "new and untold" in page
+
+    repaired = stage.run(target, bucket, repair=True)
+    assert (repaired.state, repaired.counts["repaired"]) == ("repaired", len(wanted))
+    write("elsewhere/x", None)
+    stage.settle(rows, bucket)
+    untouched = {path: row for path, row in rows().items() if path.removeprefix(f"{bucket}/") not in wanted}
+    assert untouched == {path: row for path, row in before.items() if path.removeprefix(f"{bucket}/") not in wanted}
+    again = stage.run(target, bucket)
+    assert (again.state, lines(again)) == ("clean", {})
+    states = [each.state for each in Reconciliations(stage.whole.database).list(limit=4)]
+    assert states == ["clean", "repaired", "drift", "clean"]
+    for entry in stage.whole.audits():
+        assert entry.difference == 0
+
+
+def test_writers_at_work_are_not_taken_for_drift(stage: Stage) -> None:
+    bucket, over = "plain", threading.Event()
+    keys = [f"busy/{number:03}" for number in range(60)]
+    for key in keys:
+        stage.put(bucket, key, b"first")
+    stage.settle(stage.postgres_rows, bucket)
+    written = 0
+
+    def work() -> None:
+        nonlocal written
+        client = stage.minio.client()
+        while not over.is_set():
+            key = keys[written % len(keys)]
+            if written % 3:
+                client.put_object(bucket, key, io.BytesIO(b"x" * (written % 50)), written % 50)
+            else:
+                client.remove_object(bucket, key)
+            written += 1
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: written > 60, 10, what="the writer to be at it")
+        result = stage.run("postgresql:rows", bucket, repair=True, arrival=2.0)
+    finally:
+        over.set()
+        thread.join()
+    assert written > 120
+    assert {key: kind for key, kind in lines(result).items() if not kind.startswith("~")} == {}
+    assert result.counts["repaired"] == 0
+    stage.settle(stage.postgres_rows, bucket)
+
+
+def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) -> None:
+    bucket = "plain"
+    listing = tmp_path / "half.json"
+    out = [orjson.dumps(one) for one in stage.minio.mc("ls", "--recursive", f"m/{bucket}")]
+    listing.write_bytes(b"\n".join(out[: len(out) // 2]) + b'\n{"status":"succ')
+    with stage.whole.database.reading() as connection:
+        now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
+    result = stage.run(
+        "postgresql:rows", bucket, listing=str(listing), listed_at=now, repair=True, brakes=Brakes(removals=100)
+    )
+    assert (result.counts["bad"], result.counts["repaired"]) == (1, 0)
+    assert result.counts["orphaned"] == len(out) - len(out) // 2
+    assert "1 lines of the listing could not be read" in result.problem
+    assert result.state == "drift"
