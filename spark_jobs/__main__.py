@@ -93,6 +93,7 @@ def reconcile(
         brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
     )
     try:
+        shell.registry.target(target)  # what is wrong with these is told before Spark starts
         api = Api(place, os.environ.get("BUCKETWIRE_TOKEN", ""))
         with session(
             f"bucketwire reconcile {bucket}",

@@ -31,6 +31,7 @@ def session(
     }
     if master.startswith("local"):
         settings |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
+        os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
     # Else Spark starts the first `python3` of the PATH, which need not have what the jobs import.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name).master(master)

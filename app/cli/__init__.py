@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "doctor": "app.cli.doctor",
         "dead": "app.cli.dead",
         "replay": "app.cli.replays",
+        "reconcile": "app.cli.reconcile",
         "events": "app.cli.history",
         "watch": "app.cli.watch",
         "sample": "app.cli.sample",

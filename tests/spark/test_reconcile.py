@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
+import os
+import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -23,9 +26,9 @@ from app.outbox.registry import Registry, open_registry
 from spark_jobs.posting import Api, Brakes
 from spark_jobs.reconcile import Result, Wanted, reconcile
 from spark_jobs.report import LINES
-from tests import services
+from tests import provision, services
 from tests.services import until
-from tests.system import System, system
+from tests.system import BUCKETWIRE, System, system
 
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
 ODD = ["dir/", "x y+%41é🎉.txt", "quotes\"'`\\<&>", "new\nline\ttab", "%2F", "a+b", "日本/$x$"]
@@ -128,6 +131,8 @@ def lines(result: Result) -> dict[str, str]:
 def stage(spark: SparkSession, postgres_server: services.Postgres) -> Iterator[Stage]:
     outbox, database = (f"{name}_{uuid4().hex[:12]}" for name in ("outbox", "target"))
     postgres_server.create_database(database)
+    with postgres_server.connection(database) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE rows (key varchar PRIMARY KEY, value jsonb)")  # as MinIO leaves one
     with ExitStack() as stack:
         broker, redis = (stack.enter_context(services.redis()) for _ in range(2))
         whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url))
@@ -267,3 +272,33 @@ def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) 
     assert result.counts["orphaned"] == len(out) - len(out) // 2
     assert "1 lines of the listing could not be read" in result.problem
     assert result.state == "drift"
+
+
+def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
+    """Exit code and outputs of a command in the service's own environment."""
+    login = {"AWS_ACCESS_KEY_ID": stage.minio.access_key, "AWS_SECRET_ACCESS_KEY": stage.minio.secret_key}
+    login |= {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+    environment = os.environ | stage.whole.settings | login | {"BUCKETWIRE_SPARK_MASTER": "local[2]"}
+    argv = [str(BUCKETWIRE), "reconcile", *arguments]
+    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stage) -> None:
+    code, _, said = bucketwire(stage, "plain")
+    assert (code, "Missing option '--target'" in said) == (2, True)
+    code, _, said = bucketwire(stage, "plain", "--target", "redis:rows", "--listing", "x")
+    assert (code, "belong together" in said) == (2, True)
+    stage.put("plain", "for the command", b"x")
+    stage.settle(stage.postgres_rows, "plain")
+    stage.set_postgres("plain/for the command", None)
+    options = ["--target", "postgresql:rows", "--grace", "0s", "--json"]
+    code, out, said = bucketwire(stage, "plain", *options, "--check", "--report", str(stage.folder / "mine"))
+    assert code == 2, said
+    told = json.loads(out)
+    assert (told["state"], told["missing"], told["orphaned"]) == ("drift", 1, 0)
+    assert Path(told["page"]).is_relative_to(stage.folder / "mine")
+    runs = stage.whole.ask("GET", "/v1/reconciliations?limit=1").json()["reconciliations"]
+    assert [(run["state"], run["target"], run["missing"]) for run in runs] == [
+        ("drift", "arn:minio:sqs::rows:postgresql", 1)
+    ]
