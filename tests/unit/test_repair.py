@@ -1,0 +1,79 @@
+"""Events that repair: they set the row right, and never outrank what the bucket tells next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+
+from app.config.arn import TargetId
+from app.events.mirror import Absent, Entry, Present, current
+from app.events.model import Event
+from app.events.parsing import parse
+from app.events.sequencer import comparable
+from spark_jobs.repair import body, record, sequencer
+
+TARGET = TargetId("postgresql", "rows")
+T = 1_795_000_000_000
+PUT_AT_T = f"{T * 1_000_000 + 123_456:X}"  # as MinIO writes it; a listing cuts off what is below a millisecond
+MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
+
+
+def finding(**more: Any) -> dict[str, Any]:
+    held = {"etag": "e1", "size": 5, "modified": T, "version": ""}
+    row = dict.fromkeys(["row_name", "row_etag", "row_size", "row_version", "row_sequencer", "row_time"])
+    return {"key": "dir a/ü+🎉", "kind": "missing", "differs": "", "in_flight": False} | held | row | more
+
+
+def repaired(newest: str = "", target: TargetId = TARGET, looked: int = T + 9, **more: Any) -> Event:
+    """The event as the API takes it."""
+    sent = orjson.dumps(body([record(finding(**more), "b", target, newest, looked)]))
+    [event] = parse(sent, {}, now_ms=0).events
+    return event
+
+
+GONE = {"kind": "orphaned", "etag": None, "size": None, "modified": None, "version": None}
+
+
+def test_a_repair_is_an_ordinary_event_of_the_object() -> None:
+    event = repaired(version="v1")
+    assert (event.name, event.bucket, event.key, event.version, event.time) == (
+        "s3:ObjectCreated:Put", "b", "dir a/ü+🎉", "v1", T,
+    )  # fmt: skip
+    assert '"eventSource":"bucketwire:reconcile"' in event.record
+    assert repaired(etag="abc-2").name == "s3:ObjectCreated:CompleteMultipartUpload"
+    gone = repaired(**GONE)
+    assert (gone.name, gone.key, gone.version, gone.time) == ("s3:ObjectRemoved:Delete", "dir a/ü+🎉", "", T + 9)
+
+
+def test_the_same_finding_is_the_same_event_and_another_targets_is_another() -> None:
+    assert repaired("18E9").id == repaired("18E9", looked=T + 5000).id
+    others = [repaired("18EA"), repaired("18E9", target=TargetId("redis", "rows")), repaired("18E9", etag="e2")]
+    assert len({repaired("18E9").id, *(other.id for other in others)}) == 4
+
+
+@pytest.mark.parametrize("known", [PUT_AT_T, f"{(T + 1000) * 1_000_000:X}", "18E9E739033E0000", "0055AED6DCD90281E5"])
+def test_a_repair_is_above_what_is_known_and_below_what_comes_next(known: str) -> None:
+    for newest, row in ((known, ""), ("", known), (known, known)):
+        made = comparable(sequencer(newest, row, T))
+        assert comparable(known) < made
+        if len(known) == 16:
+            following = f"{max(int(known, 16) + 4096, (T + 1) * 1_000_000):X}"
+            assert made < comparable(following)
+
+
+def test_a_late_event_of_an_object_that_nobody_knew_wins() -> None:
+    assert comparable(sequencer("", "", T)) < comparable(PUT_AT_T)
+
+
+def test_in_a_versioned_history_the_repair_lies_on_top_until_the_next_event() -> None:
+    marked = Entry(1, MARKER, "m", PUT_AT_T)
+    restored = repaired(comparable(PUT_AT_T), version="v1", kind="stale")
+    history = [marked, Entry(2, restored.name, restored.version, restored.sequencer)]
+    assert current(history) == Present(2)
+    later = Entry(3, MARKER, "m2", f"{(T + 1) * 1_000_000:X}")
+    assert current([*history, later]) == Absent()
+    gone = repaired(comparable(PUT_AT_T), **GONE)
+    put = Entry(1, "s3:ObjectCreated:Put", "v1", PUT_AT_T)
+    assert current([put, Entry(2, gone.name, gone.version, gone.sequencer)]) == Absent()
