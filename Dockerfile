@@ -4,6 +4,7 @@ WORKDIR /src
 COPY pyproject.toml constraints.txt README.md ./
 COPY app app
 COPY workers workers
+COPY spark_jobs spark_jobs
 COPY migrations migrations
 RUN python -m venv /opt/bucketwire \
     && /opt/bucketwire/bin/pip install --no-cache-dir --disable-pip-version-check --constraint constraints.txt .
