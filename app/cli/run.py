@@ -84,13 +84,14 @@ def beat(log_level: str) -> None:
 def flower(listen: str) -> None:
     """Run Flower, which shows workers and tasks.
 
-    Its API is open to this machine; on any other address it needs FLOWER_BASIC_AUTH=user:password.
+    It shows and changes nothing, unless FLOWER_READ_ONLY=false lets it. Its API is open to this machine; on any other
+    address it needs FLOWER_BASIC_AUTH=user:password.
     """
     _checked()
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal():
         raise click.BadParameter(f"{listen!r} is no HOST:PORT", param_hint="--listen")
-    environment = {}
+    environment = {"FLOWER_READ_ONLY": os.environ.get("FLOWER_READ_ONLY") or "true"}
     if is_loopback(host):
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     elif not os.environ.get("FLOWER_BASIC_AUTH"):

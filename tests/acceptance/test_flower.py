@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -23,18 +23,51 @@ class Flower(Role):
     def url(self) -> str:
         return f"http://{services.LOOPBACK}:{self.port}"
 
+    @property
+    def host(self) -> str:
+        return services.LOOPBACK
+
     def argv(self) -> list[Any]:
-        return [*super().argv(), "flower", "--listen", f"{services.LOOPBACK}:{self.port}"]
+        return [*super().argv(), "flower", "--listen", f"{self.host}:{self.port}"]
 
     def ping(self) -> None:
         assert self.ask("/api/workers")
 
     def ask(self, path: str) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}{path}", timeout=5, trust_env=False).raise_for_status().json()
-        return answer
+        answer = httpx.get(f"{self.url}{path}", auth=self.login, timeout=5, trust_env=False).raise_for_status()
+        shown: dict[str, Any] = answer.json()
+        return shown
+
+    @property
+    def login(self) -> tuple[str, str] | None:
+        return None
+
+    def post(self, path: str) -> int:
+        return httpx.post(f"{self.url}{path}", auth=self.login, timeout=5, trust_env=False).status_code
 
 
-@pytest.fixture
+class Elsewhere(Flower):
+    """On an address that does not look like loopback, though it is: the old short form of 127.0.0.1."""
+
+    @property
+    def host(self) -> str:
+        return "127.1"
+
+    @property
+    def login(self) -> tuple[str, str] | None:
+        return ("operator", "pass-of-flower")
+
+    def env(self) -> Mapping[str, str]:
+        return {**super().env(), "FLOWER_BASIC_AUTH": "operator:pass-of-flower"}
+
+
+def changes_nothing(flower: Flower) -> None:
+    worker = next(iter(flower.ask("/api/workers")))
+    assert flower.post(f"/api/worker/shutdown/{worker}") == 403
+    assert flower.post("/api/task/async-apply/purge") == 403
+
+
+@pytest.fixture(scope="module")
 def whole(postgres_server: services.Postgres) -> Iterator[System]:
     url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
     with services.redis() as broker, system(url, broker.url) as whole:
@@ -57,6 +90,7 @@ def test_flower_shows_targets_lanes_and_outcomes_and_nothing_of_the_events(
         until(lambda: any("delivered=1" in str(result) for result in outcomes()), 10, what="the outcome in Flower")
         tasks = flower.ask("/api/tasks").values()
         workers = flower.ask("/api/workers")
+        changes_nothing(flower)
     assert {task["name"] for task in tasks} == {"deliver"}
     for task in tasks:
         _, lanes = ast.literal_eval(task["args"])
@@ -65,3 +99,21 @@ def test_flower_shows_targets_lanes_and_outcomes_and_nothing_of_the_events(
         assert task["kwargs"] == "{}"
     assert "telling" not in str(list(tasks))
     assert {worker.partition("@")[0] for worker in workers} == {"drain", "targets"}
+
+
+def test_flower_elsewhere_asks_who_it_is_and_changes_nothing_even_then(whole: System) -> None:
+    with Elsewhere(settings=whole.settings).start() as flower:
+        for path in ("/", "/workers", "/api/workers", "/api/tasks"):
+            for login in (None, ("operator", "wrong")):
+                assert httpx.get(f"{flower.url}{path}", auth=login, timeout=5, trust_env=False).status_code == 401
+        changes_nothing(flower)
+    assert all(role.running for role in whole.roles)
+
+
+def test_flower_elsewhere_does_not_start_without_a_login(whole: System) -> None:
+    class Open(Elsewhere):
+        def env(self) -> Mapping[str, str]:
+            return {**super().env(), "FLOWER_BASIC_AUTH": ""}
+
+    with pytest.raises(Exception, match="FLOWER_BASIC_AUTH"):
+        Open(settings=whole.settings).start()
