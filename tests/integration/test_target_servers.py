@@ -237,7 +237,6 @@ def test_elasticsearch_keeps_a_document_through_a_kill_and_refuses_a_wrong_passw
         server.start()
         with client(server.password) as known:
             # It answers before it has found its shards again.
-            known = known.options(retry_on_status=[503], max_retries=100, request_timeout=10)
             services.until(lambda: known.cluster.health(wait_for_status="yellow")["status"] != "red", 30)
             assert known.get(index="kept", id="a/é")["_source"] == {"v": "🪣"}
         with client("wrong") as stranger, pytest.raises(elasticsearch.AuthenticationException):
