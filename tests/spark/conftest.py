@@ -15,6 +15,16 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+# Frames here have a few hundred rows: to compile a plan takes longer than to run it.
+QUICK = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """PySpark leaves the sockets of collected results to the garbage collector."""
     for item in items:
@@ -35,15 +45,6 @@ def spark() -> Iterator[SparkSession]:
     from spark_jobs.session import session
 
     folder = services.new_folder("spark")
-    settings = {
-        # Frames here have ten rows: to compile a plan takes longer than to run it.
-        "spark.sql.shuffle.partitions": "1",
-        "spark.sql.adaptive.enabled": "false",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.warehouse.dir": str(folder / "warehouse"),
-        "spark.local.dir": str(folder),
-        "spark.driver.extraJavaOptions": f"-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dderby.system.home={folder}",
-    }
+    settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
     with session("tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings) as made:
         yield made
