@@ -3,20 +3,30 @@
 Beside the service's own names stand those of MinIO that mean the same (reference §7), so that dashboards go on.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from flask import Blueprint, Response
+import sqlalchemy as sa
+from flask import Blueprint, Response, current_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import CollectorRegistry
 
 from app.api.access import READ, needs
 from app.api.parts import Parts, parts
-from app.outbox.books import Books, read_books, snapshot
-from app.outbox.database import DatabaseUnavailable, now_ms
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.books import Audit, Books, audit, read_books, snapshot
+from app.outbox.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.glance import Glance
+from app.outbox.leases import OFFERED
+from app.outbox.reconciliations import latest
 from app.outbox.registry import StoredTarget
 
 routes = Blueprint("metrics", __name__)
+_PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
+_AUDITS = "bucketwire_audits"
+_AUDIT_AGE = 300  # seconds; an audit reads the whole backlog
 _STATES = ("running", "paused", "disabled", "unavailable", "broken")
 _COUNTERS = {
     "recorded": "Events taken for the target, those of replays included.",
@@ -24,12 +34,18 @@ _COUNTERS = {
     "superseded": "Events that a newer one of the same object made needless.",
     "discarded": "Events left out because the target's queue was full.",
     "purged": "Dead letters that an operator threw away.",
+    "died": "Events that became dead letters, those replayed since included.",
 }
 _GAUGES = {
     "pending": "Events not yet tried, or waiting for a target that is away.",
     "parked": "Events that failed and wait for their next try, and those behind them.",
     "dead": "Dead letters.",
 }
+
+
+def install(app: Any, database: Database) -> None:
+    """Give the app its audits of the books: made on the side, at the first scrape and then each five minutes."""
+    app.extensions[_AUDITS] = Glance(lambda: audit(database), age=_AUDIT_AGE, patience=0.2)
 
 
 @routes.get("/metrics")
@@ -46,15 +62,16 @@ def metrics() -> Response:
         default: Problem
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(parts()))
+    registry.register(Scrape(parts(), current_app.extensions[_AUDITS].look().value or ()))
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
 class Scrape:
     """One scrape's figures."""
 
-    def __init__(self, found: Parts) -> None:
+    def __init__(self, found: Parts, audits: Sequence[Audit]) -> None:
         self._parts = found
+        self._audits = audits
 
     def collect(self) -> Iterator[Metric]:
         """Every figure, as of one moment."""
@@ -62,11 +79,24 @@ class Scrape:
             stored = {one.target: one for one in self._parts.registry.targets()}
             with snapshot(self._parts.database) as connection:
                 books = read_books(connection)
+                pulse = connection.execute(
+                    sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")
+                ).scalar_one_or_none()
+                busy = _busy(connection, now_ms())
+                drifts = latest(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
             yield from figures([(stored[each.target], each) for each in books if each.target in stored], now_ms())
+            if pulse is not None:
+                age = max(0, now_ms() - pulse) / 1000
+                yield _single("drain_age_seconds", "Since the last look for work: it needs a beat and a drain.", age)
+            yield from _in_progress(
+                {each.target: busy.get(stored[each.target].row_id, 0) for each in books if each.target in stored}
+            )
+            yield from _drift(drifts)
+            yield _difference(self._audits)
         if self._parts.feeder is not None:
             staging = self._parts.feeder.staging
             yield _single(
@@ -117,11 +147,70 @@ def _minio(books: Sequence[Books]) -> Iterator[Metric]:
         failed.add_sample(failed.name, place, each.discarded)
         length.add_sample(length.name, place, each.pending + each.parked)
     yield from (total, failed, length)
-    sent = CounterMetricFamily("minio_notify_events_sent", "Events delivered, to all targets together.")
-    sent.add_metric([], sum(each.delivered + each.superseded for each in books))
-    skipped = CounterMetricFamily("minio_notify_events_skipped", "Events left out by full queues, all together.")
-    skipped.add_metric([], sum(each.discarded for each in books))
-    yield from (sent, skipped)
+    together = {
+        "events_sent": ("Events delivered, to all targets together.", sum(b.delivered + b.superseded for b in books)),
+        "events_errors": ("Events left out by full queues, all together.", sum(b.discarded for b in books)),
+        "events_skipped": ("Events left out by full queues, all together.", sum(b.discarded for b in books)),
+    }
+    for prefix in _PREFIXES:
+        for name, (text, value) in together.items():
+            counter = CounterMetricFamily(f"{prefix}_{name}", text)
+            counter.add_metric([], value)
+            yield counter
+
+
+def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
+    """Lanes that a worker holds just now: MinIO's "send in progress", which is a call of one event there."""
+    lanes = GaugeMetricFamily(
+        "bucketwire_target_leased_lanes", "Lanes that a worker has in hand.", labels=["type", "name"]
+    )
+    each_of = GaugeMetricFamily(
+        "minio_notify_target_current_send_in_progress",
+        "Lanes that a worker has in hand.",
+        labels=["target_id", "target_name"],
+    )
+    for target, count in busy.items():
+        lanes.add_metric([target.type, target.name], count)
+        each_of.add_metric([target.name, target.type], count)
+    yield from (lanes, each_of)
+    for prefix in _PREFIXES:
+        total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Lanes that workers have in hand.")
+        total.add_metric([], sum(busy.values()))
+        yield total
+
+
+def _busy(connection: sa.Connection, now: int) -> dict[int, int]:
+    c = m.cursors.c
+    held = sa.select(c.target_id, sa.func.count()).where(
+        c.replay_id == m.WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+    )
+    return {int(row[0]): int(row[1]) for row in connection.execute(held.group_by(c.target_id))}
+
+
+def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
+    labels = ["type", "name", "bucket"]
+    drift = GaugeMetricFamily(
+        "bucketwire_reconcile_drift", "Entries that the last reconciliation left missing or wrong.", labels=labels
+    )
+    ended = GaugeMetricFamily(
+        "bucketwire_reconcile_finished_timestamp_seconds", "When it ended, in seconds since 1970.", labels=labels
+    )
+    for target, bucket, finished, entries in found:
+        drift.add_metric([target.type, target.name, bucket], entries)
+        ended.add_metric([target.type, target.name, bucket], finished / 1000)
+    yield from (drift, ended)
+
+
+def _difference(audits: Sequence[Audit]) -> Metric:
+    """Nothing before the first audit: a 0 would be a claim."""
+    gauge = GaugeMetricFamily(
+        "bucketwire_target_books_difference",
+        "Pending by the books less pending in the log; not 0 is a defect.",
+        labels=["type", "name"],
+    )
+    for each in audits:
+        gauge.add_metric([each.books.target.type, each.books.target.name], each.difference)
+    return gauge
 
 
 class _Named(Metric):

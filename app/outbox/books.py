@@ -30,6 +30,7 @@ class Books:
     purged: int
     discarded: int
     oldest: int
+    died: int  # ever, those replayed or thrown away since included
 
     @property
     def pending(self) -> int:
@@ -47,7 +48,10 @@ def read_books(connection: sa.Connection, *, oldest: bool = True) -> list[Books]
     t, c = m.targets.c, m.cursors.c
     settled = (
         sa.select(
-            c.target_id, sa.func.sum(c.delivered).label("delivered"), sa.func.sum(c.superseded).label("superseded")
+            c.target_id,
+            sa.func.sum(c.delivered).label("delivered"),
+            sa.func.sum(c.superseded).label("superseded"),
+            sa.func.sum(c.dead).label("died"),
         )
         .group_by(c.target_id)
         .subquery()
@@ -61,6 +65,7 @@ def read_books(connection: sa.Connection, *, oldest: bool = True) -> list[Books]
             t.id, t.type, t.name, t.recorded, t.discarded, t.purged,
             sa.func.coalesce(settled.c.delivered, 0).label("delivered"),
             sa.func.coalesce(settled.c.superseded, 0).label("superseded"),
+            sa.func.coalesce(settled.c.died, 0).label("died"),
             counts[m.parked].label("parked"),
             counts[m.dead_letters].label("dead"),
         )
@@ -79,6 +84,7 @@ def read_books(connection: sa.Connection, *, oldest: bool = True) -> list[Books]
             purged=row.purged,
             discarded=row.discarded,
             oldest=_oldest(connection, row.id) if oldest else 0,
+            died=int(row.died),
         )
         for row in rows
     ]

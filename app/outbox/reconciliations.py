@@ -105,6 +105,23 @@ class Reconciliations:
             ]  # fmt: skip
 
 
+def latest(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
+    """Of each target and bucket the last run that came to an end: when (ms), and how many entries it left in drift."""
+    r = m.reconciliations.c
+    over = r.state.in_((CLEAN, DRIFT, REPAIRED))
+    last = sa.select(sa.func.max(r.id)).where(over).group_by(r.type, r.name, r.bucket)
+    query = sa.select(m.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
+    return [
+        (
+            TargetId(row.type, row.name),
+            row.bucket,
+            row.finished_at,
+            max(0, row.missing + row.stale + row.orphaned + row.malformed - row.repaired),
+        )
+        for row in connection.execute(query)
+    ]
+
+
 def mark(database: Database, target: TargetId, bucket: str) -> Mark:
     """Where the log stands now, and what of the bucket is still on its way to the target. Raises `UnknownTarget`."""
     t, c, e, p, head = m.targets.c, m.cursors.c, m.events.c, m.parked.c, m.log_head.c

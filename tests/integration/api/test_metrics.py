@@ -1,0 +1,124 @@
+"""What dashboards, alerts and people are told exists on a real `/metrics`, and says what is so."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import orjson
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.database import Database, now_ms
+from app.outbox.reconciliations import DRIFT, Reconciliations
+from tests import services
+from tests.builders import add_target
+from tests.integration.api.conftest import Api, Start, url_of
+from tests.integration.api.test_events import body
+from tests.integration.api.test_health import pulse
+from tests.integration.api.test_operating import bury
+
+ROOT = Path(__file__).parents[3]
+ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
+DASHBOARD = orjson.loads((ROOT / "deploy/grafana/bucketwire.json").read_text())
+OPERATIONS = (ROOT / "docs/how-to/operations.md").read_text()
+X = (("name", "x"), ("type", "webhook"))
+Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+def figures(api: Api) -> Found:
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(api.client.get("/metrics").text)
+        for sample in family.samples
+    }
+
+
+def audited(api: Api) -> Found:
+    """The figures once the first audit, which goes on beside the scrape, is there."""
+    services.until(lambda: ("bucketwire_target_books_difference", X) in figures(api))
+    return figures(api)
+
+
+def expressions() -> Iterator[str]:
+    yield from (rule["expr"] for rule in ALERTS)
+    yield from (target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
+    yield from re.findall(r"^ +(?:query|expr): (.+)$", OPERATIONS, re.MULTILINE)
+
+
+def reconciled(database: Database, **counts: int) -> None:
+    runs = Reconciliations(database)
+    runs.end(runs.begin(TargetId("webhook", "x"), "images", lease=60_000), DRIFT, counts)
+
+
+def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:
+    add_target(log)
+    pulse(log, 0)
+    reconciled(log, missing=1)
+    found = audited(start(url_of(log), queue_dir=f"{tmp_path}/staging"))
+    used = {name for text in expressions() for name in re.findall(r"\b(?:bucketwire|minio)_\w+", text)}
+    assert len(used) >= 15
+    assert used - {name for name, _ in found} == set()
+
+
+def test_the_figures_of_the_drain_the_lanes_the_dead_and_the_drift_are_so(log: Database, start: Start) -> None:
+    target = add_target(log)
+    api = start(url_of(log))
+    api.post(body("a", "b"))
+    bury(log, target)
+    pulse(log, 40_000)
+    reconciled(log, missing=9)
+    reconciled(log, missing=3, stale=2, orphaned=1, malformed=1, repaired=4)
+    with log.writing() as connection:
+        some = m.cursors.update().where(m.cursors.c.lane.in_([0, 1, 2]))
+        connection.execute(some.values(lease_token=uuid4().hex, leased_until=now_ms() + 60_000, dead=2))
+    found = audited(api)
+    assert found["bucketwire_target_died_events_total", X] == 6
+    assert found["bucketwire_target_dead_events", X] == 2
+    assert 40 <= found["bucketwire_drain_age_seconds", ()] < 100
+    assert found["bucketwire_target_leased_lanes", X] == 3
+    assert found["minio_notify_current_send_in_progress", ()] == 3
+    assert found["minio_notify_target_current_send_in_progress", (("target_id", "x"), ("target_name", "webhook"))] == 3
+    assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
+    assert found["bucketwire_target_books_difference", X] == 0
+
+
+def test_books_that_do_not_balance_are_told(log: Database, start: Start) -> None:
+    add_target(log)
+    with log.writing() as connection:
+        connection.execute(m.targets.update().values(recorded=7))
+    assert audited(start(url_of(log)))["bucketwire_target_books_difference", X] == 7
+
+
+def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: Database) -> None:
+    add_target(database)
+    reconciled(database, missing=3)
+    found = figures(api)
+    assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
+    assert found["bucketwire_target_died_events_total", X] == found["bucketwire_target_leased_lanes", X] == 0
+    for version in ("minio_notify", "minio_notification"):
+        for name in ("current_send_in_progress", "events_sent_total", "events_errors_total", "events_skipped_total"):
+            assert found[f"{version}_{name}", ()] == 0
+
+
+def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> None:
+    add_target(log)
+    with log.writing() as connection:
+        connection.execute(m.targets.update().values(recorded=50, purged=4))
+        connection.execute(m.cursors.update().where(m.cursors.c.lane < 2).values(delivered=9, superseded=1))
+    [query] = re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL)
+    with log.reading() as connection:
+        assert connection.exec_driver_sql(query).scalar_one() == 26
+        connection.execute(m.targets.update().values(paused=True))
+        assert connection.exec_driver_sql(query).scalar_one() == 0
+
+
+def test_every_alert_has_its_remedy() -> None:
+    headings = re.findall(r"^### (\w+)$", OPERATIONS, re.MULTILINE)
+    assert headings == [rule["alert"] for rule in ALERTS]
+    for rule in ALERTS:
+        assert rule["annotations"]["runbook"] == f"docs/how-to/operations.md#{rule['alert'].lower()}"
