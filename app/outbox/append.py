@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events import sequencer
+from app.events import sequencer, trial
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.buckets import REMOVED, Remembered
@@ -200,8 +200,8 @@ class _Intake:
         return receipt
 
     def buckets(self) -> set[str]:
-        """The buckets that its rows tell of as being there."""
-        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED}
+        """The buckets that its rows tell of as being there; that of trials is none."""
+        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {trial.BUCKET}
 
     def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
         if not self._routing.rejecting:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
+from app.events import trial
 from app.outbox import models as m
 from app.outbox import schema
 from app.outbox.append import Log
@@ -32,6 +33,11 @@ def test_buckets_are_known_by_events_and_rules_and_each_once(database: Database)
     assert not is_bucket(database, "b")
     first.append([[event(bucket="b")]])  # which knew it already
     assert is_bucket(database, "b")
+
+
+def test_the_bucket_of_trials_is_none(database: Database) -> None:
+    Log(database).append([[event(bucket=trial.BUCKET), event(bucket="b")]])
+    assert names(database) == ["b"]
 
 
 def test_a_transaction_that_fails_makes_no_bucket_known(database: Database) -> None:
