@@ -136,6 +136,7 @@ class MySQL(Server):
         certs = certificates()
         return [
             f"--datadir={self.folder}/data",
+            f"--tmpdir={self.folder}",  # one that starts removes all temporary tables there, also of those that run
             f"--socket={self.folder}/s.sock",
             f"--pid-file={self.folder}/pid",
             f"--port={self.port}",
