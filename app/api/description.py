@@ -156,6 +156,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "Replayed": _object(replayed=_NUMBER),
     "Purged": _object(purged=_NUMBER),
+    "Removed": _object(
+        lost={"type": "array", "items": _TEXT, "description": "what went with it, such as `2 rule(s) name it`"}
+    ),
     "NewReplay": _with("target", _object(
         **{name: _FILTER[name] for name in ("target", "since", "before", "bucket", "prefix", "all")},
         events={"type": "array", "items": _TEXT, "description": "names; none: every event"},

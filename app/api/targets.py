@@ -100,12 +100,12 @@ def remove(type_name: str, name: str) -> Response:
         - {name: force, in: query, schema: {type: boolean, default: false},
            description: lose its rules, its undelivered events and its dead letters}
       responses:
-        204: {description: it is gone}
+        200: {description: it is gone, content: {application/json: {schema: Removed}}}
         default: Problem
     """
     refuse_unknown(request.args, ("force",))
-    parts().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
-    return Response(status=204)
+    lost = parts().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
+    return answer({"lost": lost})
 
 
 @routes.post("/v1/targets/<type_name>/<name>/pause")

@@ -7,9 +7,9 @@ import click
 import orjson
 
 from app.cli.problems import CannotDo
-from app.cli.shell import Shell, counted, printable, with_shell
+from app.cli.shell import Shell, anywhere, counted, printable
 from app.cli.words import MOMENT, TARGET, iso
-from app.outbox.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.dead_letters import DeadLetter, Filter
 
 _NONE = Filter()
 
@@ -28,7 +28,7 @@ def _filters(function: Callable[..., None]) -> Callable[..., None]:
         function(shell, which=Filter(ids=options.pop("ids", ()), **given), **options)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
-    decorated = with_shell(command)
+    decorated = anywhere(command)
     for option in (
         click.option("--before", type=MOMENT, help="Last tried before then."),
         click.option("--since", type=MOMENT, help="Last tried since then, such as 2h or 2026-11-21T14:00:00Z."),
@@ -47,7 +47,7 @@ def _filters(function: Callable[..., None]) -> Callable[..., None]:
 @_filters
 def ls(shell: Shell, which: Filter, limit: int, after: int) -> None:
     """List dead letters, oldest first."""
-    rows = [_row(letter) for letter in DeadLetters(shell.database).list(which, limit=limit, after=after)]
+    rows = [_row(letter) for letter in shell.dead_letters.list(which, limit=limit, after=after)]
     columns = {
         "number": "number", "target": "target", "event": "name", "object": "path", "tries": "attempts",
         "last try": "last_tried", "reason": "reason",
@@ -57,10 +57,10 @@ def ls(shell: Shell, which: Filter, limit: int, after: int) -> None:
 
 @dead.command()
 @click.argument("number", type=int)
-@with_shell
+@anywhere
 def show(shell: Shell, number: int) -> None:
     """Show one dead letter: the last tries, each with the target's own words, and the event's record."""
-    found = DeadLetters(shell.database).list(Filter(ids=[number]))
+    found = shell.dead_letters.list(Filter(ids=[number]))
     if not found:
         raise CannotDo(f"there is no dead letter {number}; `bucketwire dead ls` shows those there are")
     [letter] = found
@@ -85,7 +85,7 @@ def show(shell: Shell, number: int) -> None:
 @_filters
 def replay(shell: Shell, which: Filter, everything: bool) -> None:
     """Deliver dead letters again, each object's in their order. They keep their ids; tries count anew."""
-    number = DeadLetters(shell.database).replay(_some(which, everything))
+    number = shell.dead_letters.replay(_some(which, everything))
     shell.done(f"{counted(number, 'dead letter')} on the way again", replayed=number)
 
 
@@ -95,7 +95,7 @@ def replay(shell: Shell, which: Filter, everything: bool) -> None:
 @_filters
 def purge(shell: Shell, which: Filter, everything: bool) -> None:
     """Throw dead letters away; the target's books count them as purged."""
-    number = DeadLetters(shell.database).purge(_some(which, everything))
+    number = shell.dead_letters.purge(_some(which, everything))
     shell.done(f"{counted(number, 'dead letter')} thrown away", purged=number)
 
 

@@ -3,16 +3,16 @@
 import click
 import orjson
 
-from app.cli.shell import Shell, with_shell
+from app.cli.shell import Shell, anywhere
 from app.cli.words import iso
-from app.outbox.history import Standing, object_history
+from app.outbox.history import Standing
 
 
 @click.command()
 @click.argument("bucket")
 @click.argument("key")
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="The last so many.")
-@with_shell
+@anywhere
 def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
     """Show an object's events, oldest first, and where each stands at each of its targets."""
     rows = [
@@ -29,7 +29,7 @@ def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
             "standing": "; ".join(map(_standing, event.standings)) or "no rule named a target",
             "record": orjson.loads(event.record),
         }
-        for event in object_history(shell.database, bucket, key, limit=limit)
+        for event in shell.history(bucket, key, limit)
     ]
     columns = {"received": "received_at", "event": "name", "version": "version", "id": "id", "standing": "standing"}
     shell.rows(rows, columns, f"the log has no event of {bucket}/{key}; it keeps them as long as BUCKETWIRE_RETENTION")

@@ -40,7 +40,7 @@ class Remote:
     @cached_property
     def described(self) -> list[dict[str, Any]]:
         """Every target as `GET /v1/targets` shows it, its books included; asked for once."""
-        found: list[dict[str, Any]] = self._ask("GET", "/v1/targets")["targets"]
+        found: list[dict[str, Any]] = self.ask("GET", "/v1/targets")["targets"]
         return found
 
     @property
@@ -54,38 +54,39 @@ class Remote:
 
     def target(self, target: TargetId) -> StoredTarget:
         """One target."""
-        return _stored(self._ask("GET", _path(target), target=target))
+        return _stored(self.ask("GET", _path(target), target=target))
 
     def texts(self, stored: StoredTarget) -> dict[str, str]:
         """A target's settings as texts, secrets left out."""
         return redacted(stored.target.type, stored.values)
 
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
-        """Delete a target; what was lost is not told from afar."""
-        self._ask("DELETE", _path(target), target=target, params={"force": "true"} if force else None)
-        return []
+        """Delete a target; says what was lost with it."""
+        params = {"force": "true"} if force else None
+        lost: list[str] = self.ask("DELETE", _path(target), target=target, params=params)["lost"]
+        return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Deliver nothing to it until it is resumed."""
-        self._ask("POST", f"{_path(target)}/pause", target=target, json={"reason": reason})
+        self.ask("POST", f"{_path(target)}/pause", target=target, json={"reason": reason})
 
     def resume(self, target: TargetId) -> None:
         """End a pause."""
-        self._ask("POST", f"{_path(target)}/resume", target=target, json={})
+        self.ask("POST", f"{_path(target)}/resume", target=target, json={})
 
     def rules(self, bucket: str | None = None) -> list[StoredRule]:
         """Every rule, or those of one bucket."""
         params = {} if bucket is None else {"bucket": bucket}
-        return [_rule(each) for each in self._ask("GET", "/v1/rules", params=params)["rules"]]
+        return [_rule(each) for each in self.ask("GET", "/v1/rules", params=params)["rules"]]
 
     def add_rule(self, rule: Rule) -> int:
         """Store a rule and say its number."""
-        return int(self._ask("POST", "/v1/rules", json=_rule_json(rule))["number"])
+        return int(self.ask("POST", "/v1/rules", json=_rule_json(rule))["number"])
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number, one after the other."""
         for number in row_ids:
-            self._ask("DELETE", f"/v1/rules/{number}")
+            self.ask("DELETE", f"/v1/rules/{number}")
         return len(row_ids)
 
     def apply(self, document: Document, *, dry_run: bool, prune: bool, force: bool) -> dict[str, Any]:
@@ -97,10 +98,11 @@ class Remote:
                       for rule in document.rules],
         }  # fmt: skip
         params = {name: "true" for name, given in flags.items() if given}
-        found: dict[str, Any] = self._ask("POST", "/v1/declaration", params=params, json=body)
+        found: dict[str, Any] = self.ask("POST", "/v1/declaration", params=params, json=body)
         return found
 
-    def _ask(self, method: str, path: str, *, target: TargetId | None = None, **options: Any) -> Any:
+    def ask(self, method: str, path: str, *, target: TargetId | None = None, **options: Any) -> Any:
+        """One request; the JSON of its answer. A target that is said to be unknown is `target`, where it is given."""
         try:
             answer = self._client.request(method, path, **options)
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -5,11 +5,11 @@ import time
 import click
 
 from app.cli.rules import plain_names
-from app.cli.shell import Shell, bar, counted, with_shell
+from app.cli.shell import Shell, anywhere, bar, counted
 from app.cli.words import MOMENT, TARGET, iso
 from app.config.arn import TargetId
 from app.outbox.models import NEVER
-from app.outbox.replays import Replay, Replays, Selection
+from app.outbox.replays import Replay, Selection
 
 _PERIOD = 0.25  # seconds between two looks
 
@@ -24,7 +24,7 @@ _PERIOD = 0.25  # seconds between two looks
 @click.option("--all", "everything", is_flag=True, help="Every event that is retained.")
 @click.option("--list", "listing", is_flag=True, help="Show the replays there were instead.")
 @click.option("--wait", is_flag=True, help="Until it is over. Ctrl-C ends the waiting, not the replay.")
-@with_shell
+@anywhere
 def replay(
     shell: Shell, target: TargetId | None, since: int | None, before: int | None, bucket: str, prefix: str,
     event_words: str, everything: bool, listing: bool, wait: bool,
@@ -33,7 +33,7 @@ def replay(
 
     What the target has not got yet comes anyway and is not part of the replay.
     """
-    replays = Replays(shell.database)
+    replays = shell.replays
     if listing:
         columns = {
             "replay": "number",
@@ -51,7 +51,7 @@ def replay(
         raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
     begun = replays.begin(target, selection)
     if wait:
-        _wait(shell, replays, begun)
+        _wait(shell, begun)
         shell.done(
             f"replay {begun.replay_id}: {counted(begun.matched, 'event')} delivered or parked",
             **_row(begun) | {"finished": True},
@@ -62,7 +62,8 @@ def replay(
     )
 
 
-def _wait(shell: Shell, replays: Replays, begun: Replay) -> None:
+def _wait(shell: Shell, begun: Replay) -> None:
+    replays = shell.replays
     come, whole = replays.progress(begun.replay_id)
     with bar(shell) as shown:
         task = shown.add_task(f"replay {begun.replay_id}", total=whole)

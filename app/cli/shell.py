@@ -18,11 +18,15 @@ from app.config.settings import Settings
 from app.declare.document import Document
 from app.declare.plan import apply, described, planned
 from app.outbox.database import Database
+from app.outbox.dead_letters import DeadLetters
+from app.outbox.history import Recorded, object_history
 from app.outbox.registry import Registry, open_registry
+from app.outbox.replays import Replays
 from app.outbox.schema import current, head
 
 if TYPE_CHECKING:
     from app.cli.remote import Remote
+    from app.cli.remote_log import RemoteDeadLetters, RemoteReplays
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -78,6 +82,32 @@ class Shell:
     def chosen(self) -> "Registry | Remote":
         """Targets and rules, at `--url` or in the outbox."""
         return self.remote or self.registry
+
+    @property
+    def dead_letters(self) -> "DeadLetters | RemoteDeadLetters":
+        """The dead letters, at `--url` or in the outbox."""
+        if self.remote is None:
+            return DeadLetters(self.database)
+        from app.cli.remote_log import RemoteDeadLetters  # noqa: PLC0415 - as `remote`
+
+        return RemoteDeadLetters(self.remote)
+
+    @property
+    def replays(self) -> "Replays | RemoteReplays":
+        """The replays, at `--url` or in the outbox."""
+        if self.remote is None:
+            return Replays(self.database)
+        from app.cli.remote_log import RemoteReplays  # noqa: PLC0415 - as `remote`
+
+        return RemoteReplays(self.remote)
+
+    def history(self, bucket: str, key: str, limit: int) -> list[Recorded]:
+        """An object's last events, oldest first, at `--url` or in the outbox."""
+        if self.remote is None:
+            return object_history(self.database, bucket, key, limit=limit)
+        from app.cli import remote_log  # noqa: PLC0415 - as `remote`
+
+        return remote_log.object_history(self.remote, bucket, key, limit=limit)
 
     @property
     def region(self) -> str:

@@ -52,6 +52,11 @@ TARGET = TargetWord()
 MOMENT = Moment()
 
 
+def milliseconds(time: str | None) -> int:
+    """Milliseconds since 1970 of a time as the API writes it; 0 for none."""
+    return 0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
 def moment(text: str, now: float) -> int:
     """Milliseconds since 1970 of a time or of how long ago it was. Raises `ValueError`."""
     if re.fullmatch(r"([0-9.]+[a-zµμ]+)+", text):

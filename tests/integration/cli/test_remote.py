@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from app.config.arn import TargetId
 from app.outbox.append import Log
 from app.outbox.database import Database
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.builders import event, migrated
-from tests.integration.cli.conftest import Cli, Result
+from tests.integration.cli.conftest import Cli, Result, deliver
 from tests.system import Api
 
 ARN = "arn:minio:sqs:eu-1:cache:redis"
@@ -88,6 +89,43 @@ def test_a_file_is_applied_from_afar_and_refused_in_the_words_of_the_service(the
     refused = there("apply", "-f", str(path))
     assert refused.code == 1
     assert "redis:cache: key: is required" in refused.err
+
+
+def test_histories_dead_letters_and_replays_are_those_of_the_service(
+    there: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, database, _ = service
+    there("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/")
+    there("event", "add", "*", "arn:minio:sqs:eu-1:audit:webhook", "--event", "*")
+    buckets = ("one", "two", "three")
+    letters = [event("bad", bucket=bucket) for bucket in buckets]
+    deliver(database, TargetId("webhook", "audit"), [event("good"), *letters], rejecting="bad")
+    begun = there("replay", "--target", "webhook:audit", "--event", "put", "--since", "1h", "--json").json
+    assert (begun["matched"], begun["finished"]) == (4, False)
+    assert there("replay", "--target", "webhook:audit", "--before", "1h", "--wait", "--json").json["finished"]
+    assert there("replay", "--target", "webhook:typo", "--all").code == 1
+
+    monkeypatch.setenv("BUCKETWIRE_VAR", api.settings["BUCKETWIRE_VAR"])
+    for words in (
+        ("events", "one", "bad"),
+        ("dead", "ls"),
+        ("dead", "ls", "--limit", "2", "--after", "1"),
+        ("dead", "ls", "--target", "webhook:audit", "--bucket", "two", "--reason", "large", "--since", "1h"),
+        ("dead", "show", "2"),
+        ("replay", "--list"),
+    ):
+        from_afar = there(*words, "--json").json
+        assert from_afar
+        assert from_afar == there(*words, "--json", "--url", "").json
+
+    assert there("dead", "ls", "--before", "1h", "--json").json == []
+    assert there("dead", "show", "999").code == 1
+    assert there("dead", "replay", "2", "--json").json == {"replayed": 1}
+    assert there("dead", "purge", "--bucket", "one", "--json").json == {"purged": 1}
+    assert there("dead", "replay", "--all", "--json").json == {"replayed": 1}
+    lost = there("target", "rm", "webhook:audit", "--force", "--json").json["lost"]
+    assert len(lost) == 2
+    assert lost[0] == "1 rule(s) name it"
 
 
 def test_what_cannot_be_asked_from_afar_says_so(there: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
