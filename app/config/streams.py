@@ -1,9 +1,10 @@
 """The settings of Kafka and Elasticsearch (reference §4.7, §4.8), with the kinds of values that only they have."""
 
+import base64
 import re
 from collections.abc import Iterator
 from typing import Literal
-from urllib.parse import urlsplit
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from app.config.addresses import Host, HostPort, HttpUrl
 from app.config.keys import declared, setting
@@ -206,6 +207,18 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
+
+    @property
+    def authorization(self) -> str:
+        """The header of that name, which says who asks; empty where nobody has to."""
+        if key := self.api_key:
+            # A key that was handed out is base64 of id:key, where no colon can be.
+            return f"ApiKey {base64.b64encode(key.encode()).decode() if ':' in key else key}"
+        login = f"{self.username}:{self.password}".encode() if self.username else b""
+        if not login:
+            in_url, at, _ = urlsplit(self.url).netloc.rpartition("@")
+            login = unquote_to_bytes(in_url) if at else b""
+        return f"Basic {base64.b64encode(login).decode()}" if login else ""
 
     def problems(self) -> Iterator[Problem]:
         """There is one login or none, a certificate has its key, and files for TLS need https."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import urllib3
 
+from app.events.highwayhash import document_ids
 from app.events.model import Event
 from tests import services
 from tests.contract import events
@@ -18,7 +19,6 @@ from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.elasticsearch_node import Node
-from workers.targets.highwayhash import document_ids
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 

@@ -11,13 +11,13 @@ import urllib3
 
 from app.config import declaration
 from app.config.streams import ElasticsearchSettings
+from app.events.highwayhash import document_ids
 from tests.contract import events
 from tests.services.opensearch import OpenSearch, opensearch
 from workers import formats
 from workers.outcomes import DELIVERED, Rejected
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.elasticsearch import ElasticsearchTarget
-from workers.targets.highwayhash import document_ids
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 

@@ -24,13 +24,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.config.streams import ElasticsearchSettings
+from app.events.highwayhash import document_ids
 from app.events.model import Effect, Event
 from workers.formats import Rows, change, collapse, hold_back, line, text, version_name, waves
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.elasticsearch_node import Node, error_words
-from workers.targets.highwayhash import document_ids
 
 _PORTION = 10_000_000  # bytes of a request; a server takes 100 MB, and is at its best with a tenth of that
 _LONGEST_ID = 512

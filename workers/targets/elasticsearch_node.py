@@ -5,22 +5,20 @@ major version speaks to no server of this one, and it costs 4 to 13 us a documen
 reference/libraries.md §1, §5).
 """
 
-import base64
 import importlib.metadata
 import re
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import orjson
 from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import HTTPError, InvalidHeader, ReadTimeoutError
-from urllib3.util import SKIP_HEADER, Retry, parse_url
+from urllib3.util import SKIP_HEADER, Retry
 
 from app.config.streams import ElasticsearchSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
-from workers.targets.http_wire import Wire, basic_auth, http_pool
+from workers.targets.http_wire import Wire, http_pool
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
@@ -66,7 +64,9 @@ class Node:
         self._base = self._wire.target.rstrip("/")
         self._timeout = Timeout(connect=settings.timeout, read=settings.timeout)
         # urllib3 would name an encoding that it accepts.
-        self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER} | _login(settings)
+        self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
+        if settings.authorization:
+            self._headers["Authorization"] = settings.authorization
         self.where = f"Elasticsearch index {settings.index} at {self._wire.where}"
 
     def request(self, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Answer:
@@ -202,19 +202,6 @@ def named(found: object, name: str) -> dict[str, Any] | None:
 def _is_recent(version: str) -> bool:
     match = re.match(r"[0-9]+", version)
     return match is not None and int(match[0]) >= _LEAST_MAJOR
-
-
-def _login(settings: ElasticsearchSettings) -> dict[str, str]:
-    if settings.api_key:
-        key = settings.api_key
-        # A key that was handed out is base64 of id:key, where no colon can be.
-        return {"Authorization": f"ApiKey {base64.b64encode(key.encode()).decode() if ':' in key else key}"}
-    if settings.username:
-        login = f"{settings.username}:{settings.password}".encode()
-        return {"Authorization": f"Basic {base64.b64encode(login).decode()}"}
-    if urlsplit(settings.url).username is not None:
-        return {"Authorization": basic_auth(parse_url(settings.url).auth or "")}
-    return {}
 
 
 def _retry_after(response: BaseHTTPResponse) -> float | None:

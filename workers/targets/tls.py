@@ -1,35 +1,21 @@
-"""The one way to a TLS context: the same settings mean the same at every target."""
+"""TLS as a target's settings have it, and whether its files have changed since."""
 
 import ssl
 from pathlib import Path
 
+from app.config import tls
 from workers.targets.base import TargetUnavailable
 
 
 def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", client_key: str = "") -> ssl.SSLContext:
-    """A client's context: TLS 1.2 or later, host name checked.
+    """As `app.config.tls.context`; a file that cannot be used may be put right without a restart.
 
-    With `ca` (a PEM file) only its authorities are trusted, else the system's. Raises `TargetUnavailable` naming the
-    file that cannot be used: it may be put right without a restart.
+    So that raises `TargetUnavailable`.
     """
     try:
-        made = ssl.create_default_context(cafile=ca or None)
-    except (OSError, ssl.SSLError) as error:
-        raise TargetUnavailable(f"tls_ca: {ca} cannot be used as PEM certificates: {_words(error)}") from error
-    made.minimum_version = ssl.TLSVersion.TLSv1_2
-    if skip_verify:
-        made.check_hostname = False
-        made.verify_mode = ssl.CERT_NONE
-    if client_cert:
-        try:
-            # An encrypted key would make OpenSSL ask at the terminal; the empty password makes it fail instead.
-            made.load_cert_chain(client_cert, client_key or None, password="")
-        except (OSError, ssl.SSLError) as error:
-            raise TargetUnavailable(
-                f"client_cert {client_cert} and client_key {client_key} cannot be used as an unencrypted PEM pair: "
-                f"{_words(error)}"
-            ) from error
-    return made
+        return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key)
+    except tls.BadFile as bad:
+        raise TargetUnavailable(str(bad)) from bad
 
 
 def stamp(*files: str) -> tuple[tuple[int, int] | None, ...]:
@@ -43,7 +29,3 @@ def _state(file: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return seen.st_mtime_ns, seen.st_ino
-
-
-def _words(error: OSError) -> str:
-    return error.strerror or str(error)

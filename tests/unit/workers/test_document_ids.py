@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workers.targets.highwayhash import digests, document_ids
+from app.events.highwayhash import digests, document_ids
 
 VECTORS = {
     "images/zero.bin": "K_CIkX7mqe_SQzyFmq8jruSjiN7Mv5tq4PLgBBZqBwc=",
