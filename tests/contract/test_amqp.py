@@ -19,7 +19,6 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
-from tests.contract.relay import relay
 from tests.contract.test_reference_pages import consumers, output
 from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
@@ -308,11 +307,11 @@ def test_a_connection_idle_for_longer_than_its_heartbeat_costs_nothing(rabbit: Q
 
 
 def test_a_server_that_falls_silent_is_found_out_by_its_heartbeat(rabbit: Queue) -> None:
-    with relay(rabbit.server.port) as wire:
+    with services.proxy(rabbit.server.port) as wire:
         url = f"{rabbit.at_port(wire.port)['url']}?heartbeat=1"
         target = rabbit.target(url=url, timeout="1m")
         target.open()
-        wire.muted.set()
+        wire.mute()
         began = time.monotonic()
         (outcome,) = attempt(target, [events.put("a")], 1)
         assert time.monotonic() - began < LIMIT
@@ -323,10 +322,10 @@ def test_a_server_that_falls_silent_is_found_out_by_its_heartbeat(rabbit: Queue)
 
 @WINDOWS
 def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int) -> None:
-    with relay(rabbit.server.port) as wire:
+    with services.proxy(rabbit.server.port) as wire:
         target = rabbit.target(rabbit.at_port(wire.port))
         target.open()
-        wire.muted.set()
+        wire.mute()
         outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
         target.close()
     assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
@@ -335,10 +334,10 @@ def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int)
 
 @WINDOWS
 def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Queue, window: int) -> None:
-    with relay(rabbit.server.port) as wire:
+    with services.proxy(rabbit.server.port) as wire:
         target = rabbit.target(rabbit.at_port(wire.port))
         target.open()
-        wire.muted.set()
+        wire.mute()
         attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], window)
         target.close()
     assert len(rabbit.held()) == min(window, 7)

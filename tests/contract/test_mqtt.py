@@ -20,7 +20,6 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
-from tests.contract.relay import relay
 from tests.contract.test_reference_pages import consumers
 from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
@@ -336,11 +335,11 @@ def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos
 @VERSIONS
 @QUALITIES
 def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1, version: str, qos: str) -> None:
-    with relay(broker.server.port) as wire:
+    with services.proxy(broker.server.port) as wire:
         changes = {"version": version, "qos": qos, "keep_alive_interval": "1s", "timeout": "1m"}
         target = broker.target(broker.at_port(wire.port), **changes)
         target.open()
-        wire.muted.set()
+        wire.mute()
         began = time.monotonic()
         (outcome,) = attempt(target, [events.put("a")], 1)
         assert time.monotonic() - began < LIMIT
@@ -357,10 +356,10 @@ def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1,
 def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_allows(
     broker: Qos1, version: str, qos: str, window: int, most: int
 ) -> None:
-    with relay(broker.server.port) as wire:
+    with services.proxy(broker.server.port) as wire:
         target = broker.target(broker.at_port(wire.port), version=version, qos=qos)
         target.open()
-        wire.muted.set()
+        wire.mute()
         outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
         target.close()
     assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
@@ -369,10 +368,10 @@ def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_al
 
 @pytest.mark.parametrize(("version", "most"), [("3.1.1", 70), ("5", 7)])
 def test_an_objects_next_event_waits_where_the_one_before_may_be_refused(broker: Qos1, version: str, most: int) -> None:
-    with relay(broker.server.port) as wire:
+    with services.proxy(broker.server.port) as wire:
         target = broker.target(broker.at_port(wire.port), version=version)
         target.open()
-        wire.muted.set()
+        wire.mute()
         attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], 100)
         target.close()
     assert len(broker.held()) == most

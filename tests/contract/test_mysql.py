@@ -16,7 +16,6 @@ from tests import services
 from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mysql import DATABASE, Access, Namespace
-from tests.contract.relay import relay
 from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
@@ -468,7 +467,7 @@ def test_a_proxy_that_hides_the_servers_sql_mode_is_found_out_before_a_text_is_w
     def hides(answer: bytes) -> bytes:  # the flag NO_BACKSLASH_ESCAPES beside that of autocommit
         return answer.replace(b"\0\0\0\2\2\0\0", b"\0\0\0\2\0\0\0")
 
-    with relay(mysql.server.port, hides) as proxy:
+    with services.proxy(mysql.server.port, hides) as proxy:
         (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(port=proxy.port)), [events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "sql_mode" in outcome.reason or "SQL syntax" in outcome.reason

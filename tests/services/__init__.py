@@ -25,6 +25,7 @@ from tests.services.messaging import (
     nats_streaming,
     nsqd,
 )
+from tests.services.proxy import Proxy, proxy
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
@@ -45,6 +46,7 @@ __all__ = [
     "NatsStreaming",
     "Nsqd",
     "Postgres",
+    "Proxy",
     "RabbitMQ",
     "Receiver",
     "Redis",
@@ -64,6 +66,7 @@ __all__ = [
     "new_folder",
     "nsqd",
     "postgres",
+    "proxy",
     "rabbitmq",
     "receiver",
     "redis",

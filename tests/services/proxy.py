@@ -1,0 +1,157 @@
+"""A wire in front of a real server that can be hurt: slow, cut, silent, muted or half open, and healed again."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tests.services.child import LOOPBACK
+
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER without a time: close() sends RST in place of FIN
+
+
+@dataclass(eq=False)
+class _Wire:
+    """One connection, to the client and to the server. Once it has lost a byte it is `silent` for good."""
+
+    near: socket.socket
+    far: socket.socket
+    silent: threading.Event = field(default_factory=threading.Event)
+
+    def reset(self) -> None:
+        """End it as a machine does that knows nothing of it."""
+        for end in (self.near, self.far):
+            with contextlib.suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+                end.shutdown(socket.SHUT_RD)  # wakes the thread that reads from it
+                end.close()
+
+    def close(self) -> None:
+        """End it as usual."""
+        for end in (self.near, self.far):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+
+
+class Proxy:
+    """Passes bytes between a port of its own and a server's, whose answers go through `change`.
+
+    One fault at a time: each method ends the one before. After `heal()` new connections are as good as ever; those
+    that have lost something stay as they are, as they would behind a router that forgot them: silent, never ended.
+    """
+
+    def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes) -> None:
+        self._to, self._change = to, change
+        self._delay = 0.0
+        self._refusing = False
+        self._swallowing, self._muting = threading.Event(), threading.Event()
+        self._wires: list[_Wire] = []
+        self._threads: list[threading.Thread] = []
+        self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
+        self.port = int(self._listener.getsockname()[1])
+        self._run(self._accept)
+
+    def slow(self, seconds: float) -> None:
+        """Whatever is said takes so much longer, in each direction."""
+        self.heal()
+        self._delay = seconds
+
+    def cut(self) -> None:
+        """Every connection is reset, and each new one as soon as it is made."""
+        self.heal()
+        self._refusing = True
+        for wire in self._wires:
+            wire.reset()
+
+    def swallow(self) -> None:
+        """A black hole: connections are accepted, those there are stay, and nothing passes either way."""
+        self.heal()
+        self._swallowing.set()
+
+    def mute(self) -> None:
+        """What clients say arrives; nothing comes back."""
+        self.heal()
+        self._muting.set()
+
+    def halve(self) -> None:
+        """The server's end of every connection closes, and no client is told; new connections are good."""
+        self.heal()
+        for wire in self._wires:
+            wire.silent.set()
+            with contextlib.suppress(OSError):
+                wire.far.shutdown(socket.SHUT_RDWR)
+
+    def heal(self) -> None:
+        """Pass on again whatever new connections bring."""
+        self._delay, self._refusing = 0.0, False
+        for fault in (self._swallowing, self._muting):
+            if fault.is_set():
+                for wire in self._wires:
+                    wire.silent.set()
+            fault.clear()
+
+    def close(self) -> None:
+        """End every connection."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._threads[0].join(10)
+        for wire in self._wires:
+            wire.close()
+        for thread in self._threads:
+            thread.join(10)
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                far = socket.socket()
+                wire = _Wire(near, far)
+                with contextlib.suppress(OSError):  # a server that is down resets whoever comes
+                    if not self._refusing:
+                        if self._swallowing.is_set():
+                            wire.silent.set()
+                        else:
+                            far.connect((LOOPBACK, self._to))
+                        self._wires.append(wire)
+                        self._run(self._pump, wire, near, far)
+                        self._run(self._pump, wire, far, near)
+                        continue
+                wire.reset()
+
+    def _pump(self, wire: _Wire, source: socket.socket, sink: socket.socket) -> None:
+        answers = source is wire.far
+        with contextlib.suppress(OSError):
+            while received := source.recv(1 << 16):
+                if self._delay:
+                    time.sleep(self._delay)
+                if self._swallowing.is_set() or (answers and self._muting.is_set()):
+                    wire.silent.set()
+                if answers:
+                    received = self._change(received)
+                if not wire.silent.is_set() or (not answers and self._muting.is_set()):
+                    sink.sendall(received)
+        if not wire.silent.is_set() and not self._swallowing.is_set():  # else not even the end is told
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+
+@contextlib.contextmanager
+def proxy(to: int, change: Callable[[bytes], bytes] = bytes) -> Iterator[Proxy]:
+    """A proxy to this port, ended with the block."""
+    made = Proxy(to, change)
+    try:
+        yield made
+    finally:
+        made.close()
