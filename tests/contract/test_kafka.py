@@ -291,8 +291,8 @@ def test_a_version_that_the_broker_no_longer_speaks_is_unavailable(kafka: Log) -
 
 
 def test_one_living_broker_of_the_list_is_enough(kafka: Log) -> None:
-    dead = [f"{services.LOOPBACK}:{services.free_port()}" for _ in range(2)]
-    target = kafka.target(kafka.values() | {"brokers": f"{dead[0]}, {kafka.server.brokers}, {dead[1]}"})
+    dead = [f"{services.LOOPBACK}:{services.free_port()}" for _ in range(12)]
+    target = kafka.target(kafka.values() | {"brokers": ", ".join([*dead[:6], kafka.server.brokers, *dead[6:]])})
     target.open()
     assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
     target.close()

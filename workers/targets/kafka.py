@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fnv_hash_fast import fnv1a_32
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError, KafkaTimeoutError
@@ -316,21 +317,13 @@ class KafkaTarget:
         return tls.stamp(chosen.tls_ca, chosen.client_tls_cert, chosen.client_tls_key)
 
 
-def fnv1a(text: bytes) -> int:
-    """FNV-1a of 32 bits."""
-    found = 0x811C9DC5
-    for byte in text:
-        found = (found ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return found
-
-
 def partition_of(key: bytes, count: int) -> int:
     """Which of `count` partitions a key goes to (as MinIO: §4.7; vectors §15).
 
     MinIO takes the hash for a signed number, divides towards zero and drops the sign of what is left. Producers that
     share a topic and care for order by key have to agree on this.
     """
-    found = fnv1a(key)
+    found = fnv1a_32(key)
     return (found if found < 0x80000000 else 0x100000000 - found) % count
 
 

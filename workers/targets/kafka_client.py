@@ -72,11 +72,18 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         self._known: dict[Any, Any] = {}
         self._failed: set[Any] = set()
         super().__init__(net, **config)
+        # The library draws one at random each time, and may draw a dead one until its time is over.
+        self._listed = self.cluster.bootstrap_brokers
+        self.cluster.bootstrap_brokers = self._untried
 
     @property
     def all_failed(self) -> bool:
         """Whether each of the brokers to begin with has been tried in vain."""
-        return self._failed.issuperset(broker.node_id for broker in self.cluster.bootstrap_brokers())
+        return self._failed.issuperset(broker.node_id for broker in self._listed())
+
+    def _untried(self) -> list[Any]:
+        brokers = self._listed()
+        return [broker for broker in brokers if broker.node_id not in self._failed] or brokers
 
     def get_connection(self, node_id: Any, *positional: Any, **options: Any) -> Any:
         connection = super().get_connection(node_id, *positional, **options)
