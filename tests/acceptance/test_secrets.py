@@ -268,6 +268,10 @@ def test_a_secret_is_in_no_log_error_task_answer_figure_or_page(
             wrong = client.put(f"/v1/targets/{name.replace(':', '/')}", json=values | {"timeout": "never"})
             assert wrong.status_code == 400
             said.append(wrong.text)
+        guessed = {"Authorization": f"Bearer {planted.new('a guessed token')}"}
+        refused = client.post("/v1/events", content=b"{}", headers=guessed)
+        assert refused.status_code == 401
+        said.append(refused.text)
     with Flower(settings=running.settings).start() as flower:
         running.post(event("a.txt").record.encode())
         until(lambda: running.settled(*good), 30, what="the deliveries of those that work")

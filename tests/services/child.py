@@ -256,10 +256,14 @@ class Server:
 
     def freeze(self) -> None:
         """SIGSTOP it and its children: connections are still accepted by the kernel, but nothing answers."""
-        self._signal(signal.SIGSTOP)
         self._frozen = True
+
+        def stopped() -> bool:
+            self._signal(signal.SIGSTOP)  # again, for children that were made meanwhile
+            return all(_stopped(process.pid) for process in reaper.family(self.pid))
+
         # A process stops thread by thread, each when it would run next: one of them could answer once more.
-        until(lambda: all(_stopped(process.pid) for process in reaper.family(self.pid)), what="all its threads stopped")
+        until(stopped, what="all its threads stopped")
 
     def thaw(self) -> None:
         """SIGCONT: it goes on where it was frozen."""
@@ -293,8 +297,11 @@ class Server:
 
 
 def _stopped(pid: int) -> bool:
-    states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
-    return all(state == "T" for state in states)
+    try:
+        states = [stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # one of them ended just now
+        return False
+    return all(state in "TZX" for state in states)  # what has ended waits for a parent that may be stopped itself
 
 
 def spawn(
