@@ -172,13 +172,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "RepairReceipt": _object(
         recorded=_NUMBER,
         repeated={**_NUMBER, "description": "known already"},
-        overtaken={**_NUMBER, "description": "left out: their objects had events after `after`"},
+        overtaken={**_NUMBER, "description": "left out: their objects changed after `after`"},
     ),
     "Reconciliation": _object(
         run=_TEXT,
         target=_TARGET,
         bucket=_TEXT,
-        state={**_TEXT, "enum": ["running", "clean", "drift", "repaired", "failed"]},
+        state={
+            **_TEXT,
+            "enum": ["running", "clean", "drift", "repaired", "failed", "backfilling", "backfilled", "unfinished"],
+        },
         started_at=_TIME,
         finished_at=_TIME,
         **dict.fromkeys(COUNTS, _NUMBER),

@@ -49,9 +49,10 @@ def repair(type_name: str, name: str) -> Response:
     post:
       summary: Record events for this target alone, whatever the rules say
       description: >
-        An event whose object had another one recorded after the log's number `after` is left out and counted as
-        overtaken: who looked at the object before that knows nothing of it any more. A 202 means that the others are
-        recorded durably.
+        An event whose object changed after the log's number `after`, by the log's own account, is left out and
+        counted as overtaken: who looked at the object before that knows nothing of it any more. A 202 means that the
+        others are recorded durably. Where the target has no room for all of them, whatever its `queue_full` says,
+        none is, and a 503 says so.
       security: [{token: [admin]}]
       parameters:
         - target_type

@@ -45,6 +45,11 @@ def says(name: str) -> Says:
     return _SAYS.get(name, Says.NOTHING)
 
 
+def names(*wanted: Says) -> list[str]:
+    """The names of the events that say one of these, sorted."""
+    return sorted(name for name, said in _SAYS.items() if said in wanted)
+
+
 def is_concrete(version: str) -> bool:
     """Whether the version is one of several that an object may have, and its name never used again."""
     return version not in {"", NULL}

@@ -1,12 +1,13 @@
 """Reconciliations: who compares a target with a bucket just now, what was found, and what is on its way meanwhile."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.events.content import Says, is_concrete, names, says
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.addressed import AddressedLog
@@ -19,10 +20,17 @@ from app.outbox.store import selected
 
 COUNTS = ("objects", "held", "missing", "stale", "orphaned", "malformed", "outside", "in_flight", "bad", "repaired")
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
+# Backfills are runs too, and are told apart by their states; one that is unfinished goes on with the next.
+BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
+
+_CONTENT = names(Says.CREATED, Says.MARKED, Says.REMOVED, Says.EMPTIED)
+_OURS = '%"eventSource":"bucketwire:%'  # of repairs and backfills, which tell nothing that the bucket did
+_GONE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # what a run becomes whose process is gone
+_AT_WORK = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
 
 class AlreadyRunning(Exception):
-    """Somebody else reconciles this target with this bucket; the message says since when."""
+    """Somebody else reconciles or backfills this target with this bucket; the message says since when."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +62,30 @@ class Reconciliations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, target: TargetId, bucket: str, *, lease: int) -> str:
-        """Register a run that counts as dead `lease` ms after its last `renew`; its name. Raises `AlreadyRunning`."""
+    def begin(self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING) -> str:
+        """Register a run that counts as dead `lease` ms after its last `renew`; its name. Raises `AlreadyRunning`.
+
+        Its `state` is `RUNNING` or `BACKFILLING`; neither begins while the other is at work.
+        """
         r, now, run = m.reconciliations.c, now_ms(), uuid4().hex
         with self._database.writing() as connection:
             # The head's lock: of two that begin at once the second sees the first.
             connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
-            same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state == RUNNING)
-            other = connection.execute(sa.select(r.started_at, r.alive_until).where(*same)).all()
-            if alive := [row.started_at for row in other if row.alive_until > now]:
-                seconds = (now - max(alive)) // 1000
-                raise AlreadyRunning(f"{target} is being reconciled with {bucket} since {seconds} s ago")
+            same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state.in_(_GONE))
+            other = connection.execute(sa.select(r.started_at, r.alive_until, r.state).where(*same)).all()
+            for row in other:
+                if row.alive_until > now:
+                    seconds = (now - row.started_at) // 1000
+                    raise AlreadyRunning(f"{target} is being {_AT_WORK[row.state]} {bucket} since {seconds} s ago")
+            gone = sa.case(_GONE, value=r.state)
             connection.execute(
                 m.reconciliations.update()
                 .where(*same)
-                .values(state=FAILED, finished_at=now, problem="the process that ran it is gone")
+                .values(state=gone, finished_at=now, problem="the process that ran it is gone")
             )
             connection.execute(
                 m.reconciliations.insert().values(
-                    run=run, type=target.type, name=target.name, bucket=bucket, state=RUNNING, started_at=now,
+                    run=run, type=target.type, name=target.name, bucket=bucket, state=state, started_at=now,
                     alive_until=now + lease, finished_at=0, report="", problem="", **dict.fromkeys(COUNTS, 0),
                 )
             )  # fmt: skip
@@ -82,7 +95,7 @@ class Reconciliations:
         """Say that the run is alive; False if it was declared dead."""
         r = m.reconciliations.c
         with self._database.writing() as connection:
-            statement = m.reconciliations.update().where(r.run == run, r.state == RUNNING)
+            statement = m.reconciliations.update().where(r.run == run, r.state.in_(_GONE))
             return bool(connection.execute(statement.values(alive_until=now_ms() + lease)).rowcount)
 
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
@@ -122,9 +135,13 @@ def latest(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]
     ]
 
 
-def mark(database: Database, target: TargetId, bucket: str) -> Mark:
-    """Where the log stands now, and what of the bucket is still on its way to the target. Raises `UnknownTarget`."""
+def mark(database: Database, target: TargetId, bucket: str, *, only: Sequence[str] = ()) -> Mark:
+    """Where the log stands now, and what of the bucket is still on its way to the target. Raises `UnknownTarget`.
+
+    With names of events as `only`, nothing else counts as being on its way.
+    """
     t, c, e, p, head = m.targets.c, m.cursors.c, m.events.c, m.parked.c, m.log_head.c
+    ours = [e.bucket == bucket, e.name.in_(only)] if only else [e.bucket == bucket]
     with snapshot(database) as connection:
         query = sa.select(t.id).where(t.type == target.type, t.name == target.name)
         target_id = connection.execute(query).scalar_one_or_none()
@@ -134,17 +151,17 @@ def mark(database: Database, target: TargetId, bucket: str) -> Mark:
         behind = (
             sa.select(e.key)
             .join(m.cursors, sa.and_(c.lane == e.lane, e.seq > c.position))
-            .where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG, e.bucket == bucket, goes_to(target_id))
+            .where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG, *ours, goes_to(target_id))
         )
         parked = (
             sa.select(e.key)
             .join(m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
-            .where(p.target_id == target_id, e.bucket == bucket)
+            .where(p.target_id == target_id, *ours)
         )
         moving = set(connection.execute(behind).scalars()) | set(connection.execute(parked).scalars())
         for lane in replay_lanes(connection, target_id):
             again = sa.select(e.key).where(
-                e.lane == lane.lane, e.seq > lane.position, e.bucket == bucket, *selected(target_id, lane)
+                e.lane == lane.lane, e.seq > lane.position, *ours, *selected(target_id, lane)
             )
             moving.update(connection.execute(again).scalars())
     return Mark(seq, frozenset(moving))
@@ -164,13 +181,26 @@ def recorded_since(database: Database, bucket: str, *, seq: int, received_at: in
     return found
 
 
-def newest_sequencers(database: Database, bucket: str, keys: Sequence[str]) -> dict[str, str]:
-    """The greatest comparable sequencer that the log has of each key; keys of which it has none are left out."""
+def last_before(database: Database, received_at: int) -> int:
+    """The number of the log's last event that was received before that moment (ms), 0 for none; reads the whole log."""
+    e = m.events.c
+    with database.reading() as connection:
+        found = connection.execute(sa.select(sa.func.max(e.seq)).where(e.received_at < received_at)).scalar_one()
+    return int(found or 0)
+
+
+def newest_sequencers(database: Database, bucket: str, keys: Sequence[str], *, but_of: str = "") -> dict[str, str]:
+    """The greatest comparable sequencer that the log has of each key; keys of which it has none are left out.
+
+    Events of the source `but_of` do not count.
+    """
     e, found = m.events.c, dict[str, str]()
     wanted = {key_hash(bucket, key): key for key in keys}
     with database.reading() as connection:
         for some in chunks(list(wanted)):
             query = sa.select(e.key, e.bucket, e.sequencer).where(e.key_hash.in_(some), e.sequencer != "")
+            if but_of:
+                query = query.where(e.record.not_like(f'%"eventSource":"{but_of}"%'))
             for row in connection.execute(query):
                 if row.bucket == bucket and row.sequencer > found.get(row.key, ""):
                     found[row.key] = row.sequencer
@@ -178,26 +208,45 @@ def newest_sequencers(database: Database, bucket: str, keys: Sequence[str]) -> d
 
 
 class Unless(AddressedLog):
-    """Events for one target, each recorded only if its object had none after a seq: nothing can come between."""
+    """Events for one target, each recorded only if its object did not change after a seq: nothing can come between.
+
+    What says nothing of the object's content does not count, nor the removal of another version, nor other repairs.
+    Where the target has no room for all of a request, nothing of it is recorded (`QueueFull`), whatever `queue_full`
+    says: an event that the log knows, but not for the target, could not be sent again.
+    """
 
     def __init__(self, database: Database, target: TargetId, after: int) -> None:
         super().__init__(database, target)
         self._after = after
         self.overtaken = 0  # events that the last append left out
 
+    def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
+        taken = super()._take(connection, wanted)
+        self._routing = replace(self._routing, rejecting=frozenset(self._routing.ids))
+        return taken
+
     def _chosen(
         self, connection: sa.Connection, requests: Sequence[Sequence[Event]], known: set[str]
     ) -> Sequence[Sequence[Event]]:
         fresh = [event for events in requests for event in events if event.id not in known]
         later = set(self._later(connection, fresh))
-        self.overtaken = sum((event.bucket, event.key) in later for event in fresh)
-        return [
-            [event for event in events if event.id in known or (event.bucket, event.key) not in later]
-            for events in requests
-        ]
+        self.overtaken = len(later)
+        return [[event for event in events if event.id not in later] for events in requests]
 
-    def _later(self, connection: sa.Connection, events: Iterable[Event]) -> Iterator[tuple[str, str]]:
+    def _later(self, connection: sa.Connection, events: Sequence[Event]) -> Iterator[str]:
+        """The ids of the events whose objects changed since."""
         e = m.events.c
+        changes: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for some in chunks(list({key_hash(event.bucket, event.key) for event in events})):
-            query = sa.select(e.bucket, e.key).where(e.key_hash.in_(some), e.seq > self._after)
-            yield from ((row.bucket, row.key) for row in connection.execute(query))
+            query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(some), e.seq > self._after)
+            for row in connection.execute(query.where(e.name.in_(_CONTENT), e.record.not_like(_OURS))):
+                changes.setdefault((row.bucket, row.key), []).append((row.name, row.version))
+        for event in events:
+            if any(_changes(event, *change) for change in changes.get((event.bucket, event.key), ())):
+                yield event.id
+
+
+def _changes(event: Event, name: str, version: str) -> bool:
+    """Whether a change of its object leaves what the event says in doubt."""
+    is_of_another = says(name) is Says.REMOVED and is_concrete(version) and version != event.version
+    return not (is_of_another and is_concrete(event.version))

@@ -7,9 +7,10 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import models as m
-from app.outbox.append import Log, Receipt
+from app.outbox.append import Log, QueueFull, Receipt
 from app.outbox.database import Database
 from app.outbox.reconciliations import (
+    BACKFILLING,
     AlreadyRunning,
     Reconciliations,
     Unless,
@@ -42,6 +43,20 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     assert told.finished_at >= told.started_at > 0
 
 
+def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: Database) -> None:
+    runs = Reconciliations(database)
+    first = runs.begin(TARGET, "b", lease=60_000, state=BACKFILLING)
+    with pytest.raises(AlreadyRunning, match="webhook:x is being backfilled from b"):
+        runs.begin(TARGET, "b", lease=60_000)
+    runs.end(first, "backfilled", {"repaired": 3})
+    dead = runs.begin(TARGET, "b", lease=-1, state=BACKFILLING)
+    assert runs.renew(dead, lease=-1)
+    after = runs.begin(TARGET, "b", lease=60_000)
+    assert {each.run: each.state for each in runs.list()} == {
+        first: "backfilled", dead: "unfinished", after: "running",
+    }  # fmt: skip
+
+
 def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
     target = add_target(database)
     log = Log(database)
@@ -63,6 +78,10 @@ def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
     log.append([[event("a", sequencer="18E8"), event("a", sequencer="18EA00"), event("b", sequencer="")]])
     log.append([[event("a", sequencer="18FF", bucket="other"), event("c", name="s3:ObjectAccessed:Get")]])
     assert newest_sequencers(database, "images", ["a", "b", "c", "d"]) == {"a": "18EA"}
+    told = event("a", sequencer="18EB")
+    log.append([[told._replace(record=told.record.replace("minio:s3", "bucketwire:backfill"))]])
+    assert newest_sequencers(database, "images", ["a"]) == {"a": "18EB"}
+    assert newest_sequencers(database, "images", ["a"], but_of="bucketwire:backfill") == {"a": "18EA"}
 
 
 def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Database) -> None:
@@ -82,3 +101,16 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     with database.reading() as connection:
         query = sa.select(m.events.c.targets).where(m.events.c.id.in_([wanted[0].id, wanted[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
+
+
+def test_nothing_is_recorded_for_a_target_without_room_though_it_discards(database: Database) -> None:
+    target, _other = add_target(database, queue_limit=3), add_target(database, "other", queue_limit=1)
+    repairs, some = Unless(database, target, 0), [event(f"k{number}") for number in range(4)]
+    assert repairs.append([some]) == [QueueFull((target,))]
+    [receipt] = repairs.append([some[:2]])
+    assert isinstance(receipt, Receipt)
+    assert (receipt.recorded, receipt.repeated, receipt.discarded) == (2, 0, {})
+    assert repairs.append([some]) == [QueueFull((target,))]  # two of them are there, one more has room
+    [receipt] = repairs.append([some[:3]])
+    assert isinstance(receipt, Receipt)
+    assert (receipt.recorded, receipt.repeated, receipt.discarded) == (1, 2, {})
