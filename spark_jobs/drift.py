@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.content import Says, says
-from app.events.names import KNOWN
+from app.events.content import Says, names
 from app.rules.model import Rule
 from spark_jobs.judging import judge
 from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, milliseconds, version, whole
@@ -34,10 +33,13 @@ def documents(frame: DataFrame, document: str = "document") -> DataFrame:
 
 
 def namespace(rows: DataFrame, bucket: str) -> DataFrame:
-    """NAMESPACE of ROWS, each key once: a store that is read while it is written may show a row twice."""
+    """NAMESPACE of ROWS, each key once: a store that is read while it is written may show a row twice.
+
+    Of several a sound one counts: what stands at a wrong place besides is not what the object's events change.
+    """
     about = F.try_url_decode(F.col("object"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
     sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & (about == F.col("key"))
-    return rows.select(
+    read = rows.select(
         "key",
         F.coalesce(sound, F.lit(False)).alias("sound"),
         "name",
@@ -46,7 +48,9 @@ def namespace(rows: DataFrame, bucket: str) -> DataFrame:
         version(F.col("version")).alias("version"),
         "sequencer",
         milliseconds(F.col("time")).alias("time"),
-    ).dropDuplicates(["key"])
+    )
+    best = F.max(F.struct("sound", "sequencer", "time", "name", "etag", "size", "version")).alias("best")
+    return read.groupBy("key").agg(best).select("key", "best.*").select(*NAMESPACE.names)
 
 
 def drift(
@@ -121,5 +125,4 @@ def _differs(*, versioned: bool, policy: str, clocks: int) -> Column:
 
 
 def _says(*wanted: Says) -> Column:
-    names = sorted(name for name in KNOWN if says(name) in wanted)
-    return F.coalesce(F.col("n_name").isin(names), F.lit(False))
+    return F.coalesce(F.col("n_name").isin(names(*wanted)), F.lit(False))

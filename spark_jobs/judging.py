@@ -29,7 +29,7 @@ class Judge:
 
 def judge(rules: Iterable[Rule], bucket: str, key: Column, *, versioned: bool) -> Judge:
     """What `rules`, all of one target, promise about the keys of a bucket."""
-    ours = [rule for rule in rules if rule.bucket in (bucket, EVERY_BUCKET)]
+    ours = _ours(rules, bucket)
     patterns = {name: _patterns(ours, name) for name in (*_CREATIONS, _REMOVAL, _MARKER)}
     creations = [patterns[name] for name in _CREATIONS]
     removals = [patterns[_REMOVAL], patterns[_MARKER]] if versioned else [patterns[_REMOVAL]]
@@ -38,6 +38,20 @@ def judge(rules: Iterable[Rule], bucket: str, key: Column, *, versioned: bool) -
         possible=_matches(frozenset().union(*creations), key),
         removable=_all(removals, key),
     )
+
+
+def asked(rules: Iterable[Rule], bucket: str, name: str, key: Column) -> Column:
+    """Whether `rules` lead events of that name about a key of the bucket to their target."""
+    return _matches(_patterns(_ours(rules, bucket), name), key)
+
+
+def is_asked(rules: Iterable[Rule], bucket: str, name: str) -> bool:
+    """Whether they do so for any key."""
+    return bool(_patterns(_ours(rules, bucket), name))
+
+
+def _ours(rules: Iterable[Rule], bucket: str) -> list[Rule]:
+    return [rule for rule in rules if rule.bucket in (bucket, EVERY_BUCKET)]
 
 
 def _patterns(rules: Iterable[Rule], name: str) -> frozenset[bytes]:

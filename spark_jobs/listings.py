@@ -29,6 +29,7 @@ class Listing:
     versioned: bool
     bad: DataFrame
     problem: str = ""  # what it says of itself that went wrong
+    entries: DataFrame | None = None  # every version and marker: key, size, marker; None where nobody asked for them
 
     @property
     def bad_count(self) -> int:
@@ -58,7 +59,7 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
         F.coalesce("isDeleteMarker", F.lit(False)).alias("marker"),
         F.coalesce("versionOrdinal", F.lit(0)).alias("ordinal"),
     )
-    return Listing(newest(objects), versioned, found.where(~good).select("line"), problem)
+    return Listing(newest(objects), versioned, found.where(~good).select("line"), problem, objects)
 
 
 def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
@@ -89,7 +90,7 @@ def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
     good &= F.col("marker") | (F.col("size").isNotNull() & F.col("etag").isNotNull())
     bad = objects.where(~good).select(F.to_json(F.struct("*")).alias("line"))
     objects = objects.where(good)
-    return Listing(newest(objects.where("ordinal = 1") if versioned else objects), versioned, bad)
+    return Listing(newest(objects.where("ordinal = 1") if versioned else objects), versioned, bad, entries=objects)
 
 
 def newest(objects: DataFrame) -> DataFrame:

@@ -1,9 +1,11 @@
-"""Repairs on their way in: through the API to one target, in portions, no faster than is asked for."""
+"""Events on their way in: through the API, in portions, no faster than is asked for, and none lost to a full queue."""
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import orjson
@@ -14,12 +16,19 @@ from app.config.arn import TargetId
 from spark_jobs.drift import DRIFT
 from spark_jobs.repair import body, record
 
-_PORTION = 500
-_TRIES, _PAUSE = 6, 2.0
+PORTION = 500
+_T = TypeVar("_T")
+_PATIENCE = 12.0  # seconds that an API may be away
+_FULL = 600.0  # seconds that a queue may stay full
+_PAUSE = 2.0  # seconds between two tries
 
 
 class NotPosted(Exception):
-    """The API did not take the repairs; the message says why. What was posted before stays."""
+    """The API did not take the events; the message says why. What was posted before stays."""
+
+
+class _QueueFull(Exception):
+    """The target has no room for all of a request, of which nothing was recorded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +53,25 @@ def repairable(findings: DataFrame, *, removals: bool) -> DataFrame:
 
 @dataclass(frozen=True)
 class Api:
-    """The service's API, asked with a token of scope admin."""
+    """The service's API, asked with a token: of scope admin for events to one target, else of scope ingest."""
 
     url: str
     token: str = ""
+
+    @contextmanager
+    def to_target(
+        self, target: TargetId, *, after: int, rate: float, patience: float = _PATIENCE
+    ) -> Iterator["Sender"]:
+        """Events for one target alone, each unless its object changed after number `after` of the log."""
+        path = f"/v1/targets/{target.type}/{target.name}/events"
+        with self._client() as client:
+            yield Sender(client, path, {"after": after}, rate, patience)
+
+    @contextmanager
+    def to_all(self, *, rate: float, patience: float = _PATIENCE) -> Iterator["Sender"]:
+        """Events that go where the rules lead them."""
+        with self._client() as client:
+            yield Sender(client, "/v1/events", {}, rate, patience)
 
     def post(
         self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, looked: int, brakes: Brakes,
@@ -55,48 +79,92 @@ class Api:
     ) -> int:  # fmt: skip
         """Post the repairs of the findings, at most as many as the brakes allow; how many are recorded now.
 
-        Those whose objects had events after `after` are not. Raises `NotPosted`.
+        Those whose objects changed after `after` are not. Raises `NotPosted`.
         """
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        path = f"/v1/targets/{target.type}/{target.name}/events"
         taken = 0
-        with httpx.Client(base_url=self.url, headers=headers, timeout=60) as client:
-            for portion in _portions(findings.limit(brakes.most).toLocalIterator(), _PORTION):
-                began = time.monotonic()
-                sequencers = newest([one["key"] for one in portion])
-                events = [record(one, bucket, target, sequencers.get(one["key"], ""), looked) for one in portion]
-                receipt = _post(client, path, after, orjson.dumps(body(events)))
+        with self.to_target(target, after=after, rate=brakes.rate) as sender:
+            for portion in portions(findings.limit(brakes.most).toLocalIterator(), PORTION):
+                found = [row.asDict() for row in portion]
+                sequencers = newest([one["key"] for one in found])
+                receipt = sender.send(
+                    [record(one, bucket, target, sequencers.get(one["key"], ""), looked) for one in found]
+                )
                 taken += receipt["recorded"] + receipt["repeated"]
-                time.sleep(max(0.0, len(events) / brakes.rate - (time.monotonic() - began)))
         return taken
 
+    def _client(self) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
-def _post(client: httpx.Client, path: str, after: int, content: bytes) -> Mapping[str, int]:
-    """Sent again until it is known what became of it: each event is recorded once."""
-    reason = ""
-    for attempt in range(_TRIES):
-        if attempt:
+
+class Sender:
+    """Sends portions of events over one connection, each until it is known what became of it."""
+
+    def __init__(
+        self, client: httpx.Client, path: str, params: Mapping[str, int], rate: float, patience: float
+    ) -> None:
+        self._client, self._path, self._params = client, path, params
+        self._rate, self._patience = rate, patience
+        self._due = time.monotonic()
+
+    def send(self, records: Sequence[Mapping[str, Any]]) -> Counter[str]:
+        """How many of the records were `recorded`, `repeated`, `overtaken`, and so on, as the API's receipt has it.
+
+        Where the queue has no room for all of them it is asked again with fewer, until it has had room for each.
+        Raises `NotPosted`; sending the same records again records none of them twice.
+        """
+        time.sleep(max(0.0, self._due - time.monotonic()))
+        self._due = time.monotonic() + len(records) / self._rate
+        taken, waiting, moved = Counter[str](), [records], time.monotonic()
+        while waiting:
+            some = waiting.pop()
+            try:
+                taken += _counts(self._receipt(some))
+            except _QueueFull as full:
+                half = len(some) // 2
+                if half:
+                    waiting += [some[half:], some[:half]]
+                    continue
+                if time.monotonic() - moved > _FULL:
+                    raise NotPosted(f"the target's queue is full and does not move: {full}") from None
+                waiting.append(some)
+                time.sleep(_PAUSE / 4)
+            else:
+                moved = time.monotonic()
+        return taken
+
+    def _receipt(self, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        content, headers = orjson.dumps(body(records)), {"Content-Type": "application/json"}
+        give_up = time.monotonic() + self._patience
+        while True:
+            try:
+                answer = self._client.post(self._path, params=self._params, content=content, headers=headers)
+            except httpx.HTTPError as error:
+                reason = f"{self._client.base_url} does not answer: {error}"
+            else:
+                if answer.is_success:
+                    receipt: Mapping[str, Any] = answer.json()
+                    return receipt
+                reason = f"{self._client.base_url} answered {answer.status_code}: {answer.text[:500]}"
+                if answer.status_code < 500:
+                    raise NotPosted(reason)
+                if ":queue-full" in answer.text:
+                    raise _QueueFull(reason)
+            if time.monotonic() > give_up:
+                raise NotPosted(reason)
             time.sleep(_PAUSE)
-        try:
-            answer = client.post(
-                path, params={"after": after}, content=content, headers={"Content-Type": "application/json"}
-            )
-        except httpx.HTTPError as error:
-            reason = f"{client.base_url} does not answer: {error}"
-            continue
-        if answer.is_success:
-            receipt: Mapping[str, int] = answer.json()
-            return receipt
-        reason = f"{client.base_url} answered {answer.status_code}: {answer.text[:500]}"
-        if answer.status_code < 500:
-            break
-    raise NotPosted(reason)
 
 
-def _portions(rows: Iterable[Any], size: int) -> Iterable[Sequence[Mapping[str, Any]]]:
-    portion: list[Mapping[str, Any]] = []
-    for row in rows:
-        portion.append(row.asDict())
+def _counts(receipt: Mapping[str, Any]) -> Counter[str]:
+    """The receipt's numbers; of those by target the sums."""
+    return Counter({name: sum(found.values()) if isinstance(found, dict) else found for name, found in receipt.items()})
+
+
+def portions(things: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """The things, `size` at a time."""
+    portion: list[_T] = []
+    for thing in things:
+        portion.append(thing)
         if len(portion) == size:
             yield portion
             portion = []

@@ -5,10 +5,8 @@ then rows and bucket are read; last it is asked which objects had events since. 
 those, and is left alone.
 """
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,28 +18,24 @@ from app.config.targets import NamespaceSettings
 from app.outbox import reconciliations as r
 from app.outbox.database import Database, now_ms
 from app.outbox.registry import Registry
-from spark_jobs import s3, stores
+from spark_jobs import stores
 from spark_jobs.drift import DRIFT, counts, drift, namespace
-from spark_jobs.listings import Listing, from_mc, from_parquet
+from spark_jobs.listings import Listing
 from spark_jobs.posting import Api, Brakes, repairable
 from spark_jobs.report import Told, write_findings, write_page
+from spark_jobs.runs import LEASE, alive
+from spark_jobs.source import Source
 
-_LEASE = 60_000  # ms; a run that is not heard of for so long is dead
 _SAMPLE = 20_000  # keys by which a bucket's listing is divided
 _TASKS = 2  # ranges of keys for each processor, as they are not equally long
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted(Source):
     """What to compare, and what to do about it. Times are milliseconds since 1970."""
 
-    bucket: str
     target: TargetId
     folder: Path  # a new one in it takes the report
-    listing: str = ""  # a file; empty: S3 is asked
-    listed_at: int = 0  # when the listing in the file was begun
-    versions: bool | None = None  # None: as the bucket's own setting says
-    endpoint: str = ""
     grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have come yet
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     repair: bool = False
@@ -73,9 +67,9 @@ def reconcile(spark: SparkSession, database: Database, registry: Registry, wante
     if not isinstance(settings, NamespaceSettings):
         raise stores.CannotRead(f"{wanted.target} has no rows: it gets every event and keeps none")
     runs = r.Reconciliations(database)
-    run = runs.begin(wanted.target, wanted.bucket, lease=_LEASE)
+    run = runs.begin(wanted.target, wanted.bucket, lease=LEASE)
     try:
-        with _alive(runs, run) as lost:
+        with alive(runs, run) as lost:
             result = _run(spark, database, registry, settings, wanted, api, run, lost)
     except BaseException as error:
         runs.end(run, r.FAILED, {}, problem=f"{type(error).__name__}: {error}".splitlines()[0])
@@ -94,7 +88,7 @@ def _run(
     rows = namespace(stores.rows(spark, settings, wanted.bucket, tasks=tasks), wanted.bucket)
     rows = rows.persist(StorageLevel.DISK_ONLY)
     held = rows.count()
-    listing = _listing(spark, wanted, rows, held, tasks)
+    listing = wanted.listed(spark, tasks=tasks, known=[] if wanted.listing else _known(rows, held))
     listed = listing.frame.persist(StorageLevel.DISK_ONLY)
     objects, bad = listed.count(), listing.bad_count
     time.sleep(wanted.arrival)  # what happened while it was listed is in the log by now
@@ -122,16 +116,10 @@ def _run(
     return Result(state, found, write_page(findings, told, folder), problem)
 
 
-def _listing(spark: SparkSession, wanted: Wanted, rows: DataFrame, held: int, tasks: int) -> Listing:
-    if wanted.listing:
-        is_parquet = wanted.listing.endswith((".parquet", "/")) or Path(wanted.listing).is_dir()
-        read = from_parquet if is_parquet else from_mc
-        return read(spark, wanted.listing, versioned=bool(wanted.versions))
-    bucket = s3.Bucket.found(wanted.bucket, wanted.endpoint)
-    versioned = bucket.is_versioned() if wanted.versions is None else wanted.versions
-    # What the target holds shows best where the bucket's keys are.
+def _known(rows: DataFrame, held: int) -> list[str]:
+    """A sample of the target's keys, which show best where the bucket's are."""
     known = rows.select("key").sample(min(1.0, _SAMPLE / max(held, 1)), seed=1).limit(2 * _SAMPLE).collect()
-    return s3.listing(spark, bucket, versioned=versioned, known=[row["key"] for row in known], tasks=tasks)
+    return [row["key"] for row in known]
 
 
 def _doubts(listing: Listing, bad: int) -> str:
@@ -166,23 +154,3 @@ def _repair(
             "look at the findings, and allow it by --max-removals if they are right."
         )
     return taken, ""
-
-
-@contextlib.contextmanager
-def _alive(runs: r.Reconciliations, run: str) -> Iterator[threading.Event]:
-    """Say again and again that the run is alive; the event is set when it was declared dead all the same."""
-    over, lost = threading.Event(), threading.Event()
-
-    def renew() -> None:
-        while not over.wait(_LEASE / 4000):
-            with contextlib.suppress(Exception):  # the next one may get through
-                if not runs.renew(run, lease=_LEASE):
-                    lost.set()
-
-    thread = threading.Thread(target=renew, name="alive", daemon=True)
-    thread.start()
-    try:
-        yield lost
-    finally:
-        over.set()
-        thread.join()

@@ -1,4 +1,4 @@
-"""Drift as events that set it right: ordinary records, of the source `bucketwire:reconcile`, for one target.
+"""Drift, and objects that nobody told of, as events that set it right: ordinary records for one target.
 
 A repair must not undo what happens after the look at the bucket. So its sequencer is only just greater than the newest
 that the log and the row know of the object, or where neither knows one it is the object's time of writing: whatever
@@ -14,10 +14,11 @@ from app.config.arn import TargetId
 from app.events.encoding import encode_key, timestamp
 from app.events.sequencer import comparable
 
-SOURCE = "bucketwire:reconcile"
+SOURCE, BACKFILL = "bucketwire:reconcile", "bucketwire:backfill"
 _DIGITS = 16  # of a sequencer as MinIO writes it: nanoseconds since 1970
 _NANOSECONDS = 1_000_000  # in a millisecond
-_PUT, _PARTS, _DELETE = "s3:ObjectCreated:Put", "s3:ObjectCreated:CompleteMultipartUpload", "s3:ObjectRemoved:Delete"
+PUT, PARTS = "s3:ObjectCreated:Put", "s3:ObjectCreated:CompleteMultipartUpload"
+_DELETE = "s3:ObjectRemoved:Delete"
 
 
 def is_removal(finding: Mapping[str, Any]) -> bool:
@@ -32,25 +33,44 @@ def record(finding: Mapping[str, Any], bucket: str, target: TargetId, newest: st
     """
     gone = is_removal(finding)
     written = looked if gone else finding["modified"]
-    thing: dict[str, Any] = {"key": encode_key(finding["key"])}
-    if not gone:
-        thing |= {"size": finding["size"], "eTag": finding["etag"]}
-        if finding["version"]:
-            thing["versionId"] = finding["version"]
+    thing = {"key": encode_key(finding["key"])} if gone else _thing(finding)
     thing["sequencer"] = sequencer(newest, finding["row_sequencer"] or "", written)
+    name = _DELETE if gone else _made_by(finding)
+    return _record(name, bucket, thing, written, SOURCE, target, {"x-bucketwire-finding": finding["kind"]})
+
+
+def told(entry: Mapping[str, Any], bucket: str, target: TargetId, newest: str) -> dict[str, Any]:
+    """The event that tells the target of an object in a LISTING; `newest` as for `record`, but of true events."""
+    thing = _thing(entry) | {"sequencer": sequencer(newest, "", entry["modified"])}
+    return _record(_made_by(entry), bucket, thing, entry["modified"], BACKFILL, target, {})
+
+
+def _thing(entry: Mapping[str, Any]) -> dict[str, Any]:
+    thing = {"key": encode_key(entry["key"]), "size": entry["size"], "eTag": entry["etag"]}
+    return thing | {"versionId": entry["version"]} if entry["version"] else thing
+
+
+def _made_by(entry: Mapping[str, Any]) -> str:
+    return PARTS if "-" in entry["etag"] else PUT
+
+
+def _record(
+    name: str, bucket: str, thing: Mapping[str, Any], written: int, source: str, target: TargetId,
+    more: Mapping[str, str],
+) -> dict[str, Any]:  # fmt: skip
     return {
         "eventVersion": "2.0",
-        "eventSource": SOURCE,
+        "eventSource": source,
         "awsRegion": "",
         "eventTime": timestamp(written),
-        "eventName": _DELETE if gone else _PARTS if "-" in finding["etag"] else _PUT,
+        "eventName": name,
         "userIdentity": {"principalId": "bucketwire"},
         "requestParameters": {"principalId": "bucketwire", "region": "", "sourceIPAddress": ""},
         # The target is told, so that two targets that lack the same object get an event each.
-        "responseElements": {"x-bucketwire-target": str(target), "x-bucketwire-finding": finding["kind"]},
+        "responseElements": {"x-bucketwire-target": str(target), **more},
         "s3": {
             "s3SchemaVersion": "1.0",
-            "configurationId": "reconcile",
+            "configurationId": source.partition(":")[2],
             "bucket": {
                 "name": bucket,
                 "ownerIdentity": {"principalId": "bucketwire"},

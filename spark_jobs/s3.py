@@ -16,10 +16,11 @@ from botocore.config import Config
 from pyspark.sql import SparkSession
 
 from spark_jobs.listings import Listing
-from spark_jobs.schemas import LISTING
+from spark_jobs.schemas import ENTRIES, LISTING
 
 Row = tuple[str, str, int, int, str]  # LISTING
 Range = tuple[str, str | None]  # keys after the first, up to and with the second; None: to the end
+_KINDS = ("Contents", "Versions", "DeleteMarkers")  # the first of an ordinary listing, the others of one of versions
 _LOOKS = 16  # requests that finding the ranges may take
 
 
@@ -73,17 +74,43 @@ class Bucket:
             client.close()
 
 
-def listing(spark: SparkSession, bucket: Bucket, *, versioned: bool, known: Sequence[str] = (), tasks: int) -> Listing:
-    """The bucket's objects as LISTING, by `tasks` ranges or more. `known` is a sample of its keys, if there is one."""
-    ranges = between(known, tasks) if known else between(prefixes(bucket, tasks), 4 * tasks)
+def listing(
+    spark: SparkSession, bucket: Bucket, *, versioned: bool, known: Sequence[str] = (), tasks: int, after: str = ""
+) -> Listing:
+    """The bucket's objects as LISTING, by `tasks` ranges or more; only those whose keys come after `after`.
+
+    `known` is a sample of its keys, if there is one.
+    """
+    ranges = between(known, tasks, after) if known else between(prefixes(bucket, tasks), 4 * tasks, after)
     asked = spark.sparkContext.parallelize(ranges, len(ranges))
-    rows = asked.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
-    frame = spark.createDataFrame(rows, LISTING, verifySchema=False)
-    return Listing(frame, versioned, spark.createDataFrame([], "line string"))
+    nothing = spark.createDataFrame([], "line string")
+    newest = asked.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
+    every = asked.flatMap(lambda keys: entries(bucket, keys, versioned=versioned))
+    return Listing(
+        spark.createDataFrame(newest, LISTING, verifySchema=False),
+        versioned,
+        nothing,
+        entries=spark.createDataFrame(every, ENTRIES, verifySchema=False),
+    )
 
 
 def objects(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Row]:
     """The newest versions in a range that are no delete markers, in the order of their keys."""
+    return (_row(one) for one in _listed(bucket, keys, versioned=versioned) if one.get("IsLatest", True) and _is(one))
+
+
+def entries(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[tuple[str, int, bool]]:
+    """Every version and every delete marker in a range: ENTRIES."""
+    return ((one["Key"], one.get("Size", 0), not _is(one)) for one in _listed(bucket, keys, versioned=versioned))
+
+
+def _is(one: Any) -> bool:
+    """Whether it is an object, and no delete marker, which has no size."""
+    return "Size" in one
+
+
+def _listed(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Any]:
+    """What S3 tells of a range, page by page."""
     after, until = keys
     client = bucket.client()
     try:
@@ -92,22 +119,22 @@ def objects(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Row]:
         else:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, StartAfter=after)
         for page in pages:
-            found = page.get("Versions" if versioned else "Contents", ())
-            for one in found:
-                if one.get("IsLatest", True) and after < one["Key"] and (until is None or one["Key"] <= until):
-                    yield _row(one)
-            last = [one["Key"] for kind in ("Versions", "DeleteMarkers", "Contents") for one in page.get(kind, ())[-1:]]
+            for kind in _KINDS:
+                for one in page.get(kind, ()):
+                    if after < one["Key"] and (until is None or one["Key"] <= until):
+                        yield one
+            last = [one["Key"] for kind in _KINDS for one in page.get(kind, ())[-1:]]
             if until is not None and last and max(last) > until:
                 return
     finally:
         client.close()
 
 
-def between(points: Iterable[str], tasks: int) -> list[Range]:
-    """The whole space of keys as `tasks` ranges (fewer where the points are), as many points in each."""
-    ordered = sorted(set(points))
+def between(points: Iterable[str], tasks: int, after: str = "") -> list[Range]:
+    """The space of keys after `after` as `tasks` ranges (fewer where the points are), as many points in each."""
+    ordered = sorted(point for point in set(points) if point > after)
     chosen = sorted({ordered[len(ordered) * number // tasks] for number in range(1, tasks)}) if ordered else []
-    return list(zip(["", *chosen], [*chosen, None], strict=True))
+    return list(zip([after, *chosen], [*chosen, None], strict=True))
 
 
 def prefixes(bucket: Bucket, wanted: int) -> list[str]:

@@ -12,6 +12,9 @@ def _schema(**kinds: type[StringType | LongType | BooleanType]) -> StructType:
 # The newest version of each object, once; a key whose newest version is a delete marker is not in it.
 LISTING = _schema(key=StringType, etag=StringType, size=LongType, modified=LongType, version=StringType)
 
+# Every version of each object, and every delete marker.
+ENTRIES = _schema(key=StringType, size=LongType, marker=BooleanType)
+
 # A store's rows, each with the texts that its document holds; `key` is the object's, without the bucket.
 ROWS = _schema(
     key=StringType, name=StringType, bucket=StringType, object=StringType, etag=StringType, size=StringType,
@@ -30,6 +33,9 @@ FINDINGS = _schema(
     version=StringType, row_name=StringType, row_etag=StringType, row_size=LongType, row_version=StringType,
     row_sequencer=StringType, row_time=LongType, in_flight=BooleanType,
 )  # fmt: skip
+
+# What a scan found: of an object how many versions it has and their bytes, of a folder how many folders are in it.
+EXCESSES = _schema(name=StringType, key=StringType, versions=LongType, size=LongType, folders=LongType)
 
 # Where in an event's document the texts of ROWS stand, without its key.
 PATHS = {

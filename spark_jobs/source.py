@@ -1,0 +1,35 @@
+"""Where a bucket's listing comes from: S3 itself, or a file that one was written to."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from spark_jobs import s3
+from spark_jobs.listings import Listing, from_mc, from_parquet
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A bucket and how to list it. Times are milliseconds since 1970."""
+
+    bucket: str
+    listing: str = ""  # a file; empty: S3 is asked
+    listed_at: int = 0  # when the listing in the file was begun
+    versions: bool | None = None  # None: as the bucket's own setting says
+    endpoint: str = ""
+
+    def listed(self, spark: SparkSession, *, tasks: int, known: Sequence[str] = (), after: str = "") -> Listing:
+        """The listing, only of the keys that come after `after`; `known` is a sample of the bucket's keys.
+
+        Raises `BadListing`, and what Spark and S3 raise.
+        """
+        if self.listing:
+            is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
+            found = (from_parquet if is_parquet else from_mc)(spark, self.listing, versioned=bool(self.versions))
+            return replace(found, frame=found.frame.where(F.col("key") > after)) if after else found
+        bucket = s3.Bucket.found(self.bucket, self.endpoint)
+        versioned = bucket.is_versioned() if self.versions is None else self.versions
+        return s3.listing(spark, bucket, versioned=versioned, known=known, tasks=tasks, after=after)
