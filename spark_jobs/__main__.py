@@ -1,13 +1,14 @@
 """`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile` becomes one of them."""
 
 import os
-import sys
+import signal
 from pathlib import Path
 from typing import Any
 
 import click
 
-from app.cli.problems import CannotDo, in_words
+from app.cli import carry_out
+from app.cli.problems import CannotDo
 from app.cli.shell import Shell, counted
 from app.cli.words import MOMENT, TARGET
 from app.config.arn import TargetId
@@ -112,7 +113,7 @@ def reconcile(
     return _DRIFT if check and result.state == "drift" else 0
 
 
-def _in_words(error: Exception) -> str:
+def _in_words(error: Exception) -> str | None:
     kind = type(error).__module__.partition(".")[0]
     if kind == "spark_jobs" or isinstance(error, AlreadyRunning):
         return str(error)
@@ -120,27 +121,10 @@ def _in_words(error: Exception) -> str:
         return f"the bucket cannot be listed: {error}"
     if kind in ("pyspark", "py4j"):
         return f"Spark: {str(error).strip().splitlines()[0]}; BUCKETWIRE_DEBUG=1 shows the rest"
-    return in_words(error)
-
-
-def main() -> None:
-    """Run a job; a problem is told in a sentence."""
-    try:
-        code = jobs.main(prog_name="bucketwire", standalone_mode=False)
-    except click.exceptions.Exit as asked:
-        code = asked.exit_code
-    except click.UsageError as wrong:
-        wrong.show()
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
-        code = 130
-    except Exception as error:
-        if os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0"):
-            raise
-        click.echo(f"bucketwire: {_in_words(error)}", err=True)
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return None
 
 
 if __name__ == "__main__":
-    main()
+    # Asked to end, a job ends as by Ctrl-C: Spark's jobs are cancelled, and the run is recorded as failed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    carry_out(jobs, words=_in_words)

@@ -7,8 +7,9 @@ import importlib
 import keyword
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
+from typing import NoReturn
 
 import click
 
@@ -69,8 +70,17 @@ def bucketwire() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and end the process with its exit code; BUCKETWIRE_DEBUG=1 shows where an error came from."""
+    carry_out(bucketwire, arguments)
+
+
+def carry_out(
+    command: click.Command,
+    arguments: Sequence[str] | None = None,
+    words: Callable[[Exception], str | None] = lambda _: None,
+) -> NoReturn:
+    """As `main`, for any command; `words` has a sentence for errors that only the command knows, None for others."""
     try:
-        code = bucketwire.main(arguments, prog_name="bucketwire", standalone_mode=False)
+        code = command.main(arguments, prog_name="bucketwire", standalone_mode=False)
     except click.exceptions.Exit as asked:
         code = asked.exit_code
     except click.UsageError as wrong:
@@ -87,6 +97,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise
         from app.cli.problems import in_words  # noqa: PLC0415 - its imports are slow and rarely needed
 
-        click.echo(f"bucketwire: {in_words(error)}", err=True)
+        click.echo(f"bucketwire: {words(error) or in_words(error)}", err=True)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
