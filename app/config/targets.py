@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from app.config.addresses import HttpUrl, RedisHost, SchemedHost
+from app.config.cron import Cron
 from app.config.keys import Declared, declared, setting
 from app.config.kinds import Choice, Duration, Kind, Number, Path, Switch, Text, Toggle
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
@@ -90,6 +91,24 @@ class NamespaceSettings(TargetSettings):
         default="mirror",
         about="format namespace: hold what the bucket holds, or do what MinIO does event by event",
     )
+    reconcile: str = setting(
+        Cron(), default="", about="format namespace: when it is compared with its buckets; empty: only when asked for"
+    )
+    reconcile_repair: bool = setting(
+        Toggle(), default="off", about="whether scheduled runs after the first set right what they find"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """What is compared has rows, and what is repaired is compared."""
+        yield from super().problems()
+        if self.reconcile and self.format == "access":
+            yield Problem(
+                "reconcile", self.reconcile, "has nothing to compare", "leave it out, or set format=namespace"
+            )
+        if self.reconcile_repair and not self.reconcile:
+            yield Problem(
+                "reconcile_repair", "on", "has no effect without reconcile", "set reconcile, such as 0 3 * * *"
+            )
 
 
 @declared

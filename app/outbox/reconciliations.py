@@ -20,6 +20,7 @@ from app.outbox.store import selected
 
 COUNTS = ("objects", "held", "missing", "stale", "orphaned", "malformed", "outside", "in_flight", "bad", "repaired")
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
+WAITING = "waiting"  # registered by the schedule, and not begun
 # Backfills are runs too, and are told apart by their states; one that is unfinished goes on with the next.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 
@@ -62,12 +63,13 @@ class Reconciliations:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def begin(self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING) -> str:
+    def begin(self, target: TargetId, bucket: str, *, lease: int, state: str = RUNNING, run: str = "") -> str:
         """Register a run that counts as dead `lease` ms after its last `renew`; its name. Raises `AlreadyRunning`.
 
-        Its `state` is `RUNNING` or `BACKFILLING`; neither begins while the other is at work.
+        Its `state` is `RUNNING` or `BACKFILLING`; neither begins while the other is at work. `run` is one that the
+        schedule has registered, and that nobody has begun.
         """
-        r, now, run = m.reconciliations.c, now_ms(), uuid4().hex
+        r, now = m.reconciliations.c, now_ms()
         with self._database.writing() as connection:
             # The head's lock: of two that begin at once the second sees the first.
             connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
@@ -83,6 +85,16 @@ class Reconciliations:
                 .where(*same)
                 .values(state=gone, finished_at=now, problem="the process that ran it is gone")
             )
+            if run:
+                waits = m.reconciliations.update().where(r.run == run, r.state == WAITING)
+                # Never earlier than the schedule's clock has it: that could be before the moment that it is for.
+                began = sa.case((r.started_at > now, r.started_at), else_=now)
+                if not connection.execute(
+                    waits.values(state=state, started_at=began, alive_until=now + lease)
+                ).rowcount:
+                    raise AlreadyRunning(f"the run {run} has been begun before")
+                return run
+            run = uuid4().hex
             connection.execute(
                 m.reconciliations.insert().values(
                     run=run, type=target.type, name=target.name, bucket=bucket, state=state, started_at=now,

@@ -1,0 +1,150 @@
+"""The schedule of the reconciliations: runs that have come due are registered once, and wait until one takes them.
+
+A target's settings say when (`reconcile`), its rules say which buckets. Whoever looks may look as often as it likes,
+and several may look at once: what the table of runs holds decides. A run that is registered waits however long the one
+before it takes; who begins it is decided by `Reconciliations.begin`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import uuid4
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.cron import last_moment
+from app.outbox import models as m
+from app.outbox.buckets import every_bucket
+from app.outbox.database import Database
+from app.outbox.reconciliations import (
+    BACKFILLED,
+    BACKFILLING,
+    CLEAN,
+    COUNTS,
+    DRIFT,
+    FAILED,
+    REPAIRED,
+    UNFINISHED,
+    WAITING,
+)
+from app.rules.model import EVERY_BUCKET
+
+LATE = 3_600_000  # ms after its moment in which a run is still registered; a service may have been down
+_Pair = tuple[TargetId, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A run that nobody has begun. `since` is milliseconds since 1970; `first`: none like it ever came to its end."""
+
+    run: str
+    target: TargetId
+    bucket: str
+    since: int
+    first: bool
+
+
+def due(expression: str, begun: int, now: int) -> bool:
+    """Whether a run is due of which the last one before was begun at `begun` (ms; 0 for never)."""
+    moment = last_moment(expression, now)
+    return begun < moment and now - moment <= LATE
+
+
+class Schedule:
+    """The runs that are due, and those that wait."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def register(self, now: int) -> int:
+        """Register what is due at `now` (ms) and neither waits nor goes on already; says how much that is."""
+        with self._database.reading() as connection:
+            expressions = _expressions(connection)
+            if not expressions:
+                return 0
+            pairs = list(self._pairs(connection, expressions))
+            if not any(_due(connection, pairs, now)):
+                return 0
+        with self._database.writing() as connection:
+            # The head's lock: of two that look at once the second sees what the first has registered.
+            connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
+            found = [_row(target, bucket, now) for target, bucket in _due(connection, pairs, now)]
+            if found:
+                connection.execute(m.reconciliations.insert(), found)
+            return len(found)
+
+    def waiting(self) -> Sequence[Waiting]:
+        """The runs that nobody has begun, oldest first."""
+        r = m.reconciliations.c
+        with self._database.reading() as connection:
+            rows = connection.execute(sa.select(m.reconciliations).where(r.state == WAITING).order_by(r.id)).all()
+            return [
+                Waiting(row.run, TargetId(row.type, row.name), row.bucket, row.started_at, not _ended(connection, row))
+                for row in rows
+            ]
+
+    def give_up(self, run: str, problem: str, now: int) -> bool:
+        """Record why a run could not begin; False if it did not wait any more."""
+        r = m.reconciliations.c
+        with self._database.writing() as connection:
+            waits = m.reconciliations.update().where(r.run == run, r.state == WAITING)
+            return bool(
+                connection.execute(waits.values(state=FAILED, finished_at=now, problem=problem[:2000])).rowcount
+            )
+
+    def _pairs(
+        self, connection: sa.Connection, expressions: Mapping[TargetId, str]
+    ) -> Iterator[tuple[TargetId, str, str]]:
+        """Each target with each bucket that its rules name, and when."""
+        t, query = m.targets.c, sa.select(m.rules.c.bucket, m.targets.c.type, m.targets.c.name)
+        named = connection.execute(query.join_from(m.rules, m.targets).distinct().order_by(t.type, t.name)).all()
+        known = [bucket.name for bucket in every_bucket(self._database)]
+        chosen: dict[_Pair, str] = {}
+        for row in named:
+            target = TargetId(row.type, row.name)
+            if target in expressions:
+                for bucket in known if row.bucket == EVERY_BUCKET else [row.bucket]:
+                    chosen[target, bucket] = expressions[target]
+        yield from ((target, bucket, expression) for (target, bucket), expression in chosen.items())
+
+
+def _expressions(connection: sa.Connection) -> dict[TargetId, str]:
+    t = m.targets.c
+    query = sa.select(t.type, t.name, t.settings).where(t.enabled, t.problem == "", t.settings.contains('"reconcile"'))
+    found = {}
+    for row in connection.execute(query):
+        if expression := orjson.loads(row.settings).get("reconcile"):
+            found[TargetId(row.type, row.name)] = str(expression)
+    return found
+
+
+def _due(connection: sa.Connection, pairs: Iterable[tuple[TargetId, str, str]], now: int) -> Iterator[_Pair]:
+    r = m.reconciliations.c
+    begun: dict[_Pair, int] = {}
+    # What began earlier is before every moment that counts.
+    recent = (r.started_at >= now - LATE, r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)))
+    last = sa.select(r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)
+    for row in connection.execute(last.group_by(r.type, r.name, r.bucket)):
+        begun[TargetId(row.type, row.name), row.bucket] = row.at
+    at_work = sa.select(r.type, r.name, r.bucket).where(r.finished_at == 0, r.alive_until > now)
+    busy = {(TargetId(row.type, row.name), row.bucket) for row in connection.execute(at_work)}
+    for target, bucket, expression in pairs:
+        if (target, bucket) not in busy and due(expression, begun.get((target, bucket), 0), now):
+            yield target, bucket
+
+
+def _row(target: TargetId, bucket: str, now: int) -> dict[str, object]:
+    return {
+        "run": uuid4().hex, "type": target.type, "name": target.name, "bucket": bucket, "state": WAITING,
+        "started_at": now, "alive_until": m.NEVER, "finished_at": 0, "report": "", "problem": "",
+        **dict.fromkeys(COUNTS, 0),
+    }  # fmt: skip
+
+
+def _ended(connection: sa.Connection, row: sa.Row[tuple[object, ...]]) -> bool:
+    """Whether a reconciliation of the same target and bucket has ever come to its end."""
+    r = m.reconciliations.c
+    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket)
+    query = sa.select(r.id).where(*same, r.state.in_((CLEAN, DRIFT, REPAIRED))).limit(1)
+    return connection.execute(query).first() is not None
