@@ -2,6 +2,8 @@
 
 import os
 import signal
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from app.cli.words import MOMENT, TARGET
 from app.config.arn import TargetId
 from app.config.kinds import Duration
 from app.config.problems import BadValue
+from app.config.targets import NamespaceSettings
 from app.outbox.reconciliations import AlreadyRunning
+from app.outbox.schedule import Schedule
+from spark_jobs import tied
 
 _DRIFT = 2  # the exit code of --check
 
@@ -61,10 +66,11 @@ def jobs() -> None:
 )
 @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="The API, for repairs; else BUCKETWIRE_LISTEN says.")
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option("--scheduled", default="", metavar="RUN", hidden=True, help="A run that waits; ends with its input.")
 def reconcile(
     bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
     grace: int, check: bool, repair: bool, max_repairs: int, max_removals: float, rate: float, report: str | None,
-    url: str, as_json: bool,
+    url: str, as_json: bool, scheduled: str,
 ) -> int:  # fmt: skip
     """Compare what TARGET holds with what BUCKET holds, report every difference, and repair it with --repair.
 
@@ -78,6 +84,8 @@ def reconcile(
         from spark_jobs.session import session  # noqa: PLC0415 - as above
     except ImportError as missing:
         raise CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
+    if scheduled:
+        tied.to_input()
     shell = Shell(as_json=as_json)
     settings = shell.settings
     place = url or f"http://{settings.listen.host}:{settings.listen.port}"
@@ -94,15 +102,17 @@ def reconcile(
         brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
     )
     try:
-        shell.registry.target(target)  # what is wrong with these is told before Spark starts
+        if scheduled:
+            wanted = replace(wanted, run=scheduled, repair=_repairs(shell, target, scheduled))
         api = Api(place, os.environ.get("BUCKETWIRE_TOKEN", ""))
-        with session(
+        opened = partial(
+            session,
             f"bucketwire reconcile {bucket}",
             master=settings.spark_master,
             jars=settings.spark_jars,
             memory=settings.spark_memory,
-        ) as spark:
-            result = job.reconcile(spark, shell.database, shell.registry, wanted, api)
+        )
+        result = job.run(opened, shell.database, shell.registry, wanted, api)
     finally:
         shell.close()
     numbers = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count)
@@ -111,6 +121,15 @@ def reconcile(
         click.echo(result.problem, err=True)
     shell.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
     return _DRIFT if check and result.state == "drift" else 0
+
+
+def _repairs(shell: Shell, target: TargetId, run: str) -> bool:
+    """Whether a run that waits is to repair: as the settings say, but never the first. Raises `AlreadyRunning`."""
+    found = next((each for each in Schedule(shell.database).waiting() if each.run == run), None)
+    if found is None:
+        raise AlreadyRunning(f"the run {run} has been begun before")
+    settings = shell.registry.settings(shell.registry.target(target))
+    return isinstance(settings, NamespaceSettings) and settings.reconcile_repair and not found.first
 
 
 def _in_words(error: Exception) -> str | None:
@@ -127,4 +146,4 @@ def _in_words(error: Exception) -> str | None:
 if __name__ == "__main__":
     # Asked to end, a job ends as by Ctrl-C: Spark's jobs are cancelled, and the run is recorded as failed.
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    carry_out(jobs, words=_in_words)
+    carry_out(jobs, words=_in_words, later=AlreadyRunning)

@@ -7,6 +7,8 @@ those, and is left alone.
 
 import threading
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +42,7 @@ class Wanted(Source):
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     repair: bool = False
     brakes: Brakes = field(default_factory=Brakes)
+    run: str = ""  # one that the schedule has registered
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +61,15 @@ class Result:
 
 
 def reconcile(spark: SparkSession, database: Database, registry: Registry, wanted: Wanted, api: Api) -> Result:
-    """One run, registered from its beginning to its end.
+    """As `run`, in a session that is there already."""
+    return run(lambda: nullcontext(spark), database, registry, wanted, api)
+
+
+def run(
+    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry, wanted: Wanted,
+    api: Api,
+) -> Result:  # fmt: skip
+    """One run, registered from its beginning to its end: who is not the first does not wait for Spark to hear of it.
 
     Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then
     nothing more is repaired, and the run is recorded as failed.
@@ -67,14 +78,17 @@ def reconcile(spark: SparkSession, database: Database, registry: Registry, wante
     if not isinstance(settings, NamespaceSettings):
         raise stores.CannotRead(f"{wanted.target} has no rows: it gets every event and keeps none")
     runs = r.Reconciliations(database)
-    run = runs.begin(wanted.target, wanted.bucket, lease=LEASE)
+    name = runs.begin(wanted.target, wanted.bucket, lease=LEASE, run=wanted.run)
     try:
-        with alive(runs, run) as lost:
-            result = _run(spark, database, registry, settings, wanted, api, run, lost)
-    except BaseException as error:
-        runs.end(run, r.FAILED, {}, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        with alive(runs, name) as lost, opened() as spark:
+            result = _run(spark, database, registry, settings, wanted, api, name, lost)
+    except KeyboardInterrupt:
+        runs.end(name, r.FAILED, {}, problem="it was stopped before its end")
         raise
-    runs.end(run, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
+    except BaseException as error:
+        runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        raise
+    runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
     return result
 
 

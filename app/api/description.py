@@ -180,7 +180,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         bucket=_TEXT,
         state={
             **_TEXT,
-            "enum": ["waiting", "running", "clean", "drift", "repaired", "failed", "backfilling", "backfilled", "unfinished"],
+            "enum": [
+                "waiting", "running", "clean", "drift", "repaired", "failed", "backfilling", "backfilled", "unfinished",
+            ],
         },
         started_at=_TIME,
         finished_at=_TIME,

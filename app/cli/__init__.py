@@ -31,6 +31,8 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "dead": "app.cli.dead",
         "replay": "app.cli.replays",
         "reconcile": "app.cli.reconcile",
+        "backfill": "app.cli.reconcile",
+        "scan": "app.cli.reconcile",
         "events": "app.cli.history",
         "watch": "app.cli.watch",
         "sample": "app.cli.sample",
@@ -77,8 +79,12 @@ def carry_out(
     command: click.Command,
     arguments: Sequence[str] | None = None,
     words: Callable[[Exception], str | None] = lambda _: None,
+    later: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> NoReturn:
-    """As `main`, for any command; `words` has a sentence for errors that only the command knows, None for others."""
+    """As `main`, for any command; `words` has a sentence for errors that only the command knows, None for others.
+
+    After one of the errors `later` the same may succeed another time: then the exit code is 75, as for sendmail.
+    """
     try:
         code = command.main(arguments, prog_name="bucketwire", standalone_mode=False)
     except click.exceptions.Exit as asked:
@@ -98,5 +104,5 @@ def carry_out(
         from app.cli.problems import in_words  # noqa: PLC0415 - its imports are slow and rarely needed
 
         click.echo(f"bucketwire: {words(error) or in_words(error)}", err=True)
-        code = 1
+        code = os.EX_TEMPFAIL if isinstance(error, later) else 1
     sys.exit(code if isinstance(code, int) else 0)
