@@ -7,17 +7,29 @@ late or doubled costs nothing but time.
 import logging
 import os
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from billiard.process import current_process
 from celery import Celery, bootsteps
-from celery.signals import worker_process_init, worker_process_shutdown, worker_shutdown
+from celery.signals import (
+    celeryd_init,
+    setup_logging,
+    worker_process_init,
+    worker_process_shutdown,
+    worker_ready,
+    worker_shutdown,
+)
 from kombu import Queue
 
+from app import logs
 from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox import pulse
 from app.outbox.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
-from workers import context
+from app.service.figures import remove
+from workers import context, figures
 
 SERVICE_QUEUE = "bucketwire"
 HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
@@ -51,6 +63,11 @@ app.conf.update(
             "task": "drain",
             "schedule": timedelta(seconds=settings.drain_interval),
             "options": {"expires": max(5.0, 5 * settings.drain_interval)},
+        },
+        "roll_call": {
+            "task": "roll_call",
+            "schedule": timedelta(milliseconds=pulse.EVERY),
+            "options": {"expires": pulse.EVERY / 1000},
         },
         "purge": {"task": "purge", "schedule": timedelta(minutes=10), "options": {"expires": 600}},
     },
@@ -142,12 +159,49 @@ class TargetQueues(bootsteps.StartStopStep):
 app.steps["consumer"].add(TargetQueues)
 
 
+_figures: figures.Server | None = None
+
+
+@worker_ready.connect
+def _ready(**_: Any) -> None:
+    """Serve the figures of what the pool's processes do; called again after each reconnect."""
+    global _figures  # noqa: PLW0603 - one for each worker is the point
+    folder = os.environ.get(figures.FOLDER)
+    if _figures is None and folder and settings.metrics_listen.host:
+        _figures = figures.Server(settings.metrics_listen, folder)
+        _figures.start()
+
+
 @worker_process_init.connect
 def _forked(**_: Any) -> None:
     context.forget()
+    if _figures is not None:
+        _figures.forget()
+    figures.begin(getattr(current_process(), "index", 0))
 
 
 @worker_process_shutdown.connect
+def _child_ended(**_: Any) -> None:
+    context.forget()
+
+
 @worker_shutdown.connect
 def _ended(**_: Any) -> None:
     context.forget()
+    if _figures is not None:
+        _figures.stop()
+        remove(Path(os.environ[figures.FOLDER]), settings.folder)
+
+
+def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:
+    """In place of all that Celery does for its logs."""
+    logs.configure("json", loglevel)
+    pools = logging.getLogger("multiprocessing")  # billiard's, which hands nothing on
+    pools.handlers = logging.getLogger().handlers[:1]
+    pools.setLevel(logging.ERROR)
+    app.log.redirect_stdouts("WARNING")  # type: ignore[arg-type]  # the stubs know numbers only, its code names only
+
+
+if settings.log_format == "json":
+    celeryd_init.connect(_log_in_json)  # before the worker looks whether it is root's, and warns
+    setup_logging.connect(_log_in_json)

@@ -15,14 +15,18 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings
 from app.config.settings import Settings
+from app.logs import printable
 from app.outbox import models as m
+from app.outbox import pulse
 from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
 from app.outbox.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.purge import purge
 from app.outbox.registry import UnknownTarget, open_registry
 from app.outbox.store import Store
+from workers import figures
 from workers.breaker import back_off
 from workers.lanes import Lanes, Tally, Work
+from workers.outcomes import Unavailable
 from workers.pool import Pool
 
 log = logging.getLogger("bucketwire.worker")
@@ -70,6 +74,24 @@ class Context:
         self._note_away(failure)
         return "the outbox database is away"
 
+    def roll_call(self, publish: Callable[[pulse.Queue], None]) -> int:
+        """Ask each target's queue for a sign of life, where that is due; says how many."""
+        try:
+            asked = pulse.ask(self.database, now_ms())
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
+        for queue in asked:
+            publish(queue)
+        return len(asked)
+
+    def heartbeat(self, row_id: int) -> None:
+        """Note that the queue of the target with this row id is served."""
+        try:
+            pulse.answered(self.database, row_id, now_ms())
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+
     def purge(self) -> int:
         """Remove events that are older than the retention and done with."""
         return purge(self.database, now_ms() - int(self.settings.retention * 1000))
@@ -87,7 +109,7 @@ class Context:
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
             self.leases.advance_idle(now)
-            self._pulse(now)
+            pulse.note(self.database, pulse.DRAIN, now)
         return len(offers)
 
     def _deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
@@ -102,6 +124,10 @@ class Context:
             with self._held(lease):
                 tally = self._work_off(lease, partial(self.pool.work, stored))
         except LeaseLost:
+            arn = target.arn(self.settings.region)
+            log.warning("%s lease lost: what it had in hand is delivered again", arn, extra={"target": arn})
+            if (seen := figures.of(arn)) is not None:
+                seen.lost_lease()
             return "lease lost"
         except BadSettings as error:
             self.registry.unavailable(lease.target_id, str(error), now_ms() + 60_000, probing=True, pause=False)
@@ -112,27 +138,24 @@ class Context:
 
     def _work_off(self, lease: Lease, open_work: Callable[[], Work]) -> Tally:
         work = open_work()
-        started = time.monotonic()
-        ends = started + self.settings.time_slice
+        ends = time.monotonic() + self.settings.time_slice
         tally = Lanes(self.store, work, lease).work_off(lambda: time.monotonic() > ends)
         if tally.unavailable is not None:
-            wait = back_off(1 + self._failures(lease), self._rng, tally.unavailable.retry_after)
-            self.registry.unavailable(
-                lease.target_id,
-                tally.unavailable.reason,
-                now_ms() + wait,
-                probing=lease.probing,
-                pause=tally.unavailable.pause,
-            )
-            log.warning("%s unavailable, next look in %.1f s: %s", work.name, wait / 1000, tally.unavailable.reason)
+            self._found_away(lease, work.name, tally.unavailable)
         elif lease.probing and tally.counts:
             self.registry.available(lease.target_id)
-            log.info("%s is back", work.name)
-        if tally.counts:
-            log.info(
-                "%s lanes=%s %s in %.3f s", work.name, lanes_text(lease.positions), tally, time.monotonic() - started
-            )
+            log.info("%s is back", work.name, extra={"target": work.name})
         return tally
+
+    def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
+        wait = back_off(1 + self._failures(lease), self._rng, why.retry_after)
+        opened = self.registry.unavailable(
+            lease.target_id, why.reason, now_ms() + wait, probing=lease.probing, pause=why.pause
+        )
+        if opened and (seen := figures.of(arn)) is not None:
+            seen.opened_breaker()
+        members = {"target": arn, "outcome": "unavailable", "next_look_in": wait / 1000, "reason": why.reason}
+        log.warning("%s unavailable, next look in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
 
     def _failures(self, lease: Lease) -> int:
         with self.database.reading() as connection:
@@ -169,22 +192,6 @@ class Context:
         if self._away:
             log.info("the outbox database is back")
         self._away = False
-
-    def _pulse(self, now: int) -> None:
-        with self.database.writing() as connection:
-            if not connection.execute(m.pulse.update().where(m.pulse.c.name == "drain").values(at=now)).rowcount:
-                connection.execute(m.pulse.insert().values(name="drain", at=now))
-
-
-def lanes_text(lanes: Sequence[int] | dict[int, int]) -> str:
-    """Lane numbers for people and for messages: `0-3,7`."""
-    runs: list[list[int]] = []
-    for lane in sorted(lanes):
-        if runs and runs[-1][-1] == lane - 1:
-            runs[-1][1:] = [lane]
-        else:
-            runs.append([lane])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def parse_lanes(text: str) -> list[int]:

@@ -11,8 +11,10 @@ from app.events.model import Event
 from app.outbox.database import now_ms
 from app.outbox.leases import Lease, ReplayLane
 from app.outbox.store import Batch, Logged, Object, Place, Reader, Settlement, Store
+from workers import figures
+from workers.logs import counted, counts_text, setbacks, tell_setback, tell_settled
 from workers.mirror import Policy, Unsent, verdicts
-from workers.outcomes import Failed, Outcome, Unavailable
+from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
 from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
 from workers.targets.base import Target, TargetUnavailable
@@ -59,7 +61,7 @@ class Tally:
     unavailable: Unavailable | None = None
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={count}" for name, count in sorted(self.counts.items())) or "nothing due"
+        return counts_text(self.counts) or "nothing due"
 
 
 class Lanes:
@@ -71,6 +73,8 @@ class Lanes:
         self._lease = lease
         self._clock = clock
         self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self._figures = figures.of(work.name)
+        self._took = 0.0  # seconds of the last call to the target
         self.tally = Tally()
 
     def work_off(self, stop: Callable[[], bool]) -> Tally:
@@ -95,21 +99,25 @@ class Lanes:
         return worked
 
     def _parked(self, reader: Reader, due: Sequence[Object]) -> bool:
+        began = time.monotonic()
         some = due[: self._work.pace.size]
         parked = reader.load_parked(some, self._work.pace.size)
-        results = self._deliver(reader, [entry.logged for entry in parked])
-        self._settle(settle_parked(parked, results, self._rules()), results)
+        events = [entry.logged for entry in parked]
+        results = self._deliver(reader, events)
+        self._settle(settle_parked(parked, results, self._rules()), events, results, began)
         return True
 
     def _log(self, reader: Reader, waiting: Set[Object]) -> bool:
+        began = time.monotonic()
         batch = reader.load(self._work.pace.size)
         if not batch.events:
             return False
         results = self._results(reader, batch, waiting, set())
-        self._settle(settle_batch(batch, results, self._rules()), results)
+        self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 
     def _replay(self, reader: Reader, replay: ReplayLane, waiting: Set[Object]) -> bool:
+        began = time.monotonic()
         batch = reader.load_replay(replay, self._work.pace.size)
         standing = reader.standing([(event.lane, event.seq) for event in batch.events])
         results = self._results(reader, batch, waiting, standing)
@@ -117,7 +125,7 @@ class Lanes:
         progress = settlement.lane(replay.lane)
         settlement.replay = (replay, replay.position if progress.position is None else progress.position)
         progress.position = None  # the log's own cursor stays where it is
-        self._settle(settlement, results)
+        self._settle(settlement, batch.events, results, began)
         return True
 
     def _rules(self) -> Rules:
@@ -164,26 +172,30 @@ class Lanes:
             # An adapter's own defect must not stop the lane: it is counted against the events, and so seen and bounded.
             log.exception("%s: unforeseen", work.name)
             outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
-        work.pace.took(len(events), time.monotonic() - started)
+        self._took = time.monotonic() - started
+        work.pace.took(len(events), self._took)
+        if self._figures is not None:
+            self._figures.called(outcomes, self._took)
         return outcomes
 
-    def _settle(self, settlement: Settlement, results: Sequence[Result]) -> None:
-        self._store.settle(self._lease, settlement, self._clock())
+    def _settle(
+        self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float
+    ) -> None:
+        now = self._clock()
+        self._store.settle(self._lease, settlement, now)
+        self._tell(settlement, events, results, began)
+        if self._figures is not None and settlement.replay is None:
+            done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
+            self._figures.delivered(done, now)
         self.tally.unavailable = unavailable(results)
         if self.tally.unavailable is not None:
             self._work.target.close()
             self._work.opened = False
-        self._count(settlement)
 
-    def _count(self, settlement: Settlement) -> None:
-        counts = self.tally.counts
-        for progress in settlement.progress.values():
-            counts["delivered"] += progress.delivered
-            counts["superseded"] += progress.superseded
-            counts["dead"] += progress.dead
-        counts["parked"] += len(settlement.park)
-        counts["retried"] += len(settlement.repark)
-        for name in [name for name, count in counts.items() if not count]:
-            del counts[name]
-        for death in settlement.deaths:
-            log.warning("%s event=%s dead after %d: %s", self._work.name, death.event_id, death.attempts, death.reason)
+    def _tell(self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float) -> None:
+        counts = counted(settlement)
+        self.tally.counts += counts
+        now = self._clock()
+        for setback in setbacks(settlement, zip(events, results, strict=True)):
+            tell_setback(self._work.name, setback, self._took, now)
+        tell_settled(self._work.name, settlement.progress, counts, time.monotonic() - began)

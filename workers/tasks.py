@@ -1,9 +1,11 @@
 """The tasks: a few lines each, no decision."""
 
-from app.config.arn import parse_arn
+from app.config.arn import TargetId, parse_arn
+from app.outbox import pulse
 from app.outbox.leases import Offer
 from workers import context
 from workers.celery import app, queue, queue_name, settings
+from workers.logs import lanes_text
 
 _STALE = 60  # seconds after which a hint is not worth reading: the drain has published another
 
@@ -21,6 +23,18 @@ def deliver(arn: str, lanes: str) -> str:
     return context.current().deliver(target, context.parse_lanes(lanes))
 
 
+@app.task(name="roll_call", send_events=False)
+def roll_call() -> int:
+    """Ask each target's queue for a sign of life. Not shown in Flower, as drain."""
+    return context.current().roll_call(_ask)
+
+
+@app.task(name="heartbeat", send_events=False)
+def heartbeat(target: int) -> None:
+    """Note that a queue is served: that of the target with this row id. Not shown in Flower, as drain."""
+    context.current().heartbeat(target)
+
+
 @app.task(name="purge")
 def purge() -> str:
     """Remove old events from the log's tail."""
@@ -28,8 +42,18 @@ def purge() -> str:
 
 
 def _publish(offer: Offer) -> None:
-    name = queue_name(offer.target)
+    arn = offer.target.arn(settings.region)
+    deliver.apply_async((arn, lanes_text(offer.lanes)), queue=_known(offer.target), expires=_STALE)
+
+
+def _ask(asked: pulse.Queue) -> None:
+    # It does not expire: late is an answer too, and a queue that is not served is asked ever more rarely.
+    heartbeat.apply_async((asked.row_id,), queue=_known(asked.target))
+
+
+def _known(target: TargetId) -> str:
+    """The target's queue, declared as this service has it before anything is published there."""
+    name = queue_name(target)
     if name not in app.amqp.queues:
         app.amqp.queues.add(queue(name))
-    arn = offer.target.arn(settings.region)
-    deliver.apply_async((arn, context.lanes_text(offer.lanes)), queue=name, expires=_STALE)
+    return name

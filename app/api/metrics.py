@@ -3,19 +3,23 @@
 Beside the service's own names stand those of MinIO that mean the same (reference §7), so that dashboards go on.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
 from flask import Blueprint, Response, current_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
 from app.api.access import READ, needs
 from app.api.parts import Parts, parts
 from app.config.arn import TargetId
 from app.outbox import models as m
+from app.outbox import pulse
 from app.outbox.books import Audit, Books, audit, read_books, snapshot
 from app.outbox.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.glance import Glance
@@ -26,6 +30,7 @@ from app.outbox.registry import StoredTarget
 routes = Blueprint("metrics", __name__)
 _PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
 _AUDITS = "bucketwire_audits"
+_WORKERS = "PROMETHEUS_MULTIPROC_DIR"  # the folder of the worker's figures, where API and worker share one: in `up`
 _AUDIT_AGE = 300  # seconds; an audit reads the whole backlog
 _STATES = ("running", "paused", "disabled", "unavailable", "broken")
 _COUNTERS = {
@@ -63,6 +68,9 @@ def metrics() -> Response:
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Scrape(parts(), current_app.extensions[_AUDITS].look().value or ()))
+    folder = os.environ.get(_WORKERS)
+    if folder and Path(folder).is_dir():
+        MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
 
 
@@ -79,9 +87,8 @@ class Scrape:
             stored = {one.target: one for one in self._parts.registry.targets()}
             with snapshot(self._parts.database) as connection:
                 books = read_books(connection)
-                pulse = connection.execute(
-                    sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")
-                ).scalar_one_or_none()
+                drained = pulse.drained(connection)
+                queues = pulse.queues(connection)
                 busy = _busy(connection, now_ms())
                 drifts = latest(connection)
         except DatabaseUnavailable:
@@ -89,8 +96,9 @@ class Scrape:
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
             yield from figures([(stored[each.target], each) for each in books if each.target in stored], now_ms())
-            if pulse is not None:
-                age = max(0, now_ms() - pulse) / 1000
+            yield _silences(queues, now_ms())
+            if drained is not None:
+                age = max(0, now_ms() - drained) / 1000
                 yield _single("drain_age_seconds", "Since the last look for work: it needs a beat and a drain.", age)
             yield from _in_progress(
                 {each.target: busy.get(stored[each.target].row_id, 0) for each in books if each.target in stored}
@@ -185,6 +193,17 @@ def _busy(connection: sa.Connection, now: int) -> dict[int, int]:
         c.replay_id == m.WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
     )
     return {int(row[0]): int(row[1]) for row in connection.execute(held.group_by(c.target_id))}
+
+
+def _silences(queues: Sequence[pulse.Queue], now: int) -> Metric:
+    silent = GaugeMetricFamily(
+        "bucketwire_target_queue_silent_seconds",
+        "Since a worker last answered on the target's queue, which each is asked every 15 seconds.",
+        labels=["type", "name"],
+    )
+    for queue in queues:
+        silent.add_metric([queue.target.type, queue.target.name], queue.silent(now) / 1000)
+    return silent
 
 
 def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:

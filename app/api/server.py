@@ -4,8 +4,21 @@ from pathlib import Path
 from typing import Any
 
 from gunicorn.config import KNOWN_SETTINGS
+from gunicorn.glogging import Logger
 
+from app import logs
 from app.config.settings import Settings
+
+
+class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
+    """Gunicorn's own log in JSON. (With `logconfig_dict` gunicorn would put together a line for each request.)"""
+
+    def setup(self, cfg: Any) -> None:
+        """As gunicorn does, then each line in JSON."""
+        super().setup(cfg)
+        for each in self.error_log.handlers:
+            each.setFormatter(logs.Json())
+
 
 APP = "app.api.wsgi:app"
 CONFIG = "python:app.api.gunicorn_conf"
@@ -30,6 +43,8 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "forwarded_allow_ips": "127.0.0.1,::1",
         "control_socket_disable": True,
     }
+    if settings.log_format == "json":
+        wanted["logger_class"] = JsonLogger
     known = {setting.name for setting in KNOWN_SETTINGS}  # older releases do not know the last one, nor need it
     return {name: value for name, value in wanted.items() if name in known}
 

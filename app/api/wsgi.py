@@ -1,19 +1,19 @@
 """The API as gunicorn serves it, with the settings of the environment: `gunicorn app.api.wsgi:app`."""
 
-import logging
 import os
 import sys
 
+from app import logs
 from app.api import create_app
 from app.config.problems import BadSettings
 from app.config.settings import Settings
 
 _DO_NOT_RESTART = 3  # gunicorn's own number for a worker that cannot boot: the master ends too
 
-logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-
 try:
-    app = create_app(Settings.from_environ(os.environ))
+    settings = Settings.from_environ(os.environ)
+    logs.configure(settings.log_format)
+    app = create_app(settings)
 except BadSettings as error:
     sys.stderr.write(f"bucketwire: {error}\n")
     sys.exit(_DO_NOT_RESTART)

@@ -13,6 +13,7 @@ from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
 from app.config.declaration import BadSettings
 from app.outbox import models as m
+from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
 from app.outbox.schema import current
@@ -90,6 +91,16 @@ def _look_at_drain(shell: Shell) -> Iterator[Finding]:
         yield Finding("drain", "ok", f"last ran {age(at, now)} ago")
 
 
+def _look_at_queues(shell: Shell) -> Iterator[Finding]:
+    now = now_ms()
+    with shell.database.reading() as connection:
+        queues = pulse.queues(connection)
+    for queue in queues:
+        if queue.silent(now) > pulse.UNSERVED:
+            what = f"no worker has answered on its queue for {age(now - queue.silent(now), now)}"
+            yield Finding(str(queue.target), "problem", f"{what}; does one run that serves it? See its --targets")
+
+
 def _look_at_targets(shell: Shell) -> Iterator[Finding]:
     named = {rule.rule.target for rule in shell.registry.rules()}
     targets = shell.registry.targets()
@@ -134,6 +145,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "database": _look_at_database,
         "broker": _look_at_broker,
         "drain": _look_at_drain,
+        "queues": _look_at_queues,
         "targets": _look_at_targets,
         "books": _look_at_books,
     }

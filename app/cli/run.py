@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 
 import click
 
+from app import logs
 from app.api.server import command
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, printable
 from app.cli.words import served
+from app.config.settings import Settings
 from app.outbox.database import DatabaseUnavailable
+from app.service import figures
 from app.service.start import sync_environment
 
 # The one seam between app and workers: a name that celery imports, so that nothing here does.
@@ -29,13 +32,14 @@ SERVICE_QUEUE = "bucketwire"  # as workers.celery has it; a test keeps them equa
 def api(workers: int | None, threads: int | None) -> None:
     """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
     shell = Shell()
+    form = shell.settings.log_format
     try:
         for problem in sync_environment(shell.registry, os.environ):
-            click.echo(f"environment: {printable(problem)}", err=True)
-        click.echo(arns_line(shell), err=True)
+            say(form, f"environment: {problem}", "WARNING")
+        say(form, arns_line(shell))
     except (CannotDo, *DatabaseUnavailable) as error:
         # The API starts all the same: it answers 503, or keeps events in its staging folder, until there is a database.
-        click.echo(f"targets of the environment are not looked at: {in_words(error)}", err=True)
+        say(form, f"targets of the environment are not looked at: {in_words(error)}", "WARNING")
     finally:
         shell.close()
     options = [] if workers is None else ["--workers", str(workers)]
@@ -56,11 +60,16 @@ def api(workers: int | None, threads: int | None) -> None:
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 def worker(targets: str | None, only: str | None, concurrency: int | None, log_level: str) -> None:
     """Run a worker: it drains the log, delivers to targets, or both."""
-    _checked()
+    settings = _checked()
     if only == "drain" and (targets or concurrency):
         raise click.UsageError("--only drain delivers nothing, so --targets and --concurrency say nothing to it")
     environment = {"BUCKETWIRE_WORKER_TARGETS": "" if only == "drain" else served(targets) if targets else "*"}
-    argv = [*CELERY, "worker", "--loglevel", log_level, "--without-gossip", "--without-mingle", "--events"]
+    if settings.metrics_listen.host and only != "drain" and not os.environ.get(figures.VARIABLE):
+        try:
+            environment[figures.VARIABLE] = str(figures.own_folder(settings.folder))
+        except OSError as error:
+            raise CannotDo(f"no folder for figures can be made in {settings.folder}: {error.strerror}") from None
+    argv = [*celery(settings), "worker", "--loglevel", log_level, "--without-gossip", "--without-mingle", "--events"]
     argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
     if only == "drain":
         argv += ["--queues", SERVICE_QUEUE, "--pool", "solo"]
@@ -75,8 +84,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 def beat(log_level: str) -> None:
     """Run the clock that has the log drained. One is enough; two do no harm."""
-    _checked()
-    become([*CELERY, "beat", "--loglevel", log_level])
+    become([*celery(_checked()), "beat", "--loglevel", log_level])
 
 
 @click.command()
@@ -121,9 +129,20 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _checked() -> None:
+def celery(settings: Settings) -> list[str]:
+    """The words that begin a command of Celery's; it greets people only."""
+    program, *rest = CELERY
+    return [program, *(["--quiet"] if settings.log_format == "json" else []), *rest]
+
+
+def say(form: logs.Form, text: str, level: str = "INFO") -> None:
+    """Write a line in the form of the logs, where nothing logs yet."""
+    click.echo(logs.line(text, level) if form == "json" else printable(text), err=True)
+
+
+def _checked() -> Settings:
     """Say here what is wrong with the settings: what is started next would show a stack trace."""
-    _ = Shell().settings
+    return Shell().settings
 
 
 def become(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

@@ -13,6 +13,7 @@ import rich.progress
 import rich.table
 import rich.text
 
+from app import logs
 from app.cli.problems import CannotDo
 from app.config.settings import Settings
 from app.declare.document import Document
@@ -33,6 +34,7 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 _WIDTH_OF_FILES = 250
+printable = logs.printable  # what commands print may come from anywhere, as what is logged
 
 
 class Shell:
@@ -62,7 +64,7 @@ class Shell:
     @cached_property
     def bare_database(self) -> Database:
         """The outbox database in whatever state it is."""
-        return Database(self.settings.database_url, pool_size=1)
+        return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
 
     @cached_property
     def registry(self) -> Registry:
@@ -218,13 +220,6 @@ def shown(value: object) -> str:
             return ", ".join(map(shown, value))
         case _:
             return printable(str(value))
-
-
-def printable(text: str) -> str:
-    """The text with its control characters spelt out: an object's key must not steer the terminal."""
-    return "".join(
-        char if char.isprintable() or char == " " else char.encode("unicode_escape").decode() for char in text
-    )
 
 
 def columns(*names: str) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import importlib.metadata
+import json
 import os
 import shlex
 import shutil
@@ -10,12 +11,14 @@ from pathlib import Path
 
 import click
 
+from app import logs
 from app.api.access import check_listen
-from app.cli.shell import Shell, printable
+from app.cli.run import say
+from app.cli.shell import Shell
 from app.config.settings import Settings
 from app.embedded import SAMPLE
 from app.outbox.schema import migrate
-from app.service import start
+from app.service import figures, start
 from app.service.children import broker, service
 from app.service.supervisor import Supervisor
 
@@ -44,7 +47,7 @@ def up(concurrency: int) -> None:
         settings = Shell().settings
     start.check_address(settings.listen)
     asyncio.run(_Service(settings, concurrency).run(lock))
-    click.echo("all ended")
+    say(settings.log_format, "all ended")
 
 
 class _Service:
@@ -58,7 +61,8 @@ class _Service:
 
     async def run(self, lock: int) -> None:
         """Run until a signal asks for the end; the lock is held until the last process has ended."""
-        await Supervisor(self._settings.folder / "log", _say, held=[lock]).run(self._start)
+        folder = self._settings.folder / "log"
+        await Supervisor(folder, self._say, held=[lock], repeat=self._repeat).run(self._start)
 
     async def _start(self, supervisor: Supervisor) -> None:
         """Start everything in its order, say where it is, and look after the sample for as long as it runs."""
@@ -68,13 +72,16 @@ class _Service:
             await start.until(lambda: start.broker_answers(settings), 15, "the embedded Redis did not answer")
         await asyncio.to_thread(self._prepare)
         flower = start.remembered_port(settings.folder / "flower.port")
-        supervisor.keep(service(concurrency=self._concurrency, flower_port=flower))
+        # One worker on one machine: the API can tell its figures too, unless they have an address of their own.
+        own = settings.metrics_listen.host or os.environ.get(figures.VARIABLE)
+        shared = {} if own else {figures.VARIABLE: str(figures.fresh_folder(settings.folder, "up"))}
+        supervisor.keep(service(concurrency=self._concurrency, flower_port=flower, shared=shared))
         await start.until(
             lambda: start.api_answers(settings.listen),
             60,
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )
-        click.echo(greeting(settings, flower, self._arns, sample=self._sample))
+        self._greet(flower)
         while self._sample:
             await asyncio.sleep(60)
             await asyncio.to_thread(start.trim_sample, settings)
@@ -84,12 +91,33 @@ class _Service:
         migrate(shell.bare_database, lanes=self._settings.lanes)
         check_listen(self._settings, shell.database)
         for problem in start.sync_environment(shell.registry, os.environ):
-            _say(f"environment: {problem}")
+            self._say(f"environment: {problem}")
         self._sample = start.add_sample(shell.registry, self._settings)
         if not self._settings.embedded_broker and any(stored.origin == "sample" for stored in shell.registry.targets()):
-            _say(f"{SAMPLE} was on the embedded Redis; remove it: bucketwire target rm {SAMPLE} --force")
+            self._say(f"{SAMPLE} was on the embedded Redis; remove it: bucketwire target rm {SAMPLE} --force")
         self._arns = [stored.target.arn(self._settings.region) for stored in shell.registry.targets() if stored.enabled]
         shell.close()
+
+    def _greet(self, flower: int) -> None:
+        settings = self._settings
+        if settings.log_format == "text":
+            click.echo(greeting(settings, flower, self._arns, sample=self._sample))
+            return
+        places = {"api": f"http://{settings.listen}", "flower": f"http://127.0.0.1:{flower}"}
+        about = logs.line(f"runs in {settings.folder}", logs=f"{settings.folder}/log", arns=self._arns, **places)
+        click.echo(about, err=True)
+
+    def _say(self, text: str) -> None:
+        say(self._settings.log_format, text)
+
+    def _repeat(self, part: str, line: str) -> None:
+        """Print a part's warning, which in JSON becomes a line that names the part."""
+        if self._settings.log_format == "text":
+            self._say(f"{part}: {line}")
+        elif (found := logs.members(line)) is not None:
+            click.echo(json.dumps({**found, "part": part}), err=True)
+        else:
+            click.echo(logs.line(line, "WARNING", part=part), err=True)
 
 
 def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) -> str:
@@ -140,7 +168,3 @@ def _command() -> str:
 def _relative(path: Path) -> str:
     here = Path.cwd()
     return str(path.absolute().relative_to(here) if path.absolute().is_relative_to(here) else path)
-
-
-def _say(line: str) -> None:
-    click.echo(printable(line), err=True)

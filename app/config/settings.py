@@ -6,12 +6,12 @@ import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
 from app.config.addresses import Host, HostPort, redacted_url, split_url
 from app.config.keys import Declared, declared, keys_of, parse, setting
-from app.config.kinds import Duration, Kind, Number, Path, Size, Text, Toggle
+from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Text, Toggle
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
 from app.config.secrets import parse_key
 
@@ -174,6 +174,12 @@ class Settings(Declared):
     database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
     broker_url: str = setting(BrokerUrl(), default="", about="the task broker; empty: a Redis in the folder")
     listen: HostPort = setting(Host(8730, any_port=True), default="127.0.0.1:8730", about="where the API listens")
+    metrics_listen: HostPort = setting(
+        Host(any_port=True), default="", about="where a worker tells its figures, port 0: any; empty: nowhere"
+    )
+    log_format: Literal["text", "json"] = setting(
+        Choice("text", "json"), default="text", about="logs for people, or one JSON object a line"
+    )
     api_tokens: tuple[ApiToken, ...] = setting(
         ApiTokens(), default="", secret=True, about="bearer tokens; scopes: ingest, read, admin"
     )

@@ -216,14 +216,14 @@ class Registry:
 
     # What workers learn of a target
 
-    def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> None:
-        """Open the breaker until `resume_at`, or pause the target.
+    def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> bool:
+        """Open the breaker until `resume_at`, or pause the target; says whether this is what opened it.
 
         Lanes that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
         """
         t = m.targets.c
         with self._database.writing() as connection:
-            connection.execute(
+            changed = connection.execute(
                 m.targets.update()
                 .where(t.id == row_id, *([] if probing else [t.breaker == "closed"]))
                 .values(
@@ -234,6 +234,7 @@ class Registry:
                     **({"paused": True} if pause else {}),
                 )
             )
+        return bool(changed.rowcount) and not probing
 
     def available(self, row_id: int) -> None:
         """Close the breaker: the target took something."""

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from app.config.settings import Settings
 from app.embedded import redis_command
@@ -26,12 +27,16 @@ def broker(settings: Settings) -> Child:
     return Child("redis", BROKER, redis_command(settings), quiet=True)
 
 
-def service(*, concurrency: int, flower_port: int) -> list[Child]:
-    """Everything else, in the order in which it starts. The drain has a worker of its own: no delivery delays it."""
+def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = MappingProxyType({})) -> list[Child]:
+    """Everything else, in the order in which it starts. The drain has a worker of its own: no delivery delays it.
+
+    `shared` is the environment that the API and the worker that delivers have in common.
+    """
+    targets = _bucketwire("worker", "--only", "targets", "--concurrency", str(concurrency))
     return [
-        Child("api", API, _bucketwire("api")),
+        Child("api", API, _bucketwire("api"), shared),
         Child("drain", WORKERS, _bucketwire("worker", "--only", "drain")),
-        Child("targets", WORKERS, _bucketwire("worker", "--only", "targets", "--concurrency", str(concurrency))),
+        Child("targets", WORKERS, targets, shared),
         Child("beat", BEAT, _bucketwire("beat")),
         Child("flower", FLOWER, _bucketwire("flower", "--listen", f"127.0.0.1:{flower_port}"), quiet=True),
     ]

@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 
+from app.logs import members
 from app.service import guard
 from app.service.children import Child
 
@@ -19,19 +20,23 @@ _LONGEST_WAIT = 30.0
 _LOOK = 0.5  # seconds between two looks at the logs
 _LARGEST_LOG = 16 * 1024 * 1024
 _WARNING = re.compile(r"[ \[](WARNING|ERROR|CRITICAL)[] /]")  # as gunicorn, celery and our own loggers write it
+_WARNINGS = ("WARNING", "ERROR", "CRITICAL")
 
 Say = Callable[[str], None]
+Repeat = Callable[[str, str], None]
 
 
 class Supervisor:
     """One for each `bucketwire up`. `logs` is the folder of the logs, `say` prints a line to the person at the console.
 
+    `repeat` prints a warning of a process, whose name it is given first; without one `say` does.
     `held` are descriptors that have to stay open until the last process has ended, such as a lock's.
     """
 
-    def __init__(self, logs: Path, say: Say, held: Sequence[int] = ()) -> None:
+    def __init__(self, logs: Path, say: Say, held: Sequence[int] = (), repeat: Repeat | None = None) -> None:
         self._logs = logs
         self._say = say
+        self._repeat = repeat or (lambda name, line: say(f"{name}: {line}"))
         self._held = held
         self._running: dict[int, Child] = {}
         self._keepers: list[asyncio.Task[None]] = []
@@ -104,8 +109,8 @@ class Supervisor:
     async def _follow(self, child: Child, log: "Log") -> None:
         while True:
             for line in log.news():
-                if not child.quiet and _WARNING.search(line):
-                    self._say(f"{child.name}: {line}")
+                if not child.quiet and warns(line):
+                    self._repeat(child.name, line)
             await asyncio.sleep(_LOOK)
 
     def _end_asked(self) -> None:
@@ -166,6 +171,12 @@ class Log:
             os.truncate(self.path, 0)
             self._read = 0
         return whole.decode(errors="replace").splitlines()
+
+
+def warns(line: str) -> bool:
+    """Whether a line of a log is one that the person at the console has to see, in either form of logs."""
+    found = members(line)
+    return bool(_WARNING.search(line)) if found is None else found.get("level") in _WARNINGS
 
 
 def back_off(failures: int) -> float:

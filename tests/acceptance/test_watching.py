@@ -1,0 +1,216 @@
+"""What an operator sees of a running service: logs in JSON, figures of its workers, queues that answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.outbox import pulse
+from app.outbox.database import now_ms
+from tests import services
+from tests.builders import event
+from tests.integration.api.test_metrics import expressions
+from tests.services import Answer, until
+from tests.system import Role, System, start_all, system
+
+Members = dict[str, Any]
+PATIENCE = 90
+TARGETS = ("good", "failing", "refusing", "away")
+
+
+@dataclass
+class Watched:
+    """The service, and what its parts have written."""
+
+    whole: System
+    hook: services.Receiver
+
+    def lines(self, role: Role) -> list[Members]:
+        """Every whole line of a part's log; each has to be an object with the members that all have."""
+        text = role.log.read_text()
+        found = [orjson.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        for line in found:
+            assert {"time", "level", "logger", "pid", "message"} <= line.keys(), line
+        return found
+
+    def of(self, name: str) -> list[Members]:
+        """What the worker has written of a target."""
+        return [line for line in self.lines(self.worker) if line.get("target") == f"arn:minio:sqs::{name}:webhook"]
+
+    @property
+    def worker(self) -> Role:
+        return self.whole.workers[0]
+
+    @property
+    def place(self) -> str:
+        """Where the worker tells its figures, as it says itself."""
+        until(lambda: "figures at" in self.worker.said(), PATIENCE, what="the address of the figures")
+        [found] = re.findall(r"figures at (http://127\.0\.0\.1:\d+/metrics)", self.worker.said())
+        return str(found)
+
+    def figures(self, name: str = "", **labels: str) -> dict[str, float]:
+        """The worker's figures of a target, by name and the other labels."""
+        found: dict[str, float] = {}
+        for family in text_string_to_metric_families(httpx.get(self.place, timeout=30, trust_env=False).text):
+            for sample in family.samples:
+                if not name or sample.labels.get("name") == name:
+                    more = [value for label, value in sorted(sample.labels.items()) if label not in ("type", "name")]
+                    found["|".join([sample.name, *more])] = sample.value
+        return found
+
+    def attempts(self, name: str, outcome: str) -> float:
+        return self.figures(name).get(f"bucketwire_worker_attempts_total|{outcome}", 0)
+
+    def post(self, name: str) -> str:
+        """Post an event for the target of this name; the event's id."""
+        receipt = self.whole.ask("POST", "/v1/events", content=event(bucket=name).record.encode()).json()
+        return str(receipt["records"][0]["id"]) if "records" in receipt else ""
+
+
+@pytest.fixture(scope="module")
+def watched(postgres_server: services.Postgres) -> Iterator[Watched]:
+    url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
+    settings = {"log_format": "json", "metrics_listen": f"{services.LOOPBACK}:0"}
+    with (
+        services.redis() as broker,
+        services.receiver() as hook,
+        system(url, broker.url, concurrency=2, start=False, **settings) as whole,
+    ):
+        whole.beat.ready = "beat: Starting"
+        start_all(whole.roles)
+        hook.set(
+            Answer(status=500, body="it broke", path="/failing"),
+            Answer(status=422, body="not\nthis", path="/refusing"),
+        )
+        for name in TARGETS:
+            endpoint = f"http://127.0.0.1:9/{name}" if name == "away" else f"{hook.url}{name}"
+            whole.add_target(f"webhook:{name}", bucket=name, endpoint=endpoint, retry_base="1s", max_attempts="3")
+        yield Watched(whole, hook)
+
+
+def test_each_batch_and_each_event_that_did_not_go_well_has_a_line_with_its_members(watched: Watched) -> None:
+    for name in TARGETS:
+        watched.post(name)
+    until(lambda: watched.whole.settled("webhook:good", "webhook:failing", "webhook:refusing"), PATIENCE)
+    until(lambda: any("next_look_in" in line for line in watched.of("away")), PATIENCE)
+
+    [batch] = [line for line in watched.of("good") if "lanes" in line]
+    assert {name: batch[name] for name in ("delivered", "superseded", "parked", "dead", "level")} == {
+        "delivered": 1, "superseded": 0, "parked": 0, "dead": 0, "level": "INFO",
+    }  # fmt: skip
+    assert 0 < batch["duration"] < PATIENCE
+
+    failures = [line for line in watched.of("failing") if "event" in line]
+    assert [(line["outcome"], line["attempt"], line["dead"], line["level"]) for line in failures] == [
+        ("failed", 1, False, "INFO"), ("failed", 2, False, "INFO"), ("failed", 3, True, "WARNING"),
+    ]  # fmt: skip
+    assert len({line["event"] for line in failures}) == 1
+    assert all("it broke" in line["reason"] and line["duration"] > 0 for line in failures)
+
+    [refusal] = [line for line in watched.of("refusing") if "event" in line]
+    assert (refusal["outcome"], refusal["attempt"], refusal["dead"]) == ("rejected", 1, True)
+    assert "not" in refusal["reason"]
+
+    away = [line for line in watched.of("away") if "outcome" in line]
+    assert {(line["outcome"], line["level"]) for line in away} == {("unavailable", "WARNING")}
+    assert not any("event" in line for line in watched.of("away")), "it did not fail, it waits"
+    for role in watched.whole.roles:
+        assert watched.lines(role), role.arguments
+
+
+def test_a_worker_tells_its_figures_and_they_are_so(watched: Watched) -> None:
+    watched.post("good")
+    until(lambda: watched.attempts("good", "delivered") >= 1, PATIENCE)
+    for name, outcome in (("failing", "failed"), ("refusing", "rejected"), ("away", "unavailable")):
+        watched.post(name)
+        until(lambda outcome=outcome, name=name: watched.attempts(name, outcome) >= 1, PATIENCE)  # type: ignore[misc]
+    found = watched.figures("good")
+    delivered = found["bucketwire_worker_attempts_total|delivered"]
+    assert found["bucketwire_worker_batch_events_sum"] == delivered
+    assert found["bucketwire_worker_delivery_seconds_count"] == delivered
+    assert found["bucketwire_worker_delivery_seconds_bucket|60.0"] == delivered
+    assert found["bucketwire_worker_call_seconds_count"] == delivered
+    assert found["bucketwire_worker_lease_losses_total"] == 0
+    assert watched.figures("away")["bucketwire_worker_breaker_openings_total"] == 1
+
+
+def test_every_figure_of_a_worker_that_dashboard_alerts_and_guide_use_exists(watched: Watched) -> None:
+    used = {name for text in expressions() for name in re.findall(r"\bbucketwire_worker_\w+", text)}
+    assert len(used) >= 6
+    found = {name.partition("|")[0] for name in watched.figures()}
+    assert used - found == set()
+
+
+def test_figures_go_on_when_a_process_of_the_pool_is_killed(watched: Watched) -> None:
+    watched.post("good")
+    until(lambda: watched.attempts("good", "delivered") >= 1, PATIENCE)
+    until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
+    before = watched.attempts("good", "delivered")
+    files = sorted(path.name for path in figures_folder(watched).iterdir())
+    old = {child.pid for child in watched.worker.children()}
+    for child in watched.worker.children():
+        child.kill()
+    until(lambda: len({child.pid for child in watched.worker.children()} - old) == 2, PATIENCE)
+    watched.post("good")
+    until(lambda: watched.attempts("good", "delivered") == before + 1, PATIENCE)
+    assert sorted(path.name for path in figures_folder(watched).iterdir()) == files
+    for child in watched.worker.children():
+        listening = [one for one in child.net_connections("tcp") if one.status == "LISTEN"]
+        assert listening == [], "it would keep the address when its parent is gone"
+
+
+def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
+    def answered() -> list[bool]:
+        with watched.whole.database.reading() as connection:
+            return [queue.answered > 0 for queue in pulse.queues(connection)]
+
+    until(lambda: answered() == [True] * len(TARGETS), PATIENCE, what="an answer of each queue")
+    text = watched.whole.ask("GET", "/metrics").text
+    silent = re.findall(r'bucketwire_target_queue_silent_seconds{name="(\w+)",type="webhook"} ([\d.]+)', text)
+    assert {name for name, _ in silent} == set(TARGETS)
+    assert all(float(seconds) < PATIENCE for _, seconds in silent)
+
+
+def test_nothing_is_logged_where_nothing_happens(watched: Watched) -> None:
+    watched.whole.ask("POST", "/v1/targets/webhook/away/pause", json={"reason": "a rest"})
+    until(lambda: watched.whole.settled("webhook:good", "webhook:failing", "webhook:refusing"), PATIENCE)
+    until(lambda: watched.whole.target("webhook:away")["events"] is not None, PATIENCE)
+    # The pause may come while a probe is under way.
+    began = now_ms()
+    until(lambda: drained(watched) > began + 2_000, PATIENCE)
+    sizes = [role.log.stat().st_size for role in watched.whole.roles]
+    began = now_ms()
+    until(lambda: drained(watched) > began + 3_000, PATIENCE, what="drains for three seconds")
+    assert [role.log.stat().st_size for role in watched.whole.roles] == sizes, watched.whole.logs()[-2000:]
+
+
+def test_a_worker_that_ends_leaves_no_files_and_one_that_was_killed_only_until_the_next(watched: Watched) -> None:
+    folder = figures_folder(watched)
+    watched.worker.kill_alone()
+    until(lambda: not watched.worker.orphans(), PATIENCE)
+    assert folder.exists()
+    watched.worker.start()
+    until(lambda: "figures at" in watched.worker.said(), PATIENCE)
+    assert not folder.exists()
+    watched.worker.stop()
+    assert list(folder.parent.iterdir()) == []
+
+
+def figures_folder(watched: Watched) -> Path:
+    """The one folder of figures that there is."""
+    [found] = (Path(watched.whole.settings["BUCKETWIRE_VAR"]) / "figures").iterdir()
+    return found
+
+
+def drained(watched: Watched) -> int:
+    with watched.whole.database.reading() as connection:
+        return pulse.drained(connection) or 0

@@ -1,0 +1,137 @@
+"""The files of a worker's figures: shared by real processes, kept when one is replaced, removed when all are gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+from app.config.addresses import HostPort
+from app.service.figures import VARIABLE, fresh_folder, own_folder, remove
+from tests import services
+from tests.services import until
+from workers.figures import Server
+
+ROOT = Path(__file__).parents[2]
+# A process of a pool: takes its place, notes a call, says so, and then waits to be ended.
+CHILD = """
+import sys, time
+from workers import figures
+from workers.outcomes import DELIVERED
+figures.begin(int(sys.argv[1]))
+of = figures.of("redis:a")
+of.called([DELIVERED] * 10, 0.01)
+of.delivered([0] * 10, 700)
+print("noted", flush=True)
+time.sleep(60)
+"""
+KEEPER = """
+import sys, time
+from pathlib import Path
+from app.service.figures import own_folder
+print(own_folder(Path(sys.argv[1])), flush=True)
+time.sleep(60)
+"""
+
+
+@contextmanager
+def running(code: str, *arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of this code and the first line that it says; killed at the end."""
+    with subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, **environment}, cwd=ROOT, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        try:
+            assert process.stdout is not None
+            yield process, process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def scraped(port: int) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{services.LOOPBACK}:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    return {
+        "|".join((sample.name, *(value for _, value in sorted(sample.labels.items())))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_replaced(tmp_path: Path) -> None:
+    folder, port = fresh_folder(tmp_path, "up"), services.free_port()
+    serving = Server(HostPort(services.LOOPBACK, port), str(folder))
+    serving.start()
+    try:
+        for _ in range(2):
+            with running(CHILD, 0, **{VARIABLE: str(folder)}) as (first, told):
+                assert told == "noted"
+                with running(CHILD, 1, **{VARIABLE: str(folder)}) as (_, also):
+                    assert also == "noted"
+                first.send_signal(signal.SIGKILL)
+        until(lambda: _serves(port), 60, what="the figures")
+        found = scraped(port)
+    finally:
+        serving.stop()
+    assert found["bucketwire_worker_attempts_total|a|delivered|redis"] == 40
+    assert found["bucketwire_worker_attempts_total|a|failed|redis"] == 0
+    assert found["bucketwire_worker_batch_events_count|a|redis"] == 4
+    assert found["bucketwire_worker_delivery_seconds_bucket|1.0|a|redis"] == 40
+    assert found["bucketwire_worker_delivery_seconds_bucket|0.5|a|redis"] == 0
+    assert len(list(folder.iterdir())) == 4, "two files for each place, however many processes there were"
+
+
+def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(tmp_path: Path) -> None:
+    folder = fresh_folder(tmp_path, "up")
+    with socket.create_server((services.LOOPBACK, 0)) as other:
+        port = other.getsockname()[1]
+        serving = Server(HostPort(services.LOOPBACK, port), str(folder))
+        serving.start()
+    try:
+        until(lambda: _serves(port), 60, what="the figures where another listened before")
+    finally:
+        serving.stop()
+
+
+def _serves(port: int) -> bool:
+    try:
+        scraped(port)
+    except OSError:
+        return False
+    return True
+
+
+def test_the_folder_of_a_killed_worker_goes_with_the_next_start_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    shared = fresh_folder(tmp_path, "up")
+    with running(KEEPER, tmp_path) as (living, said):
+        alive = Path(said)
+        with running(KEEPER, tmp_path) as (killed, also):
+            dead = Path(also)
+            assert dead.is_dir()
+            killed.kill()
+            killed.wait(20)
+        assert psutil.pid_exists(living.pid)
+        mine = own_folder(tmp_path)
+        assert not dead.exists()
+        assert alive.is_dir()
+        assert mine.is_dir()
+        assert shared.is_dir()
+    remove(mine, tmp_path)
+    assert not mine.exists()
+    remove(shared, tmp_path)
+    assert shared.is_dir(), "it is the supervisor's"
+
+
+def test_a_folder_that_cannot_be_written_keeps_no_worker_from_its_work(tmp_path: Path) -> None:
+    with running(CHILD.replace('of = figures.of("redis:a")', 'print(figures.of("redis:a"), flush=True)'),
+                 0, **{VARIABLE: str(tmp_path / "nowhere")}) as (_, said):  # fmt: skip
+        assert said == "None"

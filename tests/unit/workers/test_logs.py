@@ -1,0 +1,96 @@
+"""What is said of settled batches and of events that did not go well."""
+
+from __future__ import annotations
+
+import logging
+from random import Random
+
+import pytest
+
+from app.outbox.store import Batch, Logged, Parked
+from tests.builders import event
+from workers.logs import Setback, counted, lanes_text, setbacks, tell_setback, tell_settled
+from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.retry import RetrySchedule
+from workers.settling import Result, Rules, settle_batch, settle_parked
+
+NOW = 1_795_000_000_000
+AWAY = Unavailable("connection refused")
+
+
+def rules(max_attempts: int = 20) -> Rules:
+    return Rules(RetrySchedule(base=1000, cap=1000, max_attempts=max_attempts), NOW, Random(1))
+
+
+def logged(seq: int, key: str) -> Logged:
+    return Logged(event(key), 3, seq, hash(key), NOW - 500)
+
+
+def said(*results: tuple[str, Result]) -> dict[str, Setback]:
+    """The setbacks of a batch of events with these keys and results, by key."""
+    events = [logged(seq, key) for seq, (key, _) in enumerate(results, 1)]
+    outcomes = [result for _, result in results]
+    settlement = settle_batch(Batch(events, {3: len(events)}), outcomes, rules())
+    keys = {one.event.id: one.event.key for one in events}
+    return {keys[each.event_id]: each for each in setbacks(settlement, zip(events, outcomes, strict=True))}
+
+
+def test_each_attempt_that_failed_or_was_rejected_is_told_and_no_other() -> None:
+    found = said(
+        ("good", DELIVERED),
+        ("bad", Failed("500")),
+        ("bad", BEHIND),
+        ("worse", Rejected("too large")),
+        ("good", DELIVERED),
+    )
+    assert set(found) == {"bad", "worse"}
+    assert (found["bad"].outcome, found["bad"].attempt, found["bad"].reason) == ("failed", 1, "500")
+    assert found["bad"].due is not None
+    assert found["bad"].due > NOW
+    assert (found["worse"].outcome, found["worse"].attempt, found["worse"].due) == ("rejected", 1, None)
+
+
+def test_events_of_a_target_that_is_away_did_not_fail() -> None:
+    assert said(("a", DELIVERED), ("b", AWAY), ("c", AWAY)) == {}
+    assert said(("a", AWAY), ("b", DELIVERED)) == {}
+
+
+def test_a_later_attempt_is_told_with_its_number_and_the_last_one_as_the_end() -> None:
+    entry = Parked(logged(1, "bad"), 1, NOW - 400, "[]")
+    for most, due in ((3, True), (2, False)):
+        settlement = settle_parked([entry], [Failed("500")], rules(most))
+        [found] = setbacks(settlement, [(entry.logged, Failed("500"))])
+        assert (found.outcome, found.attempt, found.due is not None) == ("failed", 2, due)
+
+
+def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    events = [logged(1, "a"), logged(2, "b")]
+    settlement = settle_batch(Batch(events, {3: 2}), [DELIVERED, Failed("x")], rules())
+    tell_settled("arn:t", [0, 1, 3], counted(settlement), 0.0123)
+    tell_setback("arn:t", Setback("e1", "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
+    tell_setback("arn:t", Setback("e2", "rejected", 1, None, "never"), 0.5, NOW)
+    assert caplog.messages == [
+        "arn:t lanes=0-1,3 delivered=1 parked=1 in 0.012 s",
+        "arn:t event=e1 failed, attempt 2 in 0.500 s, again in 1.5 s: no\\nanswer",
+        "arn:t event=e2 rejected, attempt 1 in 0.500 s, dead: never",
+    ]
+    assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
+    members = vars(caplog.records[0])
+    assert {name: members[name] for name in ("target", "lanes", "delivered", "superseded", "parked", "dead")} == {
+        "target": "arn:t", "lanes": "0-1,3", "delivered": 1, "superseded": 0, "parked": 1, "dead": 0,
+    }  # fmt: skip
+    members = vars(caplog.records[1])
+    assert (members["event"], members["next_try_in"], members["reason"]) == ("e1", 1.5, "no\nanswer")
+
+
+def test_a_batch_that_came_to_nothing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    events = [logged(1, "a")]
+    tell_settled("arn:t", [3], counted(settle_batch(Batch(events, {3: 1}), [AWAY], rules())), 0.1)
+    assert caplog.messages == []
+
+
+def test_lanes_are_written_as_runs() -> None:
+    assert lanes_text([7, 0, 1, 2, 3, 9]) == "0-3,7,9"
+    assert lanes_text([]) == ""

@@ -1,0 +1,111 @@
+"""What a worker says of its work: a line for each settled batch, and one for each event that did not go well.
+
+Each line is a sentence for people and brings its members for programs. Nothing due, nothing said. Events that wait
+because their target is away did not fail; of them the line of the target tells, once.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from app.logs import printable
+from app.outbox.store import Logged, Settlement
+from workers.outcomes import Failed, Rejected
+from workers.settling import Result
+
+log = logging.getLogger("bucketwire.lanes")
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """An attempt at one event that did not go well. `due` is when the next one is (ms), None for a dead letter."""
+
+    event_id: str
+    outcome: str  # failed | rejected
+    attempt: int
+    due: int | None
+    reason: str
+
+
+def lanes_text(lanes: Iterable[int]) -> str:
+    """Lane numbers for people and for messages: `0-3,7`."""
+    runs: list[list[int]] = []
+    for lane in sorted(lanes):
+        if runs and runs[-1][-1] == lane - 1:
+            runs[-1][1:] = [lane]
+        else:
+            runs.append([lane])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """What became of how many: `delivered=7 parked=1`."""
+    return " ".join(f"{name}={count}" for name, count in sorted(counts.items()) if count)
+
+
+def counted(settlement: Settlement) -> Counter[str]:
+    """How many events a settlement moves to where."""
+    counts: Counter[str] = Counter()
+    for progress in settlement.progress.values():
+        counts["delivered"] += progress.delivered
+        counts["superseded"] += progress.superseded
+        counts["dead"] += progress.dead
+    counts["parked"] = len(settlement.park)
+    counts["retried"] = len(settlement.repark)
+    return counts
+
+
+def setbacks(settlement: Settlement, results: Iterable[tuple[Logged, Result]]) -> Iterator[Setback]:
+    """The attempts that a settlement counts against its events, in no order."""
+    if not (settlement.park or settlement.repark or settlement.deaths):
+        return
+    tried = {
+        (logged.lane, logged.seq): (logged.event.id, result)
+        for logged, result in results
+        if isinstance(result, Failed | Rejected)
+    }
+    for park in chain(settlement.park, settlement.repark):
+        if park.attempts and (park.lane, park.seq) in tried:
+            event_id, result = tried[park.lane, park.seq]
+            yield Setback(event_id, "failed", park.attempts, park.not_before, result.reason)
+    for death in settlement.deaths:
+        _, result = tried[death.lane, death.seq]
+        outcome = "rejected" if isinstance(result, Rejected) else "failed"
+        yield Setback(death.event_id, outcome, death.attempts, None, result.reason)
+
+
+def tell_settled(target: str, lanes: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
+    """Say what a batch came to, unless that was nothing."""
+    if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
+        return
+    text = lanes_text(lanes)
+    members = {"target": target, "lanes": text, **counts, "duration": round(seconds, 6)}
+    log.info("%s lanes=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
+
+
+def tell_setback(target: str, setback: Setback, seconds: float, now: int) -> None:
+    """Say that an event did not go well; a warning only where nothing more will be tried."""
+    again = None if setback.due is None else max(0, setback.due - now) / 1000
+    log.log(
+        logging.WARNING if again is None else logging.INFO,
+        "%s event=%s %s, attempt %d in %.3f s, %s: %s",
+        target,
+        setback.event_id,
+        setback.outcome,
+        setback.attempt,
+        seconds,
+        "dead" if again is None else f"again in {again:.1f} s",
+        printable(setback.reason),
+        extra={
+            "target": target,
+            "event": setback.event_id,
+            "outcome": setback.outcome,
+            "attempt": setback.attempt,
+            "duration": round(seconds, 6),
+            "dead": again is None,
+            "next_try_in": again,
+            "reason": setback.reason,
+        },
+    )
