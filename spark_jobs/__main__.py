@@ -1,4 +1,4 @@
-"""`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile` becomes one of them."""
+"""`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile`, `backfill` and `scan` become them."""
 
 import os
 import signal
@@ -20,6 +20,8 @@ from app.config.targets import NamespaceSettings
 from app.outbox.reconciliations import AlreadyRunning
 from app.outbox.schedule import Schedule
 from spark_jobs import tied
+from spark_jobs.commands.backfill import backfill
+from spark_jobs.commands.scan import scan
 
 _DRIFT = 2  # the exit code of --check
 
@@ -40,6 +42,10 @@ class Period(click.ParamType):  # type: ignore[type-arg]  # generic only in newe
 @click.group()
 def jobs() -> None:
     """Jobs that run on Spark."""
+
+
+jobs.add_command(backfill)
+jobs.add_command(scan)
 
 
 @jobs.command()

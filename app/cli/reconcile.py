@@ -1,4 +1,6 @@
-"""`bucketwire reconcile`: compare a target with a bucket. Becomes the job on Spark, which nothing in app imports."""
+"""`bucketwire reconcile|backfill|scan`: they become the jobs on Spark, which nothing in app imports."""
+
+from collections.abc import Callable
 
 import click
 
@@ -7,14 +9,35 @@ from app.cli.run import become
 JOBS = "spark_jobs"  # the one seam between app and the jobs: a name that Python runs
 
 
-@click.command(
-    add_help_option=False,
-    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
-)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="BUCKET --target TYPE:NAME …")
+def _job(usage: str) -> Callable[[Callable[[tuple[str, ...]], None]], click.Command]:
+    """A command whose words, `--help` too, are the job's."""
+    arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=usage)
+    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
+    return lambda function: click.command(add_help_option=False, context_settings=settings)(arguments(function))
+
+
+@_job("BUCKET --target TYPE:NAME …")
 def reconcile(arguments: tuple[str, ...]) -> None:
     """Compare what a target holds with what a bucket holds; --repair sets it right.
 
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """
     become([JOBS, "reconcile", *arguments])
+
+
+@_job("BUCKET --target TYPE:NAME …")
+def backfill(arguments: tuple[str, ...]) -> None:
+    """Tell a target of every object that a bucket holds already; started again, it goes on where it ended.
+
+    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    """
+    become([JOBS, "backfill", *arguments])
+
+
+@_job("BUCKET …")
+def scan(arguments: tuple[str, ...]) -> None:
+    """Warn of objects with many or large versions and of folders with many folders, as MinIO's scanner does.
+
+    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    """
+    become([JOBS, "scan", *arguments])

@@ -12,6 +12,8 @@ from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.system import BUCKETWIRE
 
+JOBS = {"reconcile", "backfill", "scan"}
+
 
 def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:
     refused = bare("status")
@@ -83,7 +85,7 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(cli: Cli, folder: Pat
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - {"reconcile"}))
+@pytest.mark.parametrize("command", sorted(COMMANDS.keys() - JOBS))
 def test_every_command_explains_itself(bare: Cli, command: str) -> None:
     shown = bare(command, "--help")
     assert shown.code == 0
@@ -92,6 +94,7 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
     assert sentence.endswith("."), sentence
 
 
-def test_a_command_that_becomes_another_program_is_explained_by_that_one() -> None:
-    shown = subprocess.run([BUCKETWIRE, "reconcile", "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith("Usage: bucketwire reconcile [OPTIONS] BUCKET")
+@pytest.mark.parametrize("command", sorted(JOBS))
+def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
+    shown = subprocess.run([BUCKETWIRE, command, "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS] BUCKET")

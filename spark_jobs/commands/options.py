@@ -1,0 +1,95 @@
+"""Options and values that the jobs' commands share."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from app.cli.problems import CannotDo
+from app.cli.shell import Shell
+from app.cli.words import MOMENT
+from app.config.kinds import Duration, Kind, Size
+from app.config.problems import BadValue
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+class Word(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A value as the settings have it, such as a duration or a size; `scale` times as large."""
+
+    def __init__(self, name: str, kind: Kind[Any], scale: int = 1) -> None:
+        self.name = name
+        self._kind, self._scale = kind, scale
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """What is meant."""
+        try:
+            return value if isinstance(value, int) else int(self._kind.parse(value) * self._scale)
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+PERIOD = Word("duration", Duration(days=True), 1000)  # milliseconds
+BYTES = Word("size", Size(1, 2**62))
+
+
+def listing_options(command: C) -> C:
+    """Where the bucket's listing comes from; a command has to call `check_listing`."""
+    for option in (
+        click.option("--listed-at", type=MOMENT, help="When that listing was begun, such as 2026-11-21T02:00:00Z."),
+        click.option(
+            "--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet."
+        ),
+        click.option(
+            "--versions/--no-versions", default=None, help="List versions too; else as the bucket's setting says."
+        ),
+        click.option(
+            "--endpoint", default="", metavar="URL", help="Where the bucket is; else AWS_ENDPOINT_URL_S3 says."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def api_options(command: C) -> C:
+    """How events are posted."""
+    for option in (
+        click.option("--url", envvar="BUCKETWIRE_URL", default="", help="The API; else BUCKETWIRE_LISTEN says."),
+        click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Events in a second."),
+    ):
+        command = option(command)
+    return command
+
+
+def check_listing(listing: str, listed_at: int | None) -> None:
+    """Raises `click.UsageError` where one is given without the other."""
+    if bool(listing) != bool(listed_at):
+        raise click.UsageError("--listing and --listed-at belong together: what came after it must be left alone")
+
+
+@contextmanager
+def spark(shell: Shell, name: str) -> "Iterator[SparkSession]":
+    """The session of a job, as the service's settings have it. Raises `CannotDo` where Spark is not installed."""
+    try:
+        from spark_jobs.session import session  # noqa: PLC0415 - --help needs no Spark
+    except ImportError as missing:
+        raise not_installed(missing) from None
+    settings = shell.settings
+    with session(name, master=settings.spark_master, jars=settings.spark_jars, memory=settings.spark_memory) as made:
+        yield made
+
+
+def not_installed(missing: ImportError) -> CannotDo:
+    """What to say where a job's libraries are not there."""
+    return CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'")
+
+
+def api_place(shell: Shell, url: str) -> tuple[str, str]:
+    """Where the API is, and the token for it."""
+    listen = shell.settings.listen
+    return url or f"http://{listen.host}:{listen.port}", os.environ.get("BUCKETWIRE_TOKEN", "")

@@ -1,0 +1,273 @@
+"""A bucket's objects are told to a target that came later: to a queue and to a namespace, each once, also in pieces.
+
+The scanner's warnings travel here too, as they need the same servers.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pyspark.sql import SparkSession
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.events.encoding import decode_key, milliseconds
+from app.events.sequencer import comparable
+from app.outbox import models as m
+from app.outbox.reconciliations import Reconciliations
+from app.outbox.registry import open_registry
+from app.rules.model import Rule
+from spark_jobs.backfill import CannotBackfill, Result, Wanted, backfill, sorted_out
+from spark_jobs.posting import Api, NotPosted
+from spark_jobs.repair import told
+from spark_jobs.scanner import Limits, scan
+from spark_jobs.scanner import Wanted as Scan
+from spark_jobs.schemas import LISTING
+from tests import provision, services
+from tests.services import until
+from tests.spark.conftest import QUICK
+from tests.system import BUCKETWIRE, System, system
+
+T = 1_795_000_000_000
+PUT = "s3:ObjectCreated:Put"
+CREATED = "s3:ObjectCreated:*"
+ODD = ["dir/", "x y+%41é🎉.txt", "new\nline\ttab", "%2F", "a+b"]
+KEYS = sorted([*ODD, *(f"many/{number:03}" for number in range(35))])
+PATIENCE = 120
+
+
+def rule(
+    prefix: str = "", suffix: str = "", events: Sequence[str] = ("s3:ObjectCreated:*",), bucket: str = "b"
+) -> Rule:
+    return Rule(bucket=bucket, events=tuple(events), prefix=prefix, suffix=suffix, target=TargetId("redis", "rows"))
+
+
+def fates(spark: SparkSession, entries: Sequence[tuple[str, str, int]], rules: Sequence[Rule]) -> dict[str, str]:
+    listing = spark.createDataFrame([(key, etag, 5, at, "") for key, etag, at in entries], LISTING)
+    moving = spark.createDataFrame([("moving",), ("moving",), ("elsewhere",)], "key string")
+    found = sorted_out(listing, moving, rules=rules, bucket="b", young=T)
+    assert found.columns == [*LISTING.names, "fate"]
+    return {row["key"]: row["fate"] for row in found.collect()}
+
+
+def test_rules_and_what_is_on_its_way_decide_what_is_told(spark: SparkSession) -> None:
+    entries = [("old", "e", T - 1), ("young", "e", T), ("moving", "e", T - 1), ("parts", "e-2", T - 1)]
+    everything = dict.fromkeys(["old", "parts"], "tell") | dict.fromkeys(["young", "moving"], "in_flight")
+    assert fates(spark, entries, [rule()]) == everything
+    assert fates(spark, entries, [rule(bucket="*", events=["*"])]) == everything
+    # By the event that it would be told by, an object is asked for or not.
+    assert fates(spark, entries, [rule(events=[PUT])]) == everything | {"parts": "outside"}
+    only_old = dict.fromkeys(["young", "moving", "parts"], "outside") | {"old": "tell"}
+    assert fates(spark, entries, [rule("o", "ld"), rule("pa", events=["s3:ObjectRemoved:*"])]) == only_old
+
+
+def test_an_object_is_told_of_just_above_what_the_bucket_told_itself() -> None:
+    entry = {"key": "a b", "etag": "e", "size": 5, "modified": T, "version": "v"}
+    target = TargetId("redis", "rows")
+    first = told(entry, "b", target, "")
+    assert (first["eventSource"], first["eventName"]) == ("bucketwire:backfill", PUT)
+    assert first["s3"]["object"] == {
+        "key": "a+b", "size": 5, "eTag": "e", "versionId": "v", "sequencer": f"{T * 1_000_000:X}",
+    }  # fmt: skip
+    known = comparable(f"{T * 1_000_000 + 123_456:X}")  # as MinIO told of the same object
+    assert known < comparable(told(entry, "b", target, known)["s3"]["object"]["sequencer"])
+    assert told(entry, "b", target, known) == told(entry, "b", target, known) != first
+    assert told(entry, "b", TargetId("redis", "other"), "") != first
+
+
+@dataclass
+class Stage:
+    """A bucket that nobody told of, the service, and a Redis for its targets."""
+
+    spark: SparkSession
+    whole: System
+    minio: services.MinIO
+    redis: services.Redis
+    folder: Path
+
+    def target(self, name: str, form: str, events: Sequence[str], **more: Any) -> None:
+        """The target `redis:name`, a list (`access`) or a hash of that name."""
+        place = f"{services.LOOPBACK}:{self.redis.port}"
+        self.whole.add_target(f"redis:{name}", "b-old", events, address=place, key=name, format=form, **more)
+
+    def backfill(self, name: str, shown: Any = None, **more: Any) -> Result:
+        registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
+        chosen = {"endpoint": self.minio.url, "folder": self.folder, "grace": 0} | more
+        wanted = Wanted(bucket="b-old", target=TargetId("redis", name), **chosen)
+        return backfill(self.spark, self.whole.database, registry, wanted, Api(self.whole.api.url), shown)
+
+    def bucketwire(self, *arguments: str) -> subprocess.Popen[str]:
+        """A command in the service's own environment, in a process group of its own."""
+        more = {"AWS_ENDPOINT_URL_S3": self.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+        more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", "SPARK_CONF_DIR": str(self.folder)}
+        (self.folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
+        more |= {"BUCKETWIRE_URL": self.whole.api.url}
+        return subprocess.Popen(
+            [str(BUCKETWIRE), *arguments], env=os.environ | self.whole.settings | more, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+
+    def records(self, name: str) -> list[dict[str, Any]]:
+        """What the list holds, in order."""
+        with self.redis.client() as client:
+            return [orjson.loads(text)[0]["Event"][0] for text in client.lrange(name, 0, -1)]
+
+    def keys(self, name: str) -> list[str]:
+        """The keys that the list tells of, sorted."""
+        return sorted(decode_key(record["s3"]["object"]["key"]) for record in self.records(name))
+
+    def states(self, name: str) -> list[str]:
+        """The runs for the target, oldest first."""
+        runs = Reconciliations(self.whole.database).list()
+        return [each.state for each in reversed(runs) if each.target.name == name]
+
+
+@pytest.fixture(scope="module")
+def stage(spark: SparkSession) -> Iterator[Stage]:
+    folder = services.new_folder("backfill")
+    with ExitStack() as stack:
+        redis = stack.enter_context(services.redis())
+        minio = stack.enter_context(services.minio())
+        whole = stack.enter_context(system(f"sqlite:///{folder}/outbox.db", redis.url))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
+        patch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
+        s3 = minio.boto3()
+        stack.callback(s3.close)
+        s3.create_bucket(Bucket="b-old")
+        s3.put_bucket_versioning(Bucket="b-old", VersioningConfiguration={"Status": "Enabled"})
+        for key in KEYS:
+            s3.put_object(Bucket="b-old", Key=key, Body=key.encode())
+        for _ in range(2):
+            s3.put_object(Bucket="b-old", Key="a+b", Body=b"again and again")
+        for number in range(3):
+            s3.put_object(Bucket="b-old", Key=f"gone/{number}/x", Body=b"x")
+            s3.delete_object(Bucket="b-old", Key=f"gone/{number}/x")
+        yield Stage(spark, whole, minio, redis, folder)
+
+
+def settle(stage: Stage, name: str) -> None:
+    until(lambda: stage.whole.settled(f"redis:{name}"), PATIENCE, what="everything delivered")
+
+
+def test_a_namespace_that_came_later_is_filled_and_a_later_event_wins(stage: Stage) -> None:
+    stage.target("rows", "namespace", [CREATED, "s3:ObjectRemoved:*"])
+    result = stage.backfill("rows")
+    assert (result.state, result.counts["repaired"], result.counts["objects"]) == ("backfilled", len(KEYS), len(KEYS))
+    settle(stage, "rows")
+    client = stage.minio.client()
+    with stage.redis.client() as redis:
+        rows = {path.decode(): orjson.loads(text)["Records"][0] for path, text in redis.hgetall("rows").items()}
+        things = {path: record["s3"]["object"] for path, record in rows.items()}
+        held = {path: (thing["eTag"], thing["size"], thing.get("versionId", "null")) for path, thing in things.items()}
+        assert held == {
+            f"b-old/{one.object_name}": (one.etag, one.size, one.version_id)
+            for one in client.list_objects("b-old", recursive=True, include_version=True)
+            if one.is_latest == "true" and not one.is_delete_marker
+        }
+        # What the bucket tells of an object from now on is newer, whenever that was: MinIO knows the time better.
+        late = rows["b-old/a+b"]
+        late |= {"eventSource": "minio:s3", "eventName": "s3:ObjectCreated:Copy"}
+        late["s3"]["object"]["sequencer"] = late["s3"]["object"]["sequencer"][:10] + "FFFFFF"
+        stage.whole.post(orjson.dumps({"Records": [late]}))
+        settle(stage, "rows")
+        assert orjson.loads(redis.hget("rows", "b-old/a+b"))["Records"][0]["eventName"] == "s3:ObjectCreated:Copy"
+
+
+def test_a_queue_is_told_of_each_object_once_however_often_it_is_asked_and_interrupted(stage: Stage) -> None:
+    stage.target("list", "access", [PUT], queue_limit=15)
+    seen: list[tuple[int, int]] = []
+    part = stage.backfill("list", lambda *far: seen.append(far), rate=20, most=20)
+    assert (part.state, part.after, part.counts["repaired"]) == ("unfinished", "", 20)
+    assert seen == [(0, len(KEYS)), (20, len(KEYS))]
+
+    stage.whole.api.kill()
+    try:
+        with pytest.raises(NotPosted, match="does not answer"):
+            stage.backfill("list", patience=0)
+    finally:
+        stage.whole.api.start()
+    rest = stage.backfill("list")  # in portions larger than the queue, none of which is lost to it
+    assert (rest.state, rest.after, rest.counts["repaired"]) == ("backfilled", KEYS[19], len(KEYS) - 20)
+    settle(stage, "list")
+    assert stage.keys("list") == KEYS
+    again = stage.backfill("list", rate=10_000)
+    assert (again.state, again.counts["repaired"], again.counts["held"]) == ("backfilled", 0, len(KEYS))
+    assert stage.states("list") == ["unfinished", "unfinished", "backfilled", "backfilled"]
+    assert {record["eventSource"] for record in stage.records("list")} == {"bucketwire:backfill"}
+    assert stage.whole.books()["redis:list"].discarded == 0
+    assert {entry.difference for entry in stage.whole.audits()} == {0}
+
+
+def test_a_run_that_was_killed_is_gone_on_with(stage: Stage) -> None:
+    stage.target("killed", "access", [CREATED])
+    argv = ["backfill", "b-old", "--target", "redis:killed", "--grace", "0s", "--rate", "10"]
+    running = stage.bucketwire(*argv, "--folder", str(stage.folder))
+    try:
+        until(lambda: stage.whole.books()["redis:killed"].recorded >= 20, PATIENCE, what="two portions")
+    finally:
+        os.killpg(running.pid, signal.SIGKILL)
+        running.communicate()
+    until(lambda: stage.whole.settled("redis:killed"), PATIENCE, what="everything delivered")
+    assert stage.states("killed") == ["backfilling"]
+    with stage.whole.database.writing() as connection:  # a minute later
+        connection.execute(m.reconciliations.update().where(m.reconciliations.c.name == "killed").values(alive_until=0))
+    before = len(stage.keys("killed"))
+    result = stage.backfill("killed")
+    assert result.state == "backfilled"
+    assert result.after in KEYS[9 : before + 1]
+    settle(stage, "killed")
+    assert stage.keys("killed") == KEYS
+    assert stage.states("killed") == ["unfinished", "backfilled"]
+
+
+def test_two_targets_are_told_of_the_same_objects_at_once(stage: Stage) -> None:
+    """What one is told is no news that the other's events could be too old for."""
+    for name in ("one", "other"):
+        stage.target(name, "access", [CREATED])
+    stage.backfill("one", lambda done, total: done == 0 and stage.backfill("other"))
+    settle(stage, "one")
+    settle(stage, "other")
+    assert stage.keys("one") == stage.keys("other") == KEYS
+
+
+def test_without_a_rule_there_is_nothing_to_tell(stage: Stage) -> None:
+    stage.target("none", "access", ["s3:ObjectRemoved:*"])
+    with pytest.raises(CannotBackfill, match="no rule leads created objects of b-old to redis:none"):
+        stage.backfill("none")
+    with pytest.raises(CannotBackfill, match="older than what the log remembers"):
+        stage.backfill("one", listing="/nowhere", listed_at=1)
+
+
+def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
+    stage.target("warnings", "access", ["s3:Scanner:*"])
+    stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
+    options = ["--many-versions", "3", "--large-versions", "33", "--big-prefix", "2", "--json"]
+    running = stage.bucketwire("scan", "b-old", *options)
+    out, said = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, said
+    assert orjson.loads(out)["s3:Scanner:BigPrefix"] == 2
+    settle(stage, "warnings")
+    settle(stage, "latest")
+    found = {(record["eventName"], record["s3"]["object"]["key"]): record for record in stage.records("warnings")}
+    many, large, big = (f"s3:Scanner:{kind}" for kind in ("ManyVersions", "LargeVersions", "BigPrefix"))
+    assert sorted(found) == sorted([(many, "a%2Bb"), (large, "a%2Bb"), (big, "gone%2F"), (big, "")])
+    assert len(stage.records("warnings")) == 4
+    assert found[many, "a%2Bb"]["responseElements"] == {"x-minio-versions": "3"}
+    assert found[large, "a%2Bb"]["responseElements"]["x-minio-versions-size"] == "33"
+    assert found[big, "gone%2F"]["s3"]["object"]["size"] == 3
+    with stage.redis.client() as redis:
+        assert sorted(redis.hkeys("latest")) == [b"b-old/", b"b-old/a+b", b"b-old/gone/"]
+    midnight = found[many, "a%2Bb"]["eventTime"]
+    wanted = Scan(bucket="b-old", endpoint=stage.minio.url, limits=Limits(3, 33, 2))
+    again = scan(stage.spark, wanted, Api(stage.whole.api.url), milliseconds(midnight) or 0)
+    assert again.receipt == {"repeated": 4}

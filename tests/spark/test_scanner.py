@@ -1,0 +1,77 @@
+"""What a scan finds in listings of a few entries, and the events that it tells of it by."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.testing import assertDataFrameEqual
+
+from app.events.encoding import timestamp
+from app.events.parsing import parse
+from spark_jobs.scanner import BIG, LARGE, MANY, Limits, excesses, record
+from spark_jobs.schemas import ENTRIES, EXCESSES
+
+DAY = 1_794_960_000_000  # the beginning of 2026-11-18
+NOON = DAY + 43_200_000
+
+
+def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: SparkSession) -> None:
+    entries = [("many", 1, False)] * 2 + [("many", 0, True)]  # a marker is a version
+    entries += [("few", 1, False)] * 2
+    entries += [("large", 600, False), ("large", 400, False), ("less", 999, False)]
+    entries += [("both", 400, False)] * 3
+    entries += [(f"big/{name}", 1, False) for name in ("0/x", "1/x", "2/x", "0/y", "0/deep/x")]
+    entries += [(f"just/{number}/", 0, False) for number in range(2)] + [("just/0/x", 1, False)]
+    entries += [(f"gone/{number}/x\n/é+%", 0, True) for number in range(3)]  # under markers alone
+    entries += [(f"flat/{number}", 1, False) for number in range(9)]  # objects are no folders
+    found = excesses(spark.createDataFrame(entries, ENTRIES), Limits(versions=3, size=1000, folders=2))
+    expected = [
+        (MANY, "many", 3, 2, None), (LARGE, "large", 2, 1000, None), (MANY, "both", 3, 1200, None),
+        (LARGE, "both", 3, 1200, None), (BIG, "big/", None, None, 3), (BIG, "gone/", None, None, 3),
+        (BIG, "", None, None, 4),
+    ]  # fmt: skip
+    assertDataFrameEqual(found, spark.createDataFrame(expected, EXCESSES))
+
+
+def test_nothing_is_found_where_there_is_nothing(spark: SparkSession) -> None:
+    assert excesses(spark.createDataFrame([], ENTRIES), Limits()).collect() == []
+
+
+def excess(name: str, **more: Any) -> dict[str, Any]:
+    return {"name": name, "key": "dir a/ü+", "versions": 1000, "size": 1 << 40, "folders": 50_001} | more
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "size"),
+    [
+        (MANY, {"x-minio-versions": "1000"}, None),
+        (LARGE, {"x-minio-versions-count": "1000", "x-minio-versions-size": "1099511627776"}, None),
+        (BIG, {}, 50_001),
+    ],
+)
+def test_a_warning_has_the_shape_of_minios(name: str, numbers: dict[str, str], size: int | None) -> None:
+    made = record(excess(name), "images", NOON)
+    [event] = parse(orjson.dumps({"Records": [made]}), {}, now_ms=0).events
+    assert (event.name, event.path, event.version, event.time) == (name, "images/dir a/ü+", "", DAY)
+    assert made["requestParameters"] is None
+    assert made["responseElements"] == numbers
+    assert made["s3"]["object"].get("size") == size
+    assert made["source"] == {"host": "", "port": "", "userAgent": "Scanner"}
+    assert made["eventTime"] == timestamp(DAY) == "2026-11-18T00:00:00.000Z"
+
+
+def test_the_root_folder_is_told_of_by_an_empty_key() -> None:
+    [event] = parse(orjson.dumps(record(excess(BIG, key=""), "images", NOON)), {}, now_ms=0).events
+    assert (event.key, event.path) == ("", "images/")
+
+
+def test_a_warning_is_the_same_event_all_day_while_its_numbers_are_the_same() -> None:
+    def id_of(looked: int, **more: Any) -> str:
+        [event] = parse(orjson.dumps(record(excess(MANY, **more), "images", looked)), {}, now_ms=0).events
+        return event.id
+
+    assert id_of(DAY) == id_of(DAY + 86_399_999) == id_of(NOON, folders=7)
+    assert len({id_of(DAY), id_of(DAY + 86_400_000), id_of(NOON, versions=1001), id_of(NOON, key="other")}) == 4
