@@ -1,8 +1,10 @@
-"""The set-up installs what the tests ran with."""
+"""The set-up installs what the tests ran with, and so does the image, by hash."""
 
 from __future__ import annotations
 
+import re
 import tomllib
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,12 @@ PINNED = {
     if version
 }
 EXTRAS = PROJECT["optional-dependencies"]
+LOCK = (ROOT / "requirements.lock").read_text()
+# Each requirement with its hashes: one line once the breaks between them are taken out.
+LOCKED = {
+    canonicalize_name(name): (version, rest)
+    for name, version, rest in re.findall(r"^([\w.-]+)==(\S+)(.*)$", LOCK.replace("\\\n", ""), re.MULTILINE)
+}
 WANTED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["spark"]]
 
 
@@ -31,3 +39,48 @@ def test_every_dependency_is_pinned_to_a_version_that_is_allowed(wanted: str) ->
 def test_nothing_is_pinned_to_a_place_of_one_machine() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     assert [line for line in lines if "/" in line or " @ " in line or line.startswith("-")] == []
+
+
+def test_the_image_installs_every_dependency_by_version_and_hash() -> None:
+    for wanted in map(Requirement, PROJECT["dependencies"]):
+        assert canonicalize_name(wanted.name) in LOCKED, f"make requirements.lock anew, its head says how: {wanted}"
+    for name, (version, rest) in LOCKED.items():
+        assert re.fullmatch(r"(\s+--hash=sha256:[0-9a-f]{64})+", rest), f"{name}: {rest[:100]!r}"
+        # What builds the package is no dependency of it.
+        assert version == PINNED.get(name) or name == "setuptools", f"{name}: {version} is not that of constraints.txt"
+
+
+def test_the_lock_has_all_that_its_packages_need_and_nothing_of_tests_or_spark() -> None:
+    needed = closure(PROJECT["dependencies"])
+    assert needed | {"setuptools"} == set(LOCKED)
+
+
+def test_the_image_is_built_from_the_lock_alone() -> None:
+    lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    installs = re.findall(r"pip install (.*)", lines)
+    assert len(installs) == 2
+    assert "--require-hashes -r requirements.lock" in installs[0]
+    assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
+    assert "!requirements.lock" in (ROOT / ".dockerignore").read_text().splitlines()
+
+
+def test_the_lock_names_no_place_that_packages_come_from() -> None:
+    options = [line for line in LOCK.splitlines() if re.match(r"\s*-", line) and "--hash=" not in line]
+    assert options == []
+    assert "://" not in LOCK
+
+
+def closure(wanted: list[str]) -> set[str]:
+    """The names of these requirements and of all that they need, as the packages installed here say it."""
+    found: set[tuple[str, str]] = set()
+    waiting = [(Requirement(each), "") for each in wanted]
+    while waiting:
+        requirement, extra = waiting.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        for chosen in ("", *requirement.extras):
+            place = (canonicalize_name(requirement.name), chosen)
+            if place not in found:
+                found.add(place)
+                waiting += [(Requirement(each), chosen) for each in requires(requirement.name) or ()]
+    return {name for name, _ in found}
