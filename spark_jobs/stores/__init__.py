@@ -3,8 +3,9 @@
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.mysql import MysqlSettings
+from app.config.streams import ElasticsearchSettings
 from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
-from spark_jobs.stores import mysql, postgresql, redis
+from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
 from spark_jobs.stores.base import CannotRead
 
 __all__ = ["CannotRead", "rows"]
@@ -20,4 +21,6 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
         return mysql.rows(spark, settings, bucket, tasks=tasks)
     if isinstance(settings, RedisSettings):
         return redis.rows(spark, settings, bucket)
-    raise CannotRead(f"reading {settings.type_name} is not built yet; postgresql, mysql and redis are")
+    if isinstance(settings, ElasticsearchSettings):
+        return elasticsearch.rows(spark, settings, bucket, tasks=tasks)
+    raise CannotRead(f"of {settings.type_name} targets nobody knows how to read what they hold")

@@ -12,6 +12,7 @@ import urllib3
 from app.config import declaration
 from app.config.streams import ElasticsearchSettings
 from app.events.highwayhash import document_ids
+from spark_jobs.stores import elasticsearch
 from tests.contract import events
 from tests.services.opensearch import OpenSearch, opensearch
 from workers import formats
@@ -57,6 +58,22 @@ def test_it_mirrors_objects_under_minios_ids(server: OpenSearch, window: int) ->
     assert set(target.deliver(gone, window)) == {DELIVERED}
     assert documents(server, f"mirror-{window}") == {}
     target.close()
+
+
+def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> None:
+    target = made(server, "sliced")
+    with urllib3.PoolManager() as pool:
+        pool.request("PUT", f"{server.url}/sliced", json={"settings": {"number_of_shards": 3}})
+    batch = [events.put(key) for key in (*events.ODD_KEYS, *(f"many/{number}" for number in range(60)))]
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
+    target.close()
+    settings = declaration.load(ElasticsearchSettings, {"url": server.url, "index": "sliced", "opensearch": "on"})
+    for tasks, page, slices in ((1, 100, 3), (4, 7, 6), (9, 1, 9)):
+        found = elasticsearch.moment(settings, "images", tasks=tasks, page=page)
+        assert found is not None
+        assert found.slices == slices
+        keys = [row[0] for number in range(slices) for row in found.read(number)]
+        assert sorted(map(str, keys)) == sorted(event.key for event in batch)
 
 
 def test_it_keeps_every_event(server: OpenSearch) -> None:

@@ -48,3 +48,10 @@ def spark() -> Iterator[SparkSession]:
     settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
     with session("tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def elasticsearch_server() -> Iterator[services.Elasticsearch]:
+    """An Elasticsearch with TLS shared by the session: use indices of your own."""
+    with services.elasticsearch(tls=True) as server:
+        yield server

@@ -14,14 +14,18 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.declaration import load
+from app.config.streams import ElasticsearchSettings
 from app.config.targets import TargetSettings
 from app.events.encoding import encode_key
 from app.events.model import Effect, Event
 from spark_jobs import s3
 from spark_jobs.drift import namespace
 from spark_jobs.listings import BadListing, Listing, from_mc, from_parquet
-from spark_jobs.stores import CannotRead, rows
+from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
+from tests.contract import minio_life
+from tests.spark.held import InElasticsearch, InMysql
+from workers.targets.elasticsearch import ElasticsearchTarget
 from workers.targets.mysql import MysqlTarget
 from workers.targets.postgresql import PostgresTarget
 from workers.targets.redis import RedisTarget
@@ -30,12 +34,35 @@ ODD = [
     "a.txt", "dir/", "dir/x y+%41é🎉.txt", 'quotes"\'`\\<&>', "new\nline\ttab", "tab\t", "x" * 200, "éa", "日本",
     "%2F", "a+b", "A.TXT", "z" * 3, " lead", "trail ",
 ]  # fmt: skip
+PUT = "s3:ObjectCreated:Put"
 
 
 @pytest.fixture(scope="module")
-def minio() -> Iterator[services.MinIO]:
-    with services.minio() as server:
-        yield server
+def direct(
+    postgres_server: services.Postgres, mysql_server: services.MySQL, elasticsearch_server: services.Elasticsearch
+) -> dict[str, dict[str, str]]:
+    """Where MinIO writes to by itself: settings by type."""
+    database = f"minio_{uuid4().hex[:8]}"
+    for server in (postgres_server, mysql_server):
+        server.create_database(database)
+    return {
+        "postgresql": {"connection_string": postgres_server.dsn(database) + " sslmode=disable", "table": "direct"},
+        "mysql": {"dsn_string": InMysql(mysql_server, database).dsn, "table": "direct"},
+        "elasticsearch": InElasticsearch(elasticsearch_server).login | {"index": "direct"},
+    }
+
+
+@pytest.fixture(scope="module")
+def minio(direct: dict[str, dict[str, str]]) -> Iterator[services.MinIO]:
+    """With a target `DIRECT:<type>` of its own for each of them."""
+    env = {
+        f"MINIO_NOTIFY_{kind.replace('postgresql', 'postgres')}_{name}_DIRECT".upper(): text
+        for kind, settings in direct.items()
+        for name, text in (settings | {"enable": "on", "format": "namespace"}).items()
+        if name != "tls_ca"  # it knows no such setting, and trusts the session's authority anyway
+    }
+    with services.minio(extra_env=env) as running:
+        yield running
 
 
 @pytest.fixture
@@ -156,11 +183,11 @@ def event(key: str, bucket: str, number: int) -> Event:
         "sequencer": "18E9",
     }
     record = {
-        "eventTime": "2026-11-18T09:06:40.123Z", "eventName": "s3:ObjectCreated:Put",
+        "eventTime": "2026-11-18T09:06:40.123Z", "eventName": PUT,
         "s3": {"bucket": {"name": bucket}, "object": thing},
     }  # fmt: skip
     text = orjson.dumps(record).decode()
-    return Event(str(number), "s3:ObjectCreated:Put", bucket, key, f"v{number}", "18E9", 1, text, Effect.UPSERT)
+    return Event(str(number), PUT, bucket, key, f"v{number}", "18E9", 1, text, Effect.UPSERT)
 
 
 def deliver(target: Any, bucket: str) -> None:
@@ -175,7 +202,7 @@ def deliver(target: Any, bucket: str) -> None:
 def check(frame: DataFrame, bucket: str, more: Mapping[str, tuple[Any, ...]]) -> None:
     found = {one["key"]: tuple(one)[1:] for one in namespace(frame, bucket).collect()}
     assert found == {
-        key: (True, "s3:ObjectCreated:Put", f"e{number}", number, f"v{number}", "18E9", 1_794_992_800_123)
+        key: (True, PUT, f"e{number}", number, f"v{number}", "18E9", 1_794_992_800_123)
         for number, key in enumerate(ODD)
     } | dict(more)
 
@@ -197,6 +224,67 @@ def test_a_postgresql_table_is_read(spark: SparkSession, postgres_server: servic
     check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN, "null": BROKEN})
 
 
+@pytest.mark.parametrize("style", ["hash", "plain"])
+def test_an_elasticsearch_index_is_read(
+    spark: SparkSession, elasticsearch_server: services.Elasticsearch, style: str
+) -> None:
+    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    values = index.login | {"index": index.index, "id_style": style}
+    settings = load("elasticsearch", values)
+    assert isinstance(settings, ElasticsearchSettings)
+    assert rows(spark, settings, "b", tasks=2).collect() == []
+    index.ask("PUT", "", {"settings": {"number_of_shards": 3}})
+    deliver(ElasticsearchTarget(settings), "b")
+
+    held = index.all()
+    index.put("b/broken", {"Records": []})
+    index.put("b/other", held["b/a+b"])
+    if style == "hash":
+        # Under an id that is not its object's: of an object that has a document of its own, and of one that has none.
+        gone = orjson.loads(orjson.dumps(held["b/a+b"]).replace(b"a%2Bb", b"gone"))
+        index.put("stray", gone)
+        broken = {"gone": BROKEN}
+    else:
+        number = ODD.index("a+b")
+        of_another = (False, PUT, f"e{number}", number, f"v{number}", "18E9", 1_794_992_800_123)
+        broken = {"broken": BROKEN, "other": of_another}
+    for tasks, page in ((1, 100), (2, 4), (7, 1)):
+        check(elasticsearch.rows(spark, settings, "b", tasks=tasks, page=page), "b", broken)
+
+
+def test_who_may_read_an_index_and_who_may_not(elasticsearch_server: services.Elasticsearch) -> None:
+    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    index.ask("PUT", "")
+    login = index.login | {"index": index.index}
+
+    def read(**changes: str) -> list[Any]:
+        settings = load("elasticsearch", {name: text for name, text in (login | changes).items() if text})
+        assert isinstance(settings, ElasticsearchSettings)
+        found = elasticsearch.moment(settings, "b", tasks=1)
+        assert found is not None
+        return list(found.read(0))
+
+    def key(*privileges: str) -> dict[str, str]:
+        roles = {"r": {"cluster": ["monitor"], "index": [{"names": [index.index], "privileges": privileges}]}}
+        made = index.ask("POST", "/_security/api_key", {"name": "k", "role_descriptors": roles}).json()
+        return {"username": "", "password": "", "api_key": f"{made['id']}:{made['api_key']}"}
+
+    place = index.login["url"].replace("https://", f"https://{index.login['username']}:{services.PASSWORD}@")
+    assert read() == read(**key("read", "maintenance")) == read(url=place, username="", password="") == []
+    assert read(tls_ca="", tls_skip_verify="on") == []
+    for changes, words in (
+        (key("read"), "403: .*privilege maintenance is needed"),
+        (key("maintenance"), "403: .*privilege read is needed"),
+        ({"password": "hush"}, "401: .*check the login"),
+        ({"tls_ca": ""}, "certificate verify failed"),
+        ({"tls_ca": "/nowhere.pem"}, "tls_ca: /nowhere.pem cannot be used"),
+        ({"url": f"https://{services.LOOPBACK}:{services.free_port()}"}, "refused"),
+    ):
+        with pytest.raises(CannotRead, match=words) as error:
+            read(**changes)
+        assert "hush" not in str(error.value)
+
+
 @pytest.mark.parametrize("server", ["mysql_server", "mariadb_server"])
 def test_a_mysql_table_is_read(spark: SparkSession, request: pytest.FixtureRequest, server: str) -> None:
     running: services.MySQL = request.getfixturevalue(server)
@@ -209,6 +297,42 @@ def test_a_mysql_table_is_read(spark: SparkSession, request: pytest.FixtureReque
         cursor.execute("INSERT INTO `rows` (key_name, value) VALUES ('b/broken', '{}')")
         connection.commit()
     check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN})
+
+
+def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_server: services.MySQL) -> None:
+    """No hash, and the character set of a server of its time (§4.11)."""
+    name = f"test_{uuid4().hex[:8]}"
+    mysql_server.create_database(name)
+    with mysql_server.connection(name) as connection, connection.cursor() as cursor:
+        columns = "key_name VARCHAR(2048), value JSON, PRIMARY KEY (key_name)"
+        cursor.execute(f"CREATE TABLE direct ({columns}) CHARSET latin1")
+        for number, key in enumerate(("a b/é+%", "z")):
+            text = orjson.dumps({"Records": [orjson.loads(event(key, "b", number).record)]}).decode()
+            cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"b/{key}", text))
+        connection.commit()
+    settings = load("mysql", {"dsn_string": InMysql(mysql_server, name).dsn, "table": "direct"})
+    found = namespace(rows(spark, settings, "b", tasks=2), "b").collect()
+    assert {(one["key"], one["sound"], one["etag"]) for one in found} == {("a b/é+%", True, "e0"), ("z", True, "e1")}
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mysql", "elasticsearch"])
+def test_what_minio_itself_wrote_is_sound(
+    spark: SparkSession, minio: services.MinIO, direct: dict[str, dict[str, str]], kind: str
+) -> None:
+    bucket = f"b-{uuid4().hex[:8]}"
+    client = minio.client()
+    minio_life.watched_bucket(client, bucket, [f"DIRECT:{kind}"])
+    for number, key in enumerate([*ODD, *ODD[:2]]):
+        client.put_object(bucket, key, io.BytesIO(b"x" * number), number)
+    client.remove_object(bucket, ODD[3])
+    wanted = {one.object_name: (True, one.etag, one.size) for one in client.list_objects(bucket, recursive=True)}
+    assert len(wanted) == len(ODD) - 1
+
+    def found() -> dict[str, tuple[bool, str, int]]:
+        read = namespace(rows(spark, load(kind, direct[kind]), bucket, tasks=2), bucket).collect()
+        return {one["key"]: (one["sound"], one["etag"], one["size"] or 0) for one in read}
+
+    services.until(lambda: found() == wanted, 60, what="MinIO's own rows")
 
 
 def test_a_redis_hash_is_read(spark: SparkSession, redis_server: services.Redis) -> None:
@@ -236,4 +360,3 @@ def test_what_cannot_be_read_is_told_without_a_secret(spark: SparkSession) -> No
     assert "refused" in said
     assert "hush" not in said
     assert "records events" in told(load("redis", {"address": "h:1", "key": "k", "format": "access"}))
-    assert "not built yet" in told(load("elasticsearch", {"url": "http://h:9200", "index": "i"}))
