@@ -12,10 +12,13 @@ from uuid import uuid4
 import httpx
 import orjson
 import pytest
+import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.database import now_ms
+from app.outbox.leases import OFFERED
 from tests import services
 from tests.builders import event
 from tests.integration.api.test_metrics import expressions
@@ -45,6 +48,10 @@ class Watched:
     def of(self, name: str) -> list[Members]:
         """What the worker has written of a target."""
         return [line for line in self.lines(self.worker) if line.get("target") == f"arn:minio:sqs::{name}:webhook"]
+
+    def ended(self, name: str) -> bool:
+        """Whether there is a line of a batch in which its event was delivered or died."""
+        return any(line.get("delivered") or line.get("dead") for line in self.of(name) if "lanes" in line)
 
     @property
     def worker(self) -> Role:
@@ -102,6 +109,8 @@ def test_each_batch_and_each_event_that_did_not_go_well_has_a_line_with_its_memb
         watched.post(name)
     until(lambda: watched.whole.settled("webhook:good", "webhook:failing", "webhook:refusing"), PATIENCE)
     until(lambda: any("next_look_in" in line for line in watched.of("away")), PATIENCE)
+    for name in ("good", "failing", "refusing"):
+        until(lambda name=name: watched.ended(name), PATIENCE, what="its line")  # type: ignore[misc]
 
     [batch] = [line for line in watched.of("good") if "lanes" in line]
     assert {name: batch[name] for name in ("delivered", "superseded", "parked", "dead", "level")} == {
@@ -168,6 +177,19 @@ def test_figures_go_on_when_a_process_of_the_pool_is_killed(watched: Watched) ->
         assert listening == [], "it would keep the address when its parent is gone"
 
 
+def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
+    watched.hook.set(Answer(delay=3, path="/good", times=1), Answer(status=500, path="/failing"))
+    watched.hook.forget()
+    watched.post("good")
+    until(lambda: watched.hook.requests("/good"), PATIENCE, what="the call in which the lease is lost")
+    with watched.whole.database.writing() as connection:
+        held = sa.and_(m.cursors.c.leased_until > 0, m.cursors.c.lease_token.not_in(["", OFFERED]))
+        connection.execute(m.cursors.update().where(held).values(lease_token="another", leased_until=0))
+    until(lambda: watched.figures("good")["bucketwire_worker_lease_losses_total"] == 1, PATIENCE)
+    assert any("lease lost" in line["message"] and line["level"] == "WARNING" for line in watched.of("good"))
+    until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
+
+
 def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
     def answered() -> list[bool]:
         with watched.whole.database.reading() as connection:
@@ -183,10 +205,8 @@ def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
 def test_nothing_is_logged_where_nothing_happens(watched: Watched) -> None:
     watched.whole.ask("POST", "/v1/targets/webhook/away/pause", json={"reason": "a rest"})
     until(lambda: watched.whole.settled("webhook:good", "webhook:failing", "webhook:refusing"), PATIENCE)
-    until(lambda: watched.whole.target("webhook:away")["events"] is not None, PATIENCE)
-    # The pause may come while a probe is under way.
     began = now_ms()
-    until(lambda: drained(watched) > began + 2_000, PATIENCE)
+    until(lambda: drained(watched) > began + 1_000, PATIENCE, what="the end of a probe that was under way")
     sizes = [role.log.stat().st_size for role in watched.whole.roles]
     began = now_ms()
     until(lambda: drained(watched) > began + 3_000, PATIENCE, what="drains for three seconds")

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from app import logs
 from app.service import guard, supervisor
 from app.service.children import API, BEAT, BROKER, FLOWER, WORKERS, Child
 from app.service.supervisor import Log, Supervisor, back_off
@@ -197,6 +198,25 @@ def test_warnings_are_shown_and_all_else_stays_in_the_log(tmp_path: Path) -> Non
 
     assert said[:2] == [f"noisy: {written[1]}", f"noisy: {written[2]}"]
     assert (tmp_path / "noisy.log").read_text().splitlines() == written
+
+
+def test_a_warning_in_json_is_handed_on_with_the_name_of_its_process(tmp_path: Path) -> None:
+    written = [logs.line("nothing of note"), logs.line("a target is away", "WARNING", target="arn")]
+    script = f"import time; print({chr(10).join(written)!r}, flush=True); time.sleep(60)"
+    repeated: list[tuple[str, str]] = []
+
+    async def all_of_it(keeping: Supervisor) -> None:
+        keeping.keep([Child("noisy", API, [sys.executable, "-c", script])])
+        await until(lambda: repeated)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    async def run() -> None:
+        said: list[str] = []
+        keeping = Supervisor(tmp_path, said.append, repeat=lambda name, line: repeated.append((name, line)))
+        await keeping.run(all_of_it)
+
+    asyncio.run(run())
+    assert repeated == [("noisy", written[1])]
 
 
 def test_a_log_is_moved_aside_before_it_fills_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

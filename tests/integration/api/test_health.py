@@ -7,6 +7,7 @@ from pathlib import Path
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
+from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
 from app.outbox.schema import migrate
@@ -37,6 +38,27 @@ def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> 
     pulse(database, 31_000)
     services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
     assert "beat" in api.client.get("/readyz").json()["checks"]["drain"]["reason"]
+
+
+def test_a_target_that_takes_nothing_and_a_queue_that_nobody_serves_make_nothing_unready(
+    log: Database, start: Start
+) -> None:
+    for name in ("away", "paused", "unserved"):
+        add_target(log, name)
+    targets = registry(log)
+    row_id = targets.target(TargetId("webhook", "away")).row_id
+    targets.unavailable(row_id, "no route", now_ms() + 60_000, probing=False, pause=False)
+    targets.pause(TargetId("webhook", "paused"), "a new disk")
+    with log.writing() as connection:
+        connection.execute(m.targets.update().values(created_at=1))
+    pulse(log, 0)
+    api = start(url_of(log))
+    assert api.client.get("/readyz").status_code == 200
+    states = {target["name"]: target["state"] for target in api.client.get("/v1/targets").json()["targets"]}
+    assert states == {"away": "unavailable", "paused": "paused", "unserved": "running"}
+    silent = 'bucketwire_target_queue_silent_seconds{name="unserved",type="webhook"} '
+    [seconds] = [line for line in api.client.get("/metrics").text.splitlines() if line.startswith(silent)]
+    assert float(seconds.removeprefix(silent)) > 1e9
 
 
 def test_a_database_without_tables_is_told_by_what_to_do(postgres_database: str, start: Start) -> None:

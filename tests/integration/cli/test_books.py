@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import models as m
+from app.outbox import pulse
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
 from app.outbox.replays import Replays
@@ -136,6 +137,21 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     with database.writing() as connection:
         connection.execute(m.pulse.update().values(at=now_ms() - 60_000))
     assert "last ran 1.0 m ago" in cli("doctor").out
+
+
+def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Database, target: TargetId) -> None:
+    with database.writing() as connection:
+        connection.execute(m.targets.update().values(created_at=now_ms() - 7_200_000))
+    with database.reading() as connection:
+        [queue] = pulse.queues(connection)
+
+    def found() -> list[str]:
+        findings = cli("doctor", "--json").json["findings"]
+        return [one["text"] for one in findings if one["subject"] == str(target) and one["grade"] == "problem"]
+
+    assert found() == ["no worker has answered on its queue for 2.0 h; does one run that serves it? See its --targets"]
+    pulse.answered(database, queue.row_id, now_ms())
+    assert found() == []
 
 
 def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, database: Database) -> None:

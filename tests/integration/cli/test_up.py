@@ -45,6 +45,15 @@ def running(tmp_path: Path) -> Iterator[Role]:
         yield whole.start()
 
 
+@pytest.fixture(scope="module")
+def in_json(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+    """A service whose logs are in JSON."""
+    whole = up(tmp_path_factory.mktemp("json") / "var", services.free_port(), BUCKETWIRE_LOG_FORMAT="json")
+    whole.ready = '"flower": "http://127.0.0.1:'
+    with whole:
+        yield whole.start()
+
+
 def test_a_port_that_is_taken_is_named_with_the_setting_and_a_free_one(tmp_path: Path) -> None:
     with socket.create_server((services.LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
@@ -80,14 +89,35 @@ def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role)
     body = (Path(__file__).parents[3] / "examples" / "event.json").read_bytes()
     assert httpx.post(post, content=body).json()["recorded"] == 1
     until(lambda: _delivered(running.settings) == 1, 60, what="the delivery over a broker that lost everything")
+    attempts = 'bucketwire_worker_attempts_total{name="sample",outcome="delivered",type="redis"} 1.0'
+    assert attempts in httpx.get(f"http://{running.settings['BUCKETWIRE_LISTEN']}/metrics").text
 
 
-def test_everything_listens_on_this_machine_only(running: Role) -> None:
-    until(lambda: len(running.listeners()) > 1, 20, what="API and Flower")
-    found = running.listeners()
+def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
+    until(lambda: len(in_json.listeners()) > 1, 20, what="API and Flower")
+    found = in_json.listeners()
     assert {address for address, _ in found} == {services.LOOPBACK}
     assert len(found) == 2, f"API and Flower, no more: {found}"
-    assert (Path(running.settings["BUCKETWIRE_VAR"]).stat().st_mode & 0o777) == 0o700
+    assert (Path(in_json.settings["BUCKETWIRE_VAR"]).stat().st_mode & 0o777) == 0o700
+
+
+def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
+    redis = next(one for one in in_json.children() if "redis-server" in one.name())
+    redis.kill()
+    until(lambda: "onnection to broker lost" in in_json.said(), 60, what="a worker's warning that its broker is away")
+    until(lambda: "redis ended (SIGKILL)" in in_json.said(), 60, what="the news")
+    said = in_json.said()
+    found = [orjson.loads(line) for line in said[: said.rfind("\n") + 1].splitlines()]
+    assert all({"time", "level", "message"} <= line.keys() for line in found)
+    [warning, *_] = [line for line in found if "onnection to broker lost" in line["message"]]
+    assert warning["part"] in ("drain", "targets")
+    assert {line["level"] for line in found if "part" in line} <= {"WARNING", "ERROR", "CRITICAL"}
+    for part in ("api", "drain", "targets", "beat"):
+        text = (Path(in_json.settings["BUCKETWIRE_VAR"]) / "log" / f"{part}.log").read_text()
+        lines = text[: text.rfind("\n") + 1].splitlines()
+        assert lines, part
+        for line in lines:
+            orjson.loads(line)
 
 
 def test_without_any_redis_server_it_is_said_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
