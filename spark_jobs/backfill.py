@@ -143,7 +143,7 @@ def _run(
     total = found.get(TELL, 0)
     counts |= {
         "objects": sum(found.values()), "missing": total, "outside": found.get(OUTSIDE, 0),
-        "in_flight": found.get(IN_FLIGHT, 0), "bad": listing.bad_count, "repaired": 0,
+        "in_flight": found.get(IN_FLIGHT, 0), "bad": listing.bad_count, "repaired": 0, "held": 0,
     }  # fmt: skip
     tell = fates.where(F.col("fate") == TELL).select(*LISTING.names)
     # In parts, as the driver holds one part at a time; in order, as the last key has to stand for all before it.
@@ -180,7 +180,7 @@ def _tell(database: Database, sender: Sender, wanted: Wanted, portion: Sequence[
     events = [told(one.asDict(), wanted.bucket, wanted.target, newest.get(one["key"], "")) for one in portion]
     receipt = sender.send(events)
     counts["repaired"] += receipt["recorded"]
-    counts["held"] = counts.get("held", 0) + receipt["repeated"]
+    counts["held"] += receipt["repeated"]
     counts["in_flight"] += receipt["overtaken"]
 
 

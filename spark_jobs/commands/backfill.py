@@ -72,7 +72,7 @@ def backfill(
         click.echo(result.problem, err=True)
     told, left = counted(result.counts["repaired"], "object"), result.counts["in_flight"]
     sentence = f"{result.state}: {target} was told of {told}"
-    if again := result.counts.get("held", 0):
+    if again := result.counts["held"]:
         sentence += f", {again:,} more were told before"
     if left:
         sentence += f", {left:,} were left to events of their own"

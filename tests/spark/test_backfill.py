@@ -23,6 +23,7 @@ from app.config.settings import Settings
 from app.events.encoding import decode_key, milliseconds
 from app.events.sequencer import comparable
 from app.outbox import models as m
+from app.outbox.database import now_ms
 from app.outbox.reconciliations import Reconciliations
 from app.outbox.registry import open_registry
 from app.rules.model import Rule
@@ -99,11 +100,19 @@ class Stage:
         place = f"{services.LOOPBACK}:{self.redis.port}"
         self.whole.add_target(f"redis:{name}", "b-old", events, address=place, key=name, format=form, **more)
 
-    def backfill(self, name: str, shown: Any = None, **more: Any) -> Result:
+    def backfill(self, name: str, shown: Any = None, api: Api | None = None, **more: Any) -> Result:
         registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
         chosen = {"endpoint": self.minio.url, "folder": self.folder, "grace": 0} | more
         wanted = Wanted(bucket="b-old", target=TargetId("redis", name), **chosen)
-        return backfill(self.spark, self.whole.database, registry, wanted, Api(self.whole.api.url), shown)
+        return backfill(self.spark, self.whole.database, registry, wanted, api or Api(self.whole.api.url), shown)
+
+    def listing(self) -> tuple[str, int]:
+        """A listing of every version in a file, and when it was begun."""
+        began = now_ms()
+        lines = self.minio.mc("ls", "--recursive", "--versions", "m/b-old")
+        file = self.folder / "listing.json"
+        file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
+        return str(file), began
 
     def bucketwire(self, *arguments: str) -> subprocess.Popen[str]:
         """A command in the service's own environment, in a process group of its own."""
@@ -190,12 +199,9 @@ def test_a_queue_is_told_of_each_object_once_however_often_it_is_asked_and_inter
     assert (part.state, part.after, part.counts["repaired"]) == ("unfinished", "", 20)
     assert seen == [(0, len(KEYS)), (20, len(KEYS))]
 
-    stage.whole.api.kill()
-    try:
-        with pytest.raises(NotPosted, match="does not answer"):
-            stage.backfill("list", patience=0)
-    finally:
-        stage.whole.api.start()
+    nowhere = Api(f"http://{services.LOOPBACK}:{services.free_port()}")
+    with pytest.raises(NotPosted, match="does not answer"):
+        stage.backfill("list", api=nowhere, patience=0)
     rest = stage.backfill("list")  # in portions larger than the queue, none of which is lost to it
     assert (rest.state, rest.after, rest.counts["repaired"]) == ("backfilled", KEYS[19], len(KEYS) - 20)
     settle(stage, "list")
@@ -234,18 +240,24 @@ def test_two_targets_are_told_of_the_same_objects_at_once(stage: Stage) -> None:
     """What one is told is no news that the other's events could be too old for."""
     for name in ("one", "other"):
         stage.target(name, "access", [CREATED])
-    stage.backfill("one", lambda done, total: done == 0 and stage.backfill("other"))
+    file, began = stage.listing()
+    other = {"listing": file, "listed_at": began, "versions": True}
+    stage.backfill("one", lambda done, total: done == 0 and stage.backfill("other", **other))
+    assert stage.states("one") == stage.states("other") == ["backfilled"]
     settle(stage, "one")
     settle(stage, "other")
     assert stage.keys("one") == stage.keys("other") == KEYS
 
 
-def test_without_a_rule_there_is_nothing_to_tell(stage: Stage) -> None:
+def test_what_can_not_be_done_is_told(stage: Stage) -> None:
     stage.target("none", "access", ["s3:ObjectRemoved:*"])
     with pytest.raises(CannotBackfill, match="no rule leads created objects of b-old to redis:none"):
         stage.backfill("none")
     with pytest.raises(CannotBackfill, match="older than what the log remembers"):
         stage.backfill("one", listing="/nowhere", listed_at=1)
+    late = stage.backfill("one", memory=0)
+    assert (late.state, late.counts["repaired"], late.counts["held"]) == ("unfinished", 0, 0)
+    assert "too old to go by" in late.problem
 
 
 def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
@@ -268,6 +280,7 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
     with stage.redis.client() as redis:
         assert sorted(redis.hkeys("latest")) == [b"b-old/", b"b-old/a+b", b"b-old/gone/"]
     midnight = found[many, "a%2Bb"]["eventTime"]
-    wanted = Scan(bucket="b-old", endpoint=stage.minio.url, limits=Limits(3, 33, 2))
+    file, _ = stage.listing()
+    wanted = Scan(bucket="b-old", listing=file, versions=True, limits=Limits(3, 33, 2))
     again = scan(stage.spark, wanted, Api(stage.whole.api.url), milliseconds(midnight) or 0)
     assert again.receipt == {"repeated": 4}

@@ -14,6 +14,7 @@ from app.outbox.reconciliations import (
     AlreadyRunning,
     Reconciliations,
     Unless,
+    last_before,
     mark,
     newest_sequencers,
     recorded_since,
@@ -101,6 +102,44 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     with database.reading() as connection:
         query = sa.select(m.events.c.targets).where(m.events.c.id.in_([wanted[0].id, wanted[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
+
+
+def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> None:
+    target = add_target(database)
+    seq = mark(database, target, "images").seq
+    removed, kinds = "s3:ObjectRemoved:Delete", ["read", "tagged", "warned", "repaired", "older", "newest", "plain"]
+    told = {key: event(key, version="" if key == "plain" else "v2") for key in kinds}
+    repair = event("repaired")
+    since = [
+        event("read", name="s3:ObjectAccessed:Get"), event("tagged", name="s3:ObjectCreated:PutTagging"),
+        event("warned", name="s3:Scanner:ManyVersions"), event("older", name=removed, version="v1"),
+        repair._replace(record=repair.record.replace("minio:s3", "bucketwire:reconcile")),
+        event("newest", name=removed, version="v2"), event("plain", name=removed, version="v1"),
+    ]  # fmt: skip
+    Log(database).append([since])
+    repairs = Unless(database, target, seq)
+    [receipt] = repairs.append([list(told.values())])
+    assert isinstance(receipt, Receipt)
+    assert (receipt.recorded, repairs.overtaken) == (5, 2)
+    with database.reading() as connection:
+        wanted = sa.select(m.events.c.key).where(m.events.c.id.in_([one.id for one in told.values()]))
+        assert set(connection.execute(wanted).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
+
+
+def test_creations_alone_can_count_as_being_on_their_way(database: Database) -> None:
+    target = add_target(database)
+    Log(database).append([[event("made"), event("read", name="s3:ObjectAccessed:Get")]])
+    assert mark(database, target, "images").moving == {"made", "read"}
+    assert mark(database, target, "images", only=["s3:ObjectCreated:Put"]).moving == {"made"}
+
+
+def test_the_end_of_the_log_at_a_moment_is_found(database: Database) -> None:
+    assert last_before(database, 1 << 60) == 0
+    Log(database).append([[event("a"), event("b")]])
+    with database.writing() as connection:
+        connection.execute(m.events.update().values(received_at=m.events.c.seq * 10))
+    first, second = (seq * 10 for seq in range(last_before(database, 1 << 60) - 1, last_before(database, 1 << 60) + 1))
+    assert [last_before(database, at) for at in (first, first + 1, second + 1)] == [0, first // 10, second // 10]
 
 
 def test_nothing_is_recorded_for_a_target_without_room_though_it_discards(database: Database) -> None:
