@@ -29,9 +29,10 @@ from spark_jobs.commands import options
 def backfill(
     bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
     grace: int, limit: int | None, anew: bool, rate: float, url: str, folder: str | None, as_json: bool,
-) -> None:  # fmt: skip
+) -> int:  # fmt: skip
     """Tell TARGET of every object that BUCKET holds already, in the order of keys, as far as its rules ask for it.
 
+    It is for queues and for mirrors that are empty; `reconcile --repair` fills the gaps of one that is not.
     A run that was cut short goes on where it ended when it is started again; what was told already is not told twice.
     BUCKETWIRE_TOKEN is sent with the events. Credentials for the bucket are found as boto3 finds them.
     """
@@ -79,3 +80,4 @@ def backfill(
     if result.state == "unfinished":
         sentence += "; start it again to go on"
     shell.done(sentence, state=result.state, after=result.after, problem=result.problem, **result.counts)
+    return int(result.state == "unfinished" and limit is None)
