@@ -13,12 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.addresses import HostPort
 from app.service.figures import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
+from workers import figures
 from workers.figures import Server
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +92,10 @@ def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_re
     assert len(list(folder.iterdir())) == 4, "two files for each place, however many processes there were"
 
 
-def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(tmp_path: Path) -> None:
+def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(figures, "_PATIENCE", 0.1)
     folder = fresh_folder(tmp_path, "up")
     with socket.create_server((services.LOOPBACK, 0)) as other:
         port = other.getsockname()[1]
@@ -131,7 +136,11 @@ def test_the_folder_of_a_killed_worker_goes_with_the_next_start_and_that_of_a_li
     assert shared.is_dir(), "it is the supervisor's"
 
 
-def test_a_folder_that_cannot_be_written_keeps_no_worker_from_its_work(tmp_path: Path) -> None:
-    with running(CHILD.replace('of = figures.of("redis:a")', 'print(figures.of("redis:a"), flush=True)'),
-                 0, **{VARIABLE: str(tmp_path / "nowhere")}) as (_, said):  # fmt: skip
+@pytest.mark.parametrize("full", [True, False])
+def test_a_full_disk_or_a_missing_folder_keeps_no_worker_from_its_work(tmp_path: Path, *, full: bool) -> None:
+    folder = tmp_path if full else tmp_path / "nowhere"
+    # No file may grow beyond a page: as on a full disk, the system refuses to give more.
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" if full else ""
+    code = limit + CHILD.replace('of = figures.of("redis:a")', 'print(figures.of("redis:a"), flush=True)')
+    with running(code, 0, **{VARIABLE: str(folder)}) as (_, said):
         assert said == "None"

@@ -110,6 +110,15 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
         until(lambda: "/c" in arrived(), 30, what="the delivery to a target made meanwhile")
 
 
+def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:
+    nowhere = {**settings, "BUCKETWIRE_VAR": "/proc/nowhere", "BUCKETWIRE_METRICS_LISTEN": f"{services.LOOPBACK}:0"}
+    worker = Role(arguments=["worker", "--only", "targets"], settings=nowhere, ready=" ready.")
+    with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
+        worker.start()
+    assert "no folder for figures can be made in /proc/nowhere" in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
 def test_an_idle_service_writes_no_logs(settings: Mapping[str, str], database: Database) -> None:
     with running(settings, "worker --only drain", "beat") as roles:
         sizes = [role.log.stat().st_size for role in roles]
