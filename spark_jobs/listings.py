@@ -15,6 +15,7 @@ _MC = (
     "status string, type string, key string, size bigint, etag string, lastModified string, versionId string, "
     "versionOrdinal bigint, isDeleteMarker boolean"
 )
+_INVENTORY = ("key", "size", "e_tag", "last_modified_date", "version_id", "is_latest", "is_delete_marker")
 
 
 class BadListing(Exception):
@@ -63,33 +64,42 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
 
 
 def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
-    """Of Parquet with key, etag, size and last_modified; of versions also version_id, is_latest, is_delete_marker.
+    """Of Parquet with the columns that `from_columns` wants. Raises `BadListing` where one is missing."""
+    return from_columns(spark.read.parquet(path), path, versioned=versioned)
 
-    S3 Inventory's column names are these. Raises `BadListing` where a column is missing.
+
+def from_columns(found: DataFrame, place: str, *, versioned: bool, line: Column | None = None) -> Listing:
+    """Of a frame with the columns of S3 Inventory, of their own types or all texts; found at `place`.
+
+    Those are key, size, e_tag and last_modified_date; of versions also version_id, is_latest and is_delete_marker.
+    `etag` and `last_modified` will do. `line` shows an entry that cannot be read. Raises `BadListing` where a column is
+    missing.
     """
-    found = spark.read.parquet(path)
-    wanted = ["key", "size", "last_modified"] + (["version_id", "is_latest"] if versioned else [])
     names = {name.lower(): name for name in found.columns}
-    tag = names.get("etag") or names.get("e_tag")
-    if missing := [name for name in wanted if name not in names] + ([] if tag else ["etag"]):
-        raise BadListing(f"{path} has no column {', '.join(missing)}; it has {', '.join(found.columns)}")
-    written = F.col(names["last_modified"])
-    is_text = dict(found.dtypes)[names["last_modified"]] == "string"
-    marker = F.col(names["is_delete_marker"]) if "is_delete_marker" in names else F.lit(False)
-    latest = F.col(names["is_latest"]) if versioned else F.lit(True)
+    also = {"e_tag": "etag", "last_modified_date": "last_modified"}
+    has = {name: names.get(name) or names.get(also.get(name, "")) for name in _INVENTORY}
+    if missing := [name for name in _INVENTORY[: 7 if versioned else 4] if not has[name]]:
+        raise BadListing(f"{place} has no column {', '.join(missing)}; it has {', '.join(found.columns)}")
+
+    def of(name: str) -> Column:
+        return F.col(has[name] or name)
+
+    is_text = dict(found.dtypes)[has["last_modified_date"] or ""] == "string"
+    written = of("last_modified_date")
+    marker = of("is_delete_marker").try_cast("boolean") if has["is_delete_marker"] else F.lit(False)
     objects = found.select(
-        F.col(names["key"]).alias("key"),
-        etag(F.col(tag or "etag")).alias("etag"),
-        F.col(names["size"]).cast("bigint").alias("size"),
+        of("key").alias("key"),
+        etag(of("e_tag")).alias("etag"),
+        of("size").try_cast("bigint").alias("size"),
         (milliseconds(written) if is_text else F.unix_millis(written.cast("timestamp"))).alias("modified"),
-        (version(F.col(names["version_id"])) if versioned else F.lit("")).alias("version"),
+        (version(of("version_id")) if versioned else F.lit("")).alias("version"),
         F.coalesce(marker, F.lit(False)).alias("marker"),
-        F.coalesce(latest, F.lit(False)).cast("bigint").alias("ordinal"),
+        (of("is_latest").try_cast("boolean") if versioned else F.lit(True)).cast("bigint").alias("ordinal"),
+        (F.to_json(F.struct("*")) if line is None else line).alias("line"),
     )
-    good = F.col("key").isNotNull() & F.col("modified").isNotNull()
+    good = F.col("key").isNotNull() & F.col("modified").isNotNull() & F.col("ordinal").isNotNull()
     good &= F.col("marker") | (F.col("size").isNotNull() & F.col("etag").isNotNull())
-    bad = objects.where(~good).select(F.to_json(F.struct("*")).alias("line"))
-    objects = objects.where(good)
+    bad, objects = objects.where(~good).select("line"), objects.where(good).drop("line")
     return Listing(newest(objects.where("ordinal = 1") if versioned else objects), versioned, bad, entries=objects)
 
 

@@ -170,7 +170,7 @@ def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) ->
     assert [tuple(row) for row in listing.frame.collect()] == [("k", "e2", 2, 1_794_992_800_123, "v2")]
     assert listing.bad_count == 1
     spark.sql("SELECT 'k' AS key, 1L AS size").write.parquet(str(tmp_path / "q"))
-    with pytest.raises(BadListing, match="last_modified, etag"):
+    with pytest.raises(BadListing, match="e_tag, last_modified_date"):
         from_parquet(spark, str(tmp_path / "q"), versioned=False)
 
 
