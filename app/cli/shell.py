@@ -64,7 +64,7 @@ class Shell:
     @cached_property
     def bare_database(self) -> Database:
         """The outbox database in whatever state it is."""
-        return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
+        return Database(self.settings.database_url, pool_size=1)
 
     @cached_property
     def registry(self) -> Registry:
