@@ -72,7 +72,9 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str 
         reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; the log says more"
         unknown = {"ok": False, "reason": "the database is away"}
         return {"database": {"ok": False, "reason": reason}, "schema": unknown, "drain": unknown}
-    schema_check = {"ok": found["revision"] == head, "revision": found["revision"], "needed": head}
+    # While a new version is rolled out, those of the version before go on at its schema, and have to stay in service.
+    fits = found["revision"] == head or found["later"]
+    schema_check = {"ok": fits, "revision": found["revision"], "needed": head}
     if not schema_check["ok"]:
         schema_check["reason"] = "run `bucketwire migrate`"
     age = None if found["pulse"] is None else max(0, now - found["pulse"])
@@ -88,10 +90,15 @@ def _head() -> str | None:
     return schema.head()
 
 
+@cache
+def _is_later(revision: str) -> bool:
+    return schema.is_later(revision)
+
+
 def _asked(database: Database) -> Mapping[str, Any]:
     revision = schema.current(database)
     pulse = None
     if revision is not None:
         with database.reading() as connection:
             pulse = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
-    return {"revision": revision, "pulse": pulse}
+    return {"revision": revision, "later": revision is not None and _is_later(revision), "pulse": pulse}

@@ -23,7 +23,7 @@ from app.outbox.dead_letters import DeadLetters
 from app.outbox.history import Recorded, object_history
 from app.outbox.registry import Registry, open_registry
 from app.outbox.replays import Replays
-from app.outbox.schema import current, head
+from app.outbox.schema import current, head, is_later
 
 if TYPE_CHECKING:
     from app.cli.remote import Remote
@@ -56,6 +56,9 @@ class Shell:
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
             raise CannotDo(f"there is no outbox yet at {path}; `bucketwire up` or `bucketwire migrate` makes it")
         found, needed = current(self.bare_database), head()
+        if found is not None and is_later(found):
+            said = f"the outbox database stands at revision {found}, which this version, of {needed}, does not know"
+            raise CannotDo(f"{said}; use the version that migrated it")
         if found != needed:
             stands = f"stands at revision {found}" if found else "has no tables yet"
             raise CannotDo(f"the outbox database {stands}, this version needs {needed}; run `bucketwire migrate`")
@@ -64,7 +67,7 @@ class Shell:
     @cached_property
     def bare_database(self) -> Database:
         """The outbox database in whatever state it is."""
-        return Database(self.settings.database_url, pool_size=1)
+        return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
 
     @cached_property
     def registry(self) -> Registry:

@@ -47,6 +47,15 @@ def head() -> str | None:
     return ScriptDirectory.from_config(_config(None)).get_current_head()
 
 
+def is_later(revision: str) -> bool:
+    """Whether a revision is that of a later version than this code, hence one that this code can work with.
+
+    A migration takes away only what the version before it had already stopped using.
+    """
+    known = {script.revision for script in ScriptDirectory.from_config(_config(None)).walk_revisions()}
+    return revision not in known
+
+
 def _config(connection: sa.Connection | None) -> alembic.config.Config:
     config = alembic.config.Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
