@@ -5,38 +5,23 @@ import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 
 from app.cli import carry_out
 from app.cli.problems import CannotDo
 from app.cli.shell import Shell, counted
-from app.cli.words import MOMENT, TARGET
+from app.cli.words import TARGET
 from app.config.arn import TargetId
-from app.config.kinds import Duration
-from app.config.problems import BadValue
 from app.config.targets import NamespaceSettings
 from app.outbox.reconciliations import AlreadyRunning
 from app.outbox.schedule import Schedule
 from spark_jobs import tied
+from spark_jobs.commands import options
 from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.scan import scan
 
 _DRIFT = 2  # the exit code of --check
-
-
-class Period(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A duration such as 30s or 5m; milliseconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The milliseconds that are meant."""
-        try:
-            return value if isinstance(value, int) else int(Duration(days=True).parse(value) * 1000)
-        except BadValue as error:
-            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
 @click.group()
@@ -51,11 +36,8 @@ jobs.add_command(scan)
 @jobs.command()
 @click.argument("bucket")
 @click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
-@click.option("--endpoint", default="", metavar="URL", help="Where the bucket is; else AWS_ENDPOINT_URL_S3 says.")
-@click.option("--versions/--no-versions", default=None, help="Compare versions too; else as the bucket's setting says.")
-@click.option("--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet.")
-@click.option("--listed-at", type=MOMENT, help="When that listing was begun, such as 2026-11-21T02:00:00Z.")
-@click.option("--grace", type=Period(), default="60s", show_default=True, help="Leave out objects younger than this.")
+@options.listing_options
+@options.grace_option
 @click.option("--check", is_flag=True, help="Exit with 2 if there is drift that was not repaired.")
 @click.option("--repair", is_flag=True, help="Set right what differs.")
 @click.option("--max-repairs", type=click.IntRange(0), default=100_000, show_default=True, help="In this run.")
@@ -75,15 +57,14 @@ jobs.add_command(scan)
 @click.option("--scheduled", default="", metavar="RUN", hidden=True, help="A run that waits; ends with its input.")
 def reconcile(
     bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
-    grace: int, check: bool, repair: bool, max_repairs: int, max_removals: float, rate: float, report: str | None,
-    url: str, as_json: bool, scheduled: str,
+    inventory: str, grace: int | None, check: bool, repair: bool, max_repairs: int, max_removals: float, rate: float,
+    report: str | None, url: str, as_json: bool, scheduled: str,
 ) -> int:  # fmt: skip
     """Compare what TARGET holds with what BUCKET holds, report every difference, and repair it with --repair.
 
     BUCKETWIRE_TOKEN is sent with repairs. Credentials for the bucket are found as boto3 finds them.
     """
-    if bool(listing) != bool(listed_at):
-        raise click.UsageError("--listing and --listed-at belong together: what came after it must be left alone")
+    source = options.listed(listing, listed_at, inventory, endpoint)
     try:
         from spark_jobs import reconcile as job  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.posting import Api, Brakes  # noqa: PLC0415 - as above
@@ -99,11 +80,10 @@ def reconcile(
         bucket=bucket,
         target=target,
         folder=Path(report).absolute() if report else settings.folder / "reconciliations",
-        listing=listing,
-        listed_at=listed_at or 0,
+        **source,
         versions=versions,
         endpoint=endpoint,
-        grace=grace,
+        grace=options.grace(grace, inventory),
         repair=repair,
         brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
     )

@@ -102,7 +102,7 @@ def _run(
     rows = namespace(stores.rows(spark, settings, wanted.bucket, tasks=tasks), wanted.bucket)
     rows = rows.persist(StorageLevel.DISK_ONLY)
     held = rows.count()
-    listing = wanted.listed(spark, tasks=tasks, known=[] if wanted.listing else _known(rows, held))
+    listing = wanted.listed(spark, tasks=tasks, known=[] if wanted.is_written else _known(rows, held))
     listed = listing.frame.persist(StorageLevel.DISK_ONLY)
     objects, bad = listed.count(), listing.bad_count
     time.sleep(wanted.arrival)  # what happened while it was listed is in the log by now

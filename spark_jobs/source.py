@@ -1,4 +1,4 @@
-"""Where a bucket's listing comes from: S3 itself, or a file that one was written to."""
+"""Where a bucket's listing comes from: S3 itself, a file that one was written to, or a report of S3 Inventory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from spark_jobs import s3
+from spark_jobs.inventory import Manifest
 from spark_jobs.listings import Listing, from_mc, from_parquet
 
 
@@ -17,7 +18,8 @@ class Source:
 
     bucket: str
     listing: str = ""  # a file; empty: S3 is asked
-    listed_at: int = 0  # when the listing in the file was begun
+    inventory: Manifest | None = None  # or this is read
+    listed_at: int = 0  # when the listing that is not S3's own answer was begun
     versions: bool | None = None  # None: as the bucket's own setting says
     endpoint: str = ""
 
@@ -26,10 +28,20 @@ class Source:
 
         Raises `BadListing`, and what Spark and S3 raise.
         """
-        if self.listing:
-            is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
-            found = (from_parquet if is_parquet else from_mc)(spark, self.listing, versioned=bool(self.versions))
+        if self.is_written:
+            found = self._written(spark)
             return replace(found, frame=found.frame.where(F.col("key") > after)) if after else found
         bucket = s3.Bucket.found(self.bucket, self.endpoint)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3.listing(spark, bucket, versioned=versioned, known=known, tasks=tasks, after=after)
+
+    @property
+    def is_written(self) -> bool:
+        """Whether it was listed before, at `listed_at`."""
+        return bool(self.listing or self.inventory)
+
+    def _written(self, spark: SparkSession) -> Listing:
+        if self.inventory:
+            return self.inventory.listing(spark, self.bucket, versions=self.versions, endpoint=self.endpoint)
+        is_parquet = self.listing.endswith((".parquet", "/")) or Path(self.listing).is_dir()
+        return (from_parquet if is_parquet else from_mc)(spark, self.listing, versioned=bool(self.versions))

@@ -14,9 +14,7 @@ from spark_jobs.commands import options
 @click.argument("bucket")
 @click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
 @options.listing_options
-@click.option(
-    "--grace", type=options.PERIOD, default="60s", show_default=True, help="Leave out objects younger than this."
-)
+@options.grace_option
 @click.option("--limit", type=click.IntRange(1), help="So many events in this run; the next one goes on.")
 @click.option("--anew", is_flag=True, help="From the first key on, wherever the last run ended.")
 @options.api_options
@@ -28,7 +26,8 @@ from spark_jobs.commands import options
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 def backfill(
     bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
-    grace: int, limit: int | None, anew: bool, rate: float, url: str, folder: str | None, as_json: bool,
+    inventory: str, grace: int | None, limit: int | None, anew: bool, rate: float, url: str, folder: str | None,
+    as_json: bool,
 ) -> int:  # fmt: skip
     """Tell TARGET of every object that BUCKET holds already, in the order of keys, as far as its rules ask for it.
 
@@ -36,7 +35,7 @@ def backfill(
     A run that was cut short goes on where it ended when it is started again; what was told already is not told twice.
     BUCKETWIRE_TOKEN is sent with the events. Credentials for the bucket are found as boto3 finds them.
     """
-    options.check_listing(listing, listed_at)
+    source = options.listed(listing, listed_at, inventory, endpoint)
     shell = Shell(as_json=as_json)
     try:
         from spark_jobs import backfill as job  # noqa: PLC0415 - --help needs no Spark
@@ -48,11 +47,10 @@ def backfill(
         bucket=bucket,
         target=target,
         folder=Path(folder).absolute() if folder else settings.folder / "reconciliations",
-        listing=listing,
-        listed_at=listed_at or 0,
+        **source,
         versions=versions,
         endpoint=endpoint,
-        grace=grace,
+        grace=options.grace(grace, inventory),
         memory=int(settings.retention * 1000),
         rate=rate,
         most=limit,

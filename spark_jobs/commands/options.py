@@ -34,13 +34,20 @@ class Word(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
+_MINUTE, _DAY = 60_000, 86_400_000  # milliseconds
 PERIOD = Word("duration", Duration(days=True), 1000)  # milliseconds
 BYTES = Word("size", Size(1, 2**62))
 
 
 def listing_options(command: C) -> C:
-    """Where the bucket's listing comes from; a command has to call `check_listing`."""
+    """Where the bucket's listing comes from; a command gives them to `listed`."""
     for option in (
+        click.option(
+            "--inventory",
+            default="",
+            metavar="PATH",
+            help="A report of S3 Inventory instead: its manifest.json, a path or an s3:// URL.",
+        ),
         click.option("--listed-at", type=MOMENT, help="When that listing was begun, such as 2026-11-21T02:00:00Z."),
         click.option(
             "--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet."
@@ -66,10 +73,36 @@ def api_options(command: C) -> C:
     return command
 
 
-def check_listing(listing: str, listed_at: int | None) -> None:
-    """Raises `click.UsageError` where one is given without the other."""
+def grace_option(command: C) -> C:
+    """How long an event may be on its way; a command gives it to `grace`."""
+    option = click.option(
+        "--grace", type=PERIOD, show_default="60s; 1d with --inventory", help="Leave out objects younger than this."
+    )
+    return option(command)
+
+
+def grace(given: int | None, inventory: str) -> int:
+    """The milliseconds that are meant: an inventory may lack what was written or removed not long before it."""
+    return given if given is not None else _DAY if inventory else _MINUTE
+
+
+def listed(listing: str, listed_at: int | None, inventory: str, endpoint: str) -> dict[str, Any]:
+    """What a `Source` is to know of them.
+
+    Raises `click.UsageError` where they do not belong together, `BadListing`, and what S3 raises.
+    """
     if bool(listing) != bool(listed_at):
         raise click.UsageError("--listing and --listed-at belong together: what came after it must be left alone")
+    if not inventory:
+        return {"listing": listing, "listed_at": listed_at or 0}
+    if listing:
+        raise click.UsageError("--inventory and --listing both say where the listing is; give one of them")
+    try:
+        from spark_jobs.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
+    except ImportError as missing:
+        raise not_installed(missing) from None
+    report = manifest(inventory, endpoint)
+    return {"inventory": report, "listed_at": report.begun}
 
 
 @contextmanager

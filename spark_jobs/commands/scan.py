@@ -39,8 +39,8 @@ _COLUMNS = {name: name for name in ("name", "key", "versions", "size", "folders"
 @options.api_options
 @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 def scan(
-    bucket: str, endpoint: str, versions: bool | None, listing: str, listed_at: int | None, many_versions: int,
-    large_versions: int, big_prefix: int, dry_run: bool, rate: float, url: str, as_json: bool,
+    bucket: str, endpoint: str, versions: bool | None, listing: str, listed_at: int | None, inventory: str,
+    many_versions: int, large_versions: int, big_prefix: int, dry_run: bool, rate: float, url: str, as_json: bool,
 ) -> None:  # fmt: skip
     """Warn of objects with many or large versions and of folders with many folders in BUCKET, as MinIO's scanner does.
 
@@ -48,7 +48,7 @@ def scan(
     same day, with the same numbers, is not told again. BUCKETWIRE_TOKEN is sent with the events. Credentials for the
     bucket are found as boto3 finds them.
     """
-    options.check_listing(listing, listed_at)
+    source = options.listed(listing, listed_at, inventory, endpoint)
     shell = Shell(as_json=as_json)
     try:
         from spark_jobs import scanner as job  # noqa: PLC0415 - --help needs no Spark
@@ -59,8 +59,7 @@ def scan(
         bucket=bucket,
         endpoint=endpoint,
         versions=versions,
-        listing=listing,
-        listed_at=listed_at or 0,
+        **source,
         limits=job.Limits(many_versions, large_versions, big_prefix),
         rate=rate,
     )

@@ -22,11 +22,14 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.reconciliations import Reconciliations
 from app.outbox.registry import Registry, open_registry
+from spark_jobs.inventory import manifest
+from spark_jobs.listings import BadListing
 from spark_jobs.posting import Api, Brakes
 from spark_jobs.reconcile import Result, Wanted, reconcile
 from spark_jobs.report import LINES
 from tests import provision, services
 from tests.services import until
+from tests.spark import test_inventory as inventories
 from tests.spark.conftest import QUICK
 from tests.spark.held import TABLE, Held, InElasticsearch, InMysql, InPostgres, InRedis
 from tests.system import BUCKETWIRE, System, system
@@ -277,6 +280,33 @@ def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) 
     assert result.state == "drift"
 
 
+def test_of_an_inventory_all_is_believed_or_nothing(stage: Stage, tmp_path: Path) -> None:
+    bucket, held = "plain", stage.stores["postgresql:rows"]
+    stage.put(bucket, "in the inventory", b"x")
+    stage.settle("postgresql:rows")
+    found = inventories.entries(stage.minio, bucket, versioned=False)
+    contents = [inventories.as_csv(half) for half in (found[::2], found[1::2])]
+    made = inventories.report(tmp_path, bucket, "CSV", contents, versioned=False)
+    with stage.whole.database.reading() as connection:
+        now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
+    made.content["creationTimestamp"] = str(now)
+    report = manifest(made.write())
+    held.set(f"{bucket}/in the inventory", None)
+    more = {"inventory": report, "listed_at": report.begun, "repair": True, "brakes": Brakes(removals=100)}
+
+    lost = made.files[0].read_bytes()
+    made.files[0].unlink()
+    with pytest.raises(BadListing, match="cannot be read"):
+        stage.run("postgresql:rows", bucket, **more)
+    (run,) = Reconciliations(stage.whole.database).list(limit=1)
+    assert (run.state, run.counts["repaired"]) == ("failed", 0)
+    made.files[0].write_bytes(lost)
+    result = stage.run("postgresql:rows", bucket, **more)
+    assert (result.state, lines(result)) == ("repaired", {"in the inventory": "missing"})
+    assert result.counts["objects"] == len(found)
+    stage.settle("postgresql:rows")
+
+
 def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
     """Exit code and outputs of a command in the service's own environment."""
     login = {"AWS_ACCESS_KEY_ID": stage.minio.access_key, "AWS_SECRET_ACCESS_KEY": stage.minio.secret_key}
@@ -295,6 +325,8 @@ def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stag
     assert (code, "Missing option '--target'" in said) == (2, True)
     code, _, said = bucketwire(stage, "plain", "--target", "redis:rows", "--listing", "x")
     assert (code, "belong together" in said) == (2, True)
+    code, _, said = bucketwire(stage, "plain", "--target", "redis:rows", "--inventory", "/nowhere/manifest.json")
+    assert (code, said) == (1, "bucketwire: /nowhere/manifest.json cannot be read: No such file or directory\n")
     stage.put("plain", "for the command", b"x")
     stage.settle("postgresql:rows")
     stage.stores["postgresql:rows"].set("plain/for the command", None)
