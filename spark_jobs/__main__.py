@@ -20,6 +20,7 @@ from spark_jobs import tied
 from spark_jobs.commands import options
 from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.scan import scan
+from spark_jobs.problems import reason
 
 _DRIFT = 2  # the exit code of --check
 
@@ -125,7 +126,7 @@ def _in_words(error: Exception) -> str | None:
     if kind in ("botocore", "boto3"):
         return f"the bucket cannot be listed: {error}"
     if kind in ("pyspark", "py4j"):
-        return f"Spark: {str(error).strip().splitlines()[0]}; BUCKETWIRE_DEBUG=1 shows the rest"
+        return f"Spark: {reason(error)}; BUCKETWIRE_DEBUG=1 shows the rest"
     return None
 
 

@@ -27,6 +27,7 @@ from app.outbox.registry import Registry
 from app.rules.model import Rule
 from spark_jobs.judging import asked, is_asked
 from spark_jobs.posting import PORTION, Api, Sender, portions
+from spark_jobs.problems import reason
 from spark_jobs.repair import BACKFILL, PARTS, PUT, day, told
 from spark_jobs.runs import LEASE, alive
 from spark_jobs.schemas import LISTING
@@ -103,7 +104,7 @@ def backfill(
         runs.end(run, r.UNFINISHED, counts, problem="it was stopped before its end")
         raise
     except BaseException as error:
-        runs.end(run, r.UNFINISHED, counts, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        runs.end(run, r.UNFINISHED, counts, problem=f"{type(error).__name__}: {reason(error)}")
         raise
     runs.end(run, result.state, result.counts, problem=result.problem)
     return result

@@ -24,6 +24,7 @@ from spark_jobs import stores
 from spark_jobs.drift import DRIFT, counts, drift, namespace
 from spark_jobs.listings import Listing
 from spark_jobs.posting import Api, Brakes, repairable
+from spark_jobs.problems import reason
 from spark_jobs.report import Told, write_findings, write_page
 from spark_jobs.runs import LEASE, alive
 from spark_jobs.source import Source
@@ -86,7 +87,7 @@ def run(
         runs.end(name, r.FAILED, {}, problem="it was stopped before its end")
         raise
     except BaseException as error:
-        runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {error}".splitlines()[0])
+        runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {reason(error)}")
         raise
     runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
     return result

@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # ships no types
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.declaration import load
@@ -21,6 +22,7 @@ from app.events.model import Effect, Event
 from spark_jobs import s3
 from spark_jobs.drift import namespace
 from spark_jobs.listings import BadListing, Listing, from_mc, from_parquet
+from spark_jobs.problems import reason
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.contract import minio_life
@@ -250,6 +252,21 @@ def test_an_elasticsearch_index_is_read(
         broken = {"broken": BROKEN, "other": of_another}
     for tasks, page in ((1, 100), (2, 4), (7, 1)):
         check(elasticsearch.rows(spark, settings, "b", tasks=tasks, page=page), "b", broken)
+
+
+def test_what_goes_wrong_within_a_task_is_told_in_its_words(
+    spark: SparkSession, elasticsearch_server: services.Elasticsearch
+) -> None:
+    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    index.ask("PUT", "")
+    found = rows(spark, load("elasticsearch", index.login | {"index": index.index}), "b", tasks=2)
+    index.ask("DELETE", "")
+    with pytest.raises(Py4JJavaError) as error:
+        found.count()
+    said = f"Elasticsearch at {elasticsearch_server.url}/ answered 404: "
+    assert reason(error.value).startswith(said)
+    assert reason(ValueError("a\nb")) == "a"
+    assert reason(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_who_may_read_an_index_and_who_may_not(elasticsearch_server: services.Elasticsearch) -> None:
