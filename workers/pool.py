@@ -1,9 +1,11 @@
 """The targets that this process has open: made in the process that uses them, reopened when their settings change."""
 
 import contextlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from app.config.problems import BadSettings
 from app.config.settings import Settings
 from app.config.targets import TargetSettings, WebhookSettings
 from app.outbox.registry import Registry, StoredTarget
@@ -13,10 +15,13 @@ from workers.mirror import Policy
 from workers.retry import RetrySchedule
 from workers.targets import create
 
+log = logging.getLogger("bucketwire.worker")
+
 
 @dataclass(frozen=True, slots=True)
 class _Open:
     values: Mapping[str, str]
+    settings: TargetSettings
     work: Work
 
 
@@ -27,15 +32,29 @@ class Pool:
         self._registry = registry
         self._settings = settings
         self._open: dict[int, _Open] = {}
+        self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
 
     def work(self, stored: StoredTarget) -> Work:
-        """The target as this process has it open. Raises `BadSettings`."""
+        """The target as this process has it open, with the secrets that files hold by now. Raises `BadSettings`."""
         known = self._open.get(stored.row_id)
-        if known is not None and known.values == stored.values:
+        same = known is not None and known.values == stored.values
+        if known is not None and same and not _in_files(stored.values):
             return known.work
+        try:
+            settings = as_served(self._registry.settings(stored), self._settings)
+        except BadSettings as error:
+            if known is None or not same:
+                raise
+            # A file that is being replaced must not stop a target that works with what it said before.
+            if stored.row_id not in self._unread:
+                log.warning("%s goes on with the secrets that it has: %s", known.work.name, error)
+            self._unread.add(stored.row_id)
+            return known.work
+        self._unread.discard(stored.row_id)
         if known is not None:
+            if same and known.settings == settings:
+                return known.work
             known.work.target.close()
-        settings = as_served(self._registry.settings(stored), self._settings)
         work = Work(
             name=stored.target.arn(self._settings.region),
             target=Discreet(create(stored.target.type, settings), settings),
@@ -44,7 +63,7 @@ class Pool:
             window=window(settings, sync_events=self._settings.sync_events),
             pace=Pace(limit=settings.batch_size, size=min(16, settings.batch_size)),
         )
-        self._open[stored.row_id] = _Open(dict(stored.values), work)
+        self._open[stored.row_id] = _Open(dict(stored.values), settings, work)
         return work
 
     def close(self) -> None:
@@ -53,6 +72,11 @@ class Pool:
             with contextlib.suppress(Exception):  # the process ends; the remote sees a closed connection either way
                 known.work.target.close()
         self._open.clear()
+
+
+def _in_files(values: Mapping[str, str]) -> bool:
+    """Whether a secret may change without its setting: what is sealed is no reference, and a variable stays."""
+    return any(text.startswith("file:") for text in values.values())
 
 
 def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:

@@ -8,7 +8,7 @@ import click
 import orjson
 
 from app.cli.problems import CannotDo
-from app.cli.shell import Shell, anywhere, printable
+from app.cli.shell import Shell, anywhere, printable, with_shell
 from app.config.arn import TargetId
 from app.config.declaration import (
     BadSettings,
@@ -100,6 +100,17 @@ def import_(shell: Shell, path: Path, dry_run: bool) -> None:
     if found.problems:
         raise BadSettings(found.problems)
     put_all(shell, [change(shell, target, values) for target, values in found.targets.items()], dry_run=dry_run)
+
+
+@config.command()
+@with_shell
+def reseal(shell: Shell) -> None:
+    """Seal stored secrets again, with the first key of BUCKETWIRE_SECRET_KEYS.
+
+    Nothing stored needs the other keys afterwards: the last step of putting a new key in the place of an old one.
+    """
+    count = shell.registry.reseal()
+    shell.done(f"sealed the secrets of {count} targets again", targets=count)
 
 
 def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> tuple[TargetId, dict[str, str]]:

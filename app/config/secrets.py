@@ -4,7 +4,7 @@ import contextlib
 import os
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
@@ -20,13 +20,15 @@ _SEALED = "enc:"
 class Sealer:
     """Seals texts with the first of its keys and opens what any of them has sealed. Raises `BadValue` for a bad key.
 
-    To rotate, put a new key first, seal again what is stored, and take the old one away.
+    To rotate, put a new key first, seal again what is stored, and take the old one away. `again` says the keys as they
+    are by now; it is asked when none of those known opens a text, so that a process need not be started anew.
     """
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], again: Callable[[], Sequence[str]] = tuple) -> None:
         if not keys:
             raise BadValue("holds no key", "give at least one; `bucketwire` writes its own to var/secret.key")
         self._keys = MultiFernet([parse_key(key) for key in keys])
+        self._again = again
 
     def seal(self, text: str) -> str:
         """The text as it may be stored: `enc:` and a token that differs each time."""
@@ -36,8 +38,14 @@ class Sealer:
         """The text that was sealed; one that is not sealed is returned as it is. Raises `BadValue`."""
         if not text.startswith(_SEALED):
             return text
+        sealed = text.removeprefix(_SEALED)
         try:
-            return self._keys.decrypt(text.removeprefix(_SEALED)).decode()
+            return self._keys.decrypt(sealed).decode()
+        except InvalidToken:
+            if keys := self._again():
+                self._keys = MultiFernet([parse_key(key) for key in keys])
+        try:
+            return self._keys.decrypt(sealed).decode()
         except InvalidToken:
             raise BadValue(
                 "was sealed with a key that is not among BUCKETWIRE_SECRET_KEYS",

@@ -4,6 +4,7 @@ Each change locks the log's head and raises its version in the same transaction.
 follows the new rules, one before it the old ones, and there is nothing between.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -162,6 +163,20 @@ class Registry:
                 m.targets.update().where(t.id == known.id).values(breaker="closed", failures=0, resume_at=0, **columns)
             )
 
+    def reseal(self) -> int:
+        """Seal every target's secrets with the newest key; says of how many targets.
+
+        Raises `BadSettings` where one was sealed with a key that is gone; then nothing changed.
+        """
+        with self._database.writing() as connection:
+            rows = connection.execute(sa.select(m.targets).with_for_update()).all()
+            for row in rows:
+                stored = _stored(row)
+                sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
+                chosen = m.targets.update().where(m.targets.c.id == row.id)
+                connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
+        return len(rows)
+
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
         """Make the targets that the environment names those of the table, each for itself.
 
@@ -308,8 +323,18 @@ class Registry:
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:
-    """The registry of a service with these settings; without secret keys it makes one in the service's folder."""
-    return Registry(database, Sealer(settings.secret_keys or [key_file(settings.key_path)]))
+    """The registry of a service with these settings; without secret keys it makes one in the service's folder.
+
+    BUCKETWIRE_SECRET_KEYS is looked at again for a key that is not known, as it may refer to a file.
+    """
+    return Registry(database, Sealer(settings.secret_keys or [key_file(settings.key_path)], _keys_by_now))
+
+
+def _keys_by_now() -> Sequence[str]:
+    try:
+        return Settings.from_environ(os.environ).secret_keys
+    except BadSettings:  # the file is being replaced
+        return ()
 
 
 def enabled_targets(database: Database) -> list[TargetId]:
