@@ -10,7 +10,11 @@ from app.config.settings import Settings
 from app.outbox.database import Database
 
 _settings = Settings.from_environ(os.environ)
-globals().update(options(_settings))
+try:
+    globals().update(options(_settings))
+except BadSettings as error:
+    sys.stderr.write(f"bucketwire: {error}\n")
+    sys.exit(1)
 
 
 def on_starting(_server: object) -> None:

@@ -7,6 +7,7 @@ from gunicorn.config import KNOWN_SETTINGS
 from gunicorn.glogging import Logger
 
 from app import logs
+from app.api.tls import Certificate
 from app.config.settings import Settings
 
 
@@ -27,7 +28,10 @@ _MEMORY = "/dev/shm"  # noqa: S108 - gunicorn makes its own files there, unguess
 
 
 def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREADS) -> dict[str, Any]:
-    """Gunicorn's settings for the API. Not preloaded: each worker opens the database for itself."""
+    """Gunicorn's settings for the API. Not preloaded: each worker opens the database for itself.
+
+    Raises `BadSettings` where the certificate cannot be used.
+    """
     wanted = {
         "bind": f"{_bracketed(settings.listen.host)}:{settings.listen.port}",
         "worker_class": "app.api.listen.worker.Worker",  # gthread, for streams that hold no thread
@@ -43,6 +47,10 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "forwarded_allow_ips": "127.0.0.1,::1",
         "control_socket_disable": True,
     }
+    if settings.tls_cert:
+        wanted |= {"certfile": settings.tls_cert, "keyfile": settings.tls_key}
+        certificate = Certificate(settings.tls_cert, settings.tls_key)
+        wanted["ssl_context"] = lambda _conf, _default: certificate.context()
     if settings.log_format == "json":
         wanted["logger_class"] = JsonLogger
     known = {setting.name for setting in KNOWN_SETTINGS}  # older releases do not know the last one, nor need it

@@ -77,7 +77,7 @@ class _Service:
         shared = {} if own else {figures.VARIABLE: str(figures.fresh_folder(settings.folder, "up"))}
         supervisor.keep(service(concurrency=self._concurrency, flower_port=flower, shared=shared))
         await start.until(
-            lambda: start.api_answers(settings.listen),
+            lambda: start.api_answers(settings.listen, secure=bool(settings.tls_cert)),
             60,
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )
@@ -103,7 +103,7 @@ class _Service:
         if settings.log_format == "text":
             click.echo(greeting(settings, flower, self._arns, sample=self._sample))
             return
-        places = {"api": f"http://{settings.listen}", "flower": f"http://127.0.0.1:{flower}"}
+        places = {"api": settings.api_url, "flower": f"http://127.0.0.1:{flower}"}
         about = logs.line(f"runs in {settings.folder}", logs=f"{settings.folder}/log", arns=self._arns, **places)
         click.echo(about, err=True)
 
@@ -122,7 +122,7 @@ class _Service:
 
 def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) -> str:
     """What a person needs to know now: where everything is, what to try, what to set next."""
-    base = f"http://{settings.listen}"
+    base = settings.api_url
     post = f"{base}/v1/events"
     data = f"@{_relative(_EXAMPLE)}" if _EXAMPLE.exists() else _SMALL
     lines = [

@@ -174,6 +174,10 @@ class Settings(Declared):
     database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
     broker_url: str = setting(BrokerUrl(), default="", about="the task broker; empty: a Redis in the folder")
     listen: HostPort = setting(Host(8730, any_port=True), default="127.0.0.1:8730", about="where the API listens")
+    tls_cert: str = setting(
+        Path(), default="", about="PEM chain of the API, read again when renewed; empty: plain HTTP"
+    )
+    tls_key: str = setting(Path(), default="", about="PEM key of `tls_cert`, without password")
     metrics_listen: HostPort = setting(
         Host(any_port=True), default="", about="where a worker tells its figures, port 0: any; empty: nowhere"
     )
@@ -248,6 +252,9 @@ class Settings(Declared):
             yield Problem("secret_key", "", "is too short", "as at MinIO, 8 or more characters")
         if self.access_key in {key.access_key for key in self.s3_keys}:
             yield Problem("s3_keys", "", "has the access key of BUCKETWIRE_ACCESS_KEY", "give each key one of its own")
+        if bool(self.tls_cert) != bool(self.tls_key):
+            missing = "tls_key" if self.tls_cert else "tls_cert"
+            yield Problem(missing, "", "is missing", "TLS needs a certificate and its key, plain HTTP neither")
         if self.time_slice >= self.lease:
             yield Problem("time_slice", "", "is not shorter than the lease", "shorten it, or lengthen BUCKETWIRE_LEASE")
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
@@ -276,6 +283,11 @@ class Settings(Declared):
         scopes = frozenset(S3_SCOPES)
         first = (S3Key("default", scopes, self.access_key, self.secret_key),) if self.access_key else ()
         return (*first, *self.s3_keys)
+
+    @property
+    def api_url(self) -> str:
+        """Where the API is, without a slash at the end."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
 
     @property
     def loopback(self) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import redis
 
+from app.config import tls
 from app.config.addresses import HostPort
 from app.config.declaration import broken, from_environ
 from app.config.settings import Settings
@@ -110,9 +111,12 @@ def broker_answers(settings: Settings) -> bool:
         return False
 
 
-def api_answers(listen: HostPort) -> bool:
-    """Whether the API answers at all."""
+def api_answers(listen: HostPort, *, secure: bool) -> bool:
+    """Whether the API answers at all; with TLS by whatever certificate, which may well be for another name."""
     connection = http.client.HTTPConnection(listen.host, listen.port, timeout=2)  # no proxy of the environment's
+    if secure:
+        context = tls.context(skip_verify=True)
+        connection = http.client.HTTPSConnection(listen.host, listen.port, timeout=2, context=context)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200

@@ -9,6 +9,7 @@ nothing until it is `MOST_BEHIND`; then it is told, and goes on with what is new
 import asyncio
 import logging
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +21,7 @@ import sqlalchemy as sa
 
 from app.api.listen.asked import Asked
 from app.api.listen.lines import Line, event_line
+from app.api.listen.secure import plain
 from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
 from app.outbox.database import Database, said
 from app.outbox.follow import End, end, events_between
@@ -66,6 +68,9 @@ class Hall:
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if isinstance(connection, ssl.SSLSocket):
+            connection = plain(connection, _KERNEL)
+            connection.setblocking(False)
         asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(lambda: stream, connection), self._loop)
 
     # In the loop's thread

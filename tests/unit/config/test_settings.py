@@ -181,6 +181,8 @@ def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
         ({"LANES": "2000"}, "LANES"),
         ({"SECRET_KEYS": f"{KEY},x"}, "SECRET_KEYS"),
         ({"BODY_LIMIT": "1"}, "BODY_LIMIT"),
+        ({"TLS_CERT": "/api.crt"}, "TLS_KEY"),
+        ({"TLS_KEY": "/api.key"}, "TLS_CERT"),
     ],
 )
 def test_settings_that_cannot_be_are_refused_by_their_variable(values: dict[str, str], variable: str) -> None:

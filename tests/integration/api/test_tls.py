@@ -1,0 +1,150 @@
+"""TLS of the API's own: streams too, and a certificate that is renewed while it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import ssl
+import warnings
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from cryptography import x509
+
+from app.outbox.append import Log
+from app.outbox.database import Database
+from tests import services
+from tests.builders import event
+from tests.integration.api.conftest import S3, Api, url_of
+from tests.integration.api.test_events import body
+from tests.integration.api.test_listen import Listener
+from tests.services import until
+
+
+@dataclass(eq=False)
+class SecureApi(Api):
+    """The API with a certificate; `trusted` is the authority that its client goes by."""
+
+    def prepare(self) -> None:
+        self.cert, self.key = self.folder / "api.crt", self.folder / "api.key"
+        certs = services.certificates()
+        self.trusted = ssl.create_default_context(cafile=certs.ca)
+        self.put(certs.cert, certs.key)
+        super().prepare()
+        self.client.close()
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=self.trusted, trust_env=False)
+        self.settings = {
+            **self.settings,
+            "BUCKETWIRE_TLS_CERT": str(self.cert),
+            "BUCKETWIRE_TLS_KEY": str(self.key),
+        }
+
+    def put(self, cert: Path, key: Path) -> None:
+        """Replace certificate and key, each as a whole."""
+        for source, place in ((cert, self.cert), (key, self.key)):
+            draft = place.with_suffix(".draft")
+            shutil.copy(source, draft)
+            draft.rename(place)
+
+    def ping(self) -> None:
+        httpx.get(f"{self.url}/healthz", timeout=5, verify=self.trusted, trust_env=False).raise_for_status()
+
+    @property
+    def url(self) -> str:
+        return f"https://{services.LOOPBACK}:{self.port}"
+
+    def presented(self) -> int:
+        """The serial number of the certificate that a new connection is served with, whoever issued it."""
+        pem = ssl.get_server_certificate((services.LOOPBACK, self.port), timeout=30)
+        return x509.load_pem_x509_certificate(pem.encode()).serial_number
+
+
+@pytest.fixture
+def s3(log: Database) -> Iterator[S3]:
+    given = {"BUCKETWIRE_ACCESS_KEY": S3.access_key, "BUCKETWIRE_SECRET_KEY": S3.secret_key}
+    with SecureApi(url_of(log), given) as secure:
+        yield S3(secure.start(), log)
+        secure.client.close()
+
+
+@contextmanager
+def listening(s3: S3) -> Iterator[Listener]:
+    """A stream of all of a bucket's new objects, over TLS."""
+    assert isinstance(s3.api, SecureApi)
+    with (
+        httpx.Client(timeout=60, verify=s3.api.trusted, trust_env=False) as client,
+        closing(client.send(s3.sign("GET", "/images?events=s3:ObjectCreated:*"), stream=True)) as response,
+    ):
+        assert response.status_code == 200
+        yield Listener(response)
+
+
+def connections(api: Api) -> int:
+    """How many it has open."""
+    found = [one for child in psutil.Process(api.pid).children() for one in child.net_connections("tcp")]
+    return sum(one.laddr.port == api.port and bool(one.raddr) for one in found)
+
+
+def test_events_and_streams_go_over_tls_and_nothing_goes_without(s3: S3) -> None:
+    assert s3.ask("PUT", "/images").status_code == 200
+    before = connections(s3.api)
+    with listening(s3) as stream:
+        assert connections(s3.api) == before + 1
+        assert s3.api.post(body("a", "b")).status_code == 202
+        assert stream.keys(2) == ["a", "b"]
+        many = [event(f"{number:04}" + "k" * 500) for number in range(4000)]
+        for start in range(0, len(many), 500):
+            Log(s3.database).append([many[start : start + 500]])
+        assert stream.keys(4000) == [each.key for each in many], "more than any buffer holds"
+    until(lambda: connections(s3.api) == before, 30, what="the end of the stream")
+    with httpx.Client(timeout=60, trust_env=False) as plain, pytest.raises(httpx.TransportError):
+        plain.get(s3.api.url.replace("https", "http") + "/healthz")
+    old = ssl.create_default_context(cafile=services.certificates().ca)
+    old.minimum_version = ssl.TLSVersion.MINIMUM_SUPPORTED
+    with warnings.catch_warnings(action="ignore"):
+        old.maximum_version = ssl.TLSVersion.TLSv1_1
+    with httpx.Client(timeout=60, trust_env=False, verify=old) as outdated, pytest.raises(httpx.ConnectError):
+        outdated.get(f"{s3.api.url}/healthz")
+    assert "Traceback" not in s3.api.log.read_text()
+
+
+def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_not(s3: S3) -> None:
+    api, certs = s3.api, services.certificates()
+    assert isinstance(api, SecureApi)
+    first = api.presented()
+    assert api.client.get("/healthz").status_code == 200  # this connection stays open
+    api.put(certs.other_cert, certs.other_key)
+    until(lambda: api.presented() != first, 30)
+    second = api.presented()
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{api.url}/healthz", verify=api.trusted, trust_env=False, timeout=30)
+    assert api.client.get("/healthz").status_code == 200, "what was open goes on"
+
+    api.put(certs.cert, certs.other_key)  # they do not belong together: half of a renewal
+    assert api.presented() == second
+    api.put(certs.cert, certs.key)
+    assert {api.presented() for _ in range(4)} == {first}
+    api.put(certs.other_cert, certs.other_key)
+    before = {child.pid for child in psutil.Process(api.pid).children()}
+    os.kill(api.pid, signal.SIGHUP)
+    until(lambda: before.isdisjoint(child.pid for child in psutil.Process(api.pid).children()), 60)
+    assert api.presented() == second
+    said = api.log.read_text()
+    assert "the certificate was renewed" in said
+    assert "the certificate before goes on: BUCKETWIRE_TLS_CERT: " in said
+
+
+def test_a_certificate_that_cannot_be_used_stops_the_start_with_a_sentence(log: Database) -> None:
+    certs = services.certificates()
+    api = SecureApi(url_of(log), {})
+    api.put(certs.cert, certs.other_key)
+    api.client.close()
+    with pytest.raises(RuntimeError, match=r"BUCKETWIRE_TLS_CERT: .*api\.crt.* cannot be used with the key"):
+        api.start()
+    assert "Traceback" not in api.log.read_text()
