@@ -16,7 +16,7 @@ if given is not None:
     with context.begin_transaction():
         context.run_migrations()
 else:
-    database = Database(Settings.from_environ(os.environ).database_url)
+    database = Database(Settings.from_environ(os.environ).database_url, patience=None)
     with database.engine.connect() as connection:
         context.configure(connection=connection, target_metadata=metadata, transaction_per_migration=True)
         with context.begin_transaction():

@@ -21,6 +21,8 @@ from celery.signals import (
     worker_shutdown,
 )
 from kombu import Queue
+from kombu.transport import redis as over_redis
+from kombu.transport.virtual import QoS
 
 from app import logs
 from app.config.arn import TargetId
@@ -33,6 +35,40 @@ from workers import context, figures
 
 SERVICE_QUEUE = "bucketwire"
 HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
+
+# A broker that is gone without a word would else be waited for: for ever by a worker, and by who publishes.
+_SILENCE = 3  # seconds
+_WATCHED_RABBITMQ = {
+    "confirm_publish": True,
+    "confirm_timeout": _SILENCE,
+    "read_timeout": _SILENCE,
+    "write_timeout": _SILENCE,
+}
+_WATCHED_REDIS = {
+    "visibility_timeout": 600,
+    "socket_timeout": _SILENCE,
+    "socket_connect_timeout": _SILENCE,
+    "socket_keepalive": True,
+    "health_check_interval": _SILENCE - 1,  # also the most that Redis may be late with "nothing came"
+}
+
+
+class _Acknowledging(over_redis.QoS):
+    """Hints in hand, on Redis: one that cannot be acknowledged does not count as in hand for ever.
+
+    Celery only logs that it could not. A worker would count it against what it may have at once, and take no more.
+    """
+
+    def ack(self, delivery_tag: str) -> None:
+        """Raises what kombu raises; the hint comes again after the visibility timeout and then says nothing new."""
+        try:
+            super().ack(delivery_tag)
+        except Exception:
+            QoS.ack(self, delivery_tag)
+            raise
+
+
+over_redis.Channel.QoS = _Acknowledging
 
 settings = Settings.from_environ(os.environ)
 _rabbitmq = settings.broker_url.startswith("amqp")
@@ -74,9 +110,11 @@ app.conf.update(
     beat_scheduler="celery.beat:Scheduler",  # nothing to remember between starts
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_transport_options={"confirm_publish": True, "confirm_timeout": 5}
-    if _rabbitmq
-    else {"visibility_timeout": 600},
+    broker_heartbeat=2 * _SILENCE,  # of RabbitMQ's connections, which are given up after two without a sign of life
+    broker_transport_options=_WATCHED_RABBITMQ if _rabbitmq else _WATCHED_REDIS,
+    # Else a worker that has lost its connection without a word could not come back before the broker knows of it.
+    control_queue_durable=_rabbitmq,
+    control_queue_exclusive=False,
     enable_utc=True,
     task_acks_late=True,
     task_create_missing_queues=False,
@@ -105,7 +143,7 @@ class TargetQueues(bootsteps.StartStopStep):
         wanted = os.environ.get("BUCKETWIRE_WORKER_TARGETS", "*")
         self.enabled = wanted != ""
         self._wanted = frozenset(filter(None, wanted.split(",")))
-        self._database = Database(settings.database_url, pool_size=1)
+        self._database = Database(settings.database_url, pool_size=1, patience=settings.database_timeout)
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:

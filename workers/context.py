@@ -39,7 +39,7 @@ class Context:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.database = Database(settings.database_url)
+        self.database = Database(settings.database_url, patience=settings.database_timeout)
         self.lease_ms = int(settings.lease * 1000)
         self.leases = Leases(self.database, self.lease_ms)
         self.store = Store(self.database, self.lease_ms)

@@ -22,7 +22,7 @@ def on_starting(_server: object) -> None:
 
     Asked once, before there is a worker: one that is replaced later has to come up whatever became of the tokens.
     """
-    database = Database(_settings.database_url)
+    database = Database(_settings.database_url, patience=_settings.database_timeout)
     try:
         check_listen(_settings, database)
     except BadSettings as error:

@@ -37,7 +37,7 @@ def make(settings: Settings) -> Parts:
 
     Raises `BadSettings` where the staging folder cannot be used.
     """
-    database = Database(settings.database_url)
+    database = Database(settings.database_url, patience=settings.database_timeout)
     staging = _staging(settings.queue_dir) if settings.queue_dir else None
     memory = staging.folder / "tokens.json" if staging else None
     return Parts(

@@ -172,6 +172,9 @@ class Settings(Declared):
 
     var: str = setting(Text(), default="var", about="the service's own folder")
     database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
+    database_timeout: float = setting(
+        Duration(1, 3600), default="20s", about="a connection whose server takes longer to answer is given up"
+    )
     broker_url: str = setting(BrokerUrl(), default="", about="the task broker; empty: a Redis in the folder")
     listen: HostPort = setting(Host(8730, any_port=True), default="127.0.0.1:8730", about="where the API listens")
     tls_cert: str = setting(

@@ -8,6 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import event as sa_event
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from app.outbox import silence
+
 # Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
 # InternalError is what a PostgreSQL says that has become a read-only standby.
 DatabaseUnavailable = (
@@ -35,17 +37,18 @@ def said(error: BaseException) -> str:
 class Database:
     """Connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
 
+    A statement that takes longer than `patience` seconds raises `DatabaseUnavailable`; with None it may take any time.
     Made in the process that uses it: call `forked()` first thing in a forked child.
     """
 
-    def __init__(self, url: str, *, pool_size: int = 5) -> None:
+    def __init__(self, url: str, *, pool_size: int = 5, patience: float | None = 20.0) -> None:
         self.url = sa.make_url(url)
-        self.engine = _open(self.url, pool_size)
+        self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
         if self.dialect != "sqlite":
             # No BEGIN and COMMIT around a single SELECT. An engine of its own, because a connection that has to be set
             # back when it is returned costs a round trip, and one that breaks just then never leaves the pool's count.
-            self._reader = _open(self.url, pool_size, autocommit=True)
+            self._reader = _open(self.url, pool_size, patience, autocommit=True)
 
     @property
     def dialect(self) -> str:
@@ -72,11 +75,11 @@ class Database:
             engine.dispose()
 
 
-def _open(url: sa.URL, pool_size: int, *, autocommit: bool = False) -> sa.Engine:
+def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False) -> sa.Engine:
     name = url.get_backend_name()
     if name == "sqlite":
         return _open_sqlite(url, pool_size)
-    opener: dict[str, Callable[[sa.URL, int, str], sa.Engine]] = {
+    opener: dict[str, Callable[[sa.URL, int, float | None, str], sa.Engine]] = {
         "postgresql": _open_postgresql,
         "mysql": _open_mysql,
         "mariadb": _open_mysql,
@@ -84,7 +87,7 @@ def _open(url: sa.URL, pool_size: int, *, autocommit: bool = False) -> sa.Engine
     if name not in opener:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
     # Whatever the server's default: a SELECT after taking the log's head must see every commit before it.
-    return opener[name](url, pool_size, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
+    return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
 
 
 def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
@@ -113,7 +116,7 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 _NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
-def _open_postgresql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
+def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
     # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
     # Every query of ours has an index in its order; with a fresh or fast-growing log the planner's statistics are
     # behind, and without these it would at times sort a whole backlog to read the first batch of it. (What is off
@@ -122,18 +125,37 @@ def _open_postgresql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
         "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
         " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
     )
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         pool_size=pool_size,
         max_overflow=20,
         pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
         hide_parameters=True,
         isolation_level=isolation,
-        connect_args={"options": options, "connect_timeout": 5, "application_name": "bucketwire", **_NOTICING},
+        connect_args={
+            "options": options,
+            "connect_timeout": 5,
+            "application_name": "bucketwire",
+            "connection_factory": silence.Connection,
+            "cursor_factory": silence.Cursor,
+            **_NOTICING,
+        },
     )
 
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: silence.Connection, entry: ConnectionPoolEntry) -> None:
+        connection.patience = patience
+        entry.info["opened"] = time.monotonic()
 
-def _open_mysql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
+    @sa_event.listens_for(engine, "checkout")
+    def _check(_connection: silence.Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
+        if silence.suspicious(entry.info["opened"]):
+            raise sa.exc.DisconnectionError  # the pool opens another in its place
+
+    return engine
+
+
+def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
     url = url.update_query_dict({"charset": "utf8mb4"})
     engine = sa.create_engine(
         url,
@@ -142,7 +164,7 @@ def _open_mysql(url: sa.URL, pool_size: int, isolation: str) -> sa.Engine:
         pool_recycle=3600,  # below the server's wait_timeout
         hide_parameters=True,
         isolation_level=isolation,
-        connect_args={"connect_timeout": 5, "read_timeout": 30, "write_timeout": 30},
+        connect_args={"connect_timeout": 5, "read_timeout": patience, "write_timeout": patience},
     )
 
     @sa_event.listens_for(engine, "connect")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ class Poster:
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
     taken: int = 0
-    repeated: int = 0  # posts that were not answered 202
+    refused: Counter[str] = field(default_factory=Counter)  # what posts were answered that were not answered 202
 
     def __post_init__(self) -> None:
         self.buckets = [
@@ -43,18 +44,23 @@ class Poster:
                 batch = [self.rng.choice(self.buckets).next() for _ in range(min(share, self.rng.randint(20, 200)))]
                 self.sent += batch
                 content = orjson.dumps({"Records": batch})
-                while not self._taken(client, flow.whole.api.url, content):
-                    self.repeated += 1
+                while refusal := self._refusal(client, flow.whole.api.url, content):
+                    self.refused[refusal] += 1
                     if flow.over.wait(0.05):
                         return
                 self.taken += len(batch)
 
     @staticmethod
-    def _taken(client: httpx.Client, url: str, content: bytes) -> bool:
+    def _refusal(client: httpx.Client, url: str, content: bytes) -> str:
+        """Empty for a 202; else the status and the kind of the problem, or what became of the connection."""
         try:
-            return client.post(f"{url}/v1/events", content=content).status_code == 202
-        except httpx.TransportError:
-            return False
+            answer = client.post(f"{url}/v1/events", content=content)
+        except httpx.TransportError as error:
+            return type(error).__name__
+        if answer.status_code == 202:
+            return ""
+        kind = answer.json()["type"].rpartition(":")[2] if "problem+json" in answer.headers["content-type"] else ""
+        return f"{answer.status_code} {kind or answer.text[:200]}"
 
 
 @dataclass
@@ -97,6 +103,11 @@ class Flow:
     def taken(self) -> int:
         """How many events were answered 202."""
         return sum(poster.taken for poster in self.posters)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """What posts were answered, or came to, that were not answered 202."""
+        return sum((poster.refused for poster in self.posters), Counter())
 
     @property
     def all_taken(self) -> bool:

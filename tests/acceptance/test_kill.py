@@ -182,7 +182,7 @@ def kill(victim: Victim, flow: Flow, watch: Watch, rng: Random, share: int) -> N
 
 def report(flow: Flow, marked: Sequence[Victim], took: float, repeats: dict[str, int]) -> str:
     """What it came to, for people."""
-    again = sum(poster.repeated for poster in flow.posters)
+    again = flow.refused.total()
     kills = sum(len(victim.resumed) for victim in marked)
     lines = [f"\n{flow.taken} events, {kills} kills in {took:.0f} s; posts repeated {again}; repeats {repeats}\n"]
     lines += [

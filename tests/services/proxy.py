@@ -29,7 +29,7 @@ class _Wire:
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
                 end.shutdown(socket.SHUT_RD)  # wakes the thread that reads from it
-                end.close()
+            end.close()
 
     def close(self) -> None:
         """End it as usual."""

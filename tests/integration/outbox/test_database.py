@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import sqlalchemy as sa
 
 from app.outbox.books import snapshot
 from app.outbox.database import Database, DatabaseUnavailable
+from tests import services
 from tests.builders import add_target
 from tests.services import until
 
@@ -67,3 +69,29 @@ def test_a_snapshot_sees_one_moment(database: Database) -> None:
 
 def _targets(connection: sa.Connection) -> int:
     return int(connection.execute(sa.text("SELECT count(*) FROM targets")).scalar_one())
+
+
+def test_a_connection_whose_server_does_not_answer_is_given_up_and_so_are_those_opened_before_it(
+    postgres_server: services.Postgres, postgres_database: str
+) -> None:
+    with services.proxy(postgres_server.port) as wire:
+        url = postgres_database.replace(f":{postgres_server.port}/", f":{wire.port}/")
+        database = Database(url, patience=1)
+        with database.reading() as one, database.reading() as other:
+            assert one.execute(sa.text("SELECT 1")).scalar_one() == other.execute(sa.text("SELECT 1")).scalar_one() == 1
+        with database.writing() as connection:
+            connection.execute(sa.text("SELECT 1"))
+        wire.halve()
+        began = time.monotonic()
+        assert not _answers(database.reading())
+        assert time.monotonic() - began >= 1
+        assert _answers(database.reading())  # no connection of before is tried again
+        assert _answers(database.writing())
+        database.close()
+
+
+def test_a_statement_may_take_any_time_where_nobody_waits(postgres_database: str) -> None:
+    database = Database(postgres_database, patience=None)
+    with database.reading() as connection:
+        connection.execute(sa.text("SELECT pg_sleep(2.5)"))
+    database.close()
