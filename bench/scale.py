@@ -1,0 +1,63 @@
+"""How the rate of a slow target grows with workers: a webhook that takes 20 ms, sync mode, a connection a worker.
+
+    python -m bench.scale [--events 500] [--workers 1,2,4]
+
+Each worker is a process of its own (`bucketwire worker --only targets --concurrency 1`) beside beat and a worker that
+drains, over PostgreSQL with fsync and a Redis broker. The rate is that of the requests at the receiver, the first to
+the last; `--events` are for each worker.
+"""
+
+import argparse
+from contextlib import ExitStack
+
+from bench.deliver import fill
+from bench.report import show
+from tests import services
+from tests.builders import add_target
+from tests.system import start_all, system
+
+DELAY = 0.02  # seconds
+
+
+def rate(workers: int, events: int) -> float:
+    """Events per second of so many workers."""
+    with ExitStack() as stack:
+        outbox = stack.enter_context(services.postgres(durable=True))
+        broker = stack.enter_context(services.redis())
+        receiver = stack.enter_context(services.receiver())
+        receiver.set(delay=DELAY)
+        whole = stack.enter_context(
+            system(outbox.create_database("outbox"), broker.url, workers=workers, concurrency=1, start=False)
+        )
+        values = {"endpoint": receiver.url, "allow_private": "on", "sync": "on"}
+        add_target(whole.database, type_name="webhook", values=values)
+        fill(whole.database, events)
+        start_all([whole.drain, *whole.workers])
+        whole.beat.start()
+        services.until(whole.settled, 600, what="everything delivered")
+        times = sorted(request.at for request in receiver.requests())
+        if len(times) != events:
+            raise RuntimeError(f"{len(times):,} requests for {events:,} events")
+        return (events - 1) / (times[-1] - times[0])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--events", type=int, default=500)
+    parser.add_argument("--workers", default="1,2,4")
+    options = parser.parse_args()
+    rates = {count: rate(count, count * options.events) for count in map(int, options.workers.split(","))}
+    least = min(rates)
+    show(
+        "scale",
+        "Workers at a webhook that takes 20 ms, sync mode",
+        [
+            {"workers": count, "events": count * options.events, "events/s": each, "multiple": each / rates[least]}
+            for count, each in rates.items()
+        ],
+        f"One request after the other could be {1 / DELAY:.0f} a second.",
+    )
+
+
+if __name__ == "__main__":
+    main()
