@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from app.cli import bucketwire
+from app.config.declaration import load
 from app.config.settings import Settings
 from app.config.targets import TYPES
 from tests import provision
@@ -20,6 +21,7 @@ from tests import provision
 ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+TARGETS = {name: service for name, service in SERVICES.items() if name.startswith("target-")}
 OWN = {name: service for name, service in SERVICES.items() if service["image"] == "bucketwire"}
 PROCESSES = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
 
@@ -59,13 +61,14 @@ def test_the_procfile_has_every_part_and_serves_every_type_of_target() -> None:
 
 def test_the_compose_file_has_every_part() -> None:
     assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "flower"}
-    assert set(SERVICES) - set(OWN) == {"database", "rabbitmq", "redis"}
+    assert set(SERVICES) - set(OWN) - set(TARGETS) == {"database", "rabbitmq", "redis"}
 
 
 def test_the_broker_is_chosen_by_a_profile_and_all_else_always_runs() -> None:
     assert {name: service.get("profiles") for name, service in SERVICES.items() if service.get("profiles")} == {
         "rabbitmq": ["rabbitmq"],
         "redis": ["redis"],
+        **{name: [name] for name in TARGETS},
     }
     for name in ("api", "beat", "drain", "workers", "flower"):
         needs = OWN[name]["depends_on"]
@@ -112,12 +115,13 @@ def test_no_secret_stands_in_the_file_and_every_one_is_asked_for() -> None:
         "POSTGRES_PASSWORD",
         "BUCKETWIRE_SECRET_KEYS",
         "BUCKETWIRE_API_TOKENS",
+        "TARGET_PASSWORD",
         "FLOWER_BASIC_AUTH",
     }
 
 
 def version(command: list[str]) -> str:
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    said = subprocess.run(command, capture_output=True, text=True, check=command[0] != "mosquitto").stdout
     found = re.search(r"(\d+\.\d+)", said)
     assert found, said
     return found[1]
@@ -133,6 +137,42 @@ def test_the_servers_are_of_the_versions_that_the_tests_run_on() -> None:
     assert images["redis"] == version(["redis-server", "--version"])
     # Debian's 3.10 has had no releases for years; 3.13 is the last of its line and speaks the same to a client.
     assert images["rabbitmq"].split(".")[0] == "3"
+
+
+def test_each_type_of_target_has_a_server_of_the_version_that_the_tests_run_on() -> None:
+    """But the webhook, whose server is the user's."""
+    versions = {name.removeprefix("target-"): service["image"].rpartition(":")[2] for name, service in TARGETS.items()}
+    installed = {
+        "amqp": SERVICES["rabbitmq"]["image"].rpartition(":")[2],
+        "postgresql": SERVICES["database"]["image"].rpartition(":")[2],
+        "redis": SERVICES["redis"]["image"].rpartition(":")[2],
+        "elasticsearch": provision.ELASTICSEARCH_VERSION,
+        "kafka": provision.KAFKA_VERSION,
+        "mysql": provision.MYSQL.name.removeprefix("mysql-").rpartition(".")[0],
+        "nats": provision.NEW_NATS_VERSION.removeprefix("v"),
+        "nats-streaming": provision.STAN_VERSION.removeprefix("v"),
+        "nsq": provision.NSQ_VERSION,
+    }
+    assert {name: versions[name] for name in installed} == installed
+    assert set(versions) == set(TYPES) - {"webhook"} | {"mariadb", "nats-streaming"}
+    for name, command in (("mariadb", ["mariadbd", "--version"]), ("mosquitto", ["mosquitto", "-h"])):
+        if reason := provision.missing(name):
+            pytest.skip(reason)
+        assert versions[{"mosquitto": "mqtt"}.get(name, name)] == version(command)
+
+
+def test_only_the_service_reaches_the_servers_of_targets_and_each_is_told_of_on_the_page() -> None:
+    page = (ROOT / "docs/how-to/production.md").read_text()
+    told = dict(re.findall(r"^\| `(target-\S+)` \| `bucketwire target set (.+)` \|$", page, re.MULTILINE))
+    assert told.keys() == TARGETS.keys()
+    for name, words in told.items():
+        assert "ports" not in TARGETS[name]
+        target, *texts = shlex.split(words)
+        values = dict(text.split("=", 1) for text in texts)
+        load(target.partition(":")[0], values)
+        assert f"{name}:" in words or f"@{name}/" in words, "it goes to its own server"
+        asks = "TARGET_PASSWORD" in str(TARGETS[name])
+        assert asks == ("PASSWORD" in words), name
 
 
 def test_the_image_runs_as_a_user_of_its_own_and_has_what_is_imported() -> None:
