@@ -230,6 +230,7 @@ class _Intake:
             "time": event.time,
             "targets": targets,
             "record": event.record,
+            "trace": event.trace,  # "" and not NULL: a row without NULL needs no map of them, and COPY no exception
         }
         self._seq += 1
         return row

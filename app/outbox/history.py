@@ -37,6 +37,7 @@ class Recorded:
     received_at: int
     standings: Sequence[Standing]
     record: str
+    trace: str = ""
 
 
 def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[Recorded]:
@@ -75,6 +76,7 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
                 if target in ids
             ],
             record=row.record,
+            trace=row.trace or "",
         )
         for row in rows
     ]

@@ -98,6 +98,7 @@ events = sa.Table(
     sa.Column("time", sa.BigInteger, nullable=False),
     sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
     sa.Column("record", LongText, nullable=False),
+    sa.Column("trace", sa.String(600)),  # "" where the event came with none; NULL from code that knew no traces
     sa.Index(None, "key_hash", "sequencer"),
     **MYSQL,
 )

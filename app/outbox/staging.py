@@ -19,6 +19,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -257,8 +258,11 @@ class Feeder:
 
 def encoded(events: Sequence[Event]) -> bytes:
     """Events as a file holds them: a line with their number and the digest of the rest, then JSON."""
-    rows = [[getattr(event, name) for name in _FIELDS] for event in events]
-    body = orjson.dumps({"fields": _FIELDS, "rows": rows})
+    held: dict[str, Any] = {"fields": _FIELDS, "rows": [[getattr(event, name) for name in _FIELDS] for event in events]}
+    if any(event.trace for event in events):
+        # Beside the rows, where a version that knows no traces passes over them: it may feed what a later one kept.
+        held["traces"] = [event.trace for event in events]
+    body = orjson.dumps(held)
     return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
@@ -272,7 +276,10 @@ def decoded(content: bytes) -> Sequence[Event]:
         raise Damaged("it is cut off or was changed: its digest does not fit")
     try:
         held = orjson.loads(body)
-        return [Event(**dict(zip(held["fields"], row, strict=True))) for row in held["rows"]]
+        events = [Event(**dict(zip(held["fields"], row, strict=True))) for row in held["rows"]]
+        if "traces" not in held:
+            return events
+        return [event._replace(trace=trace) for event, trace in zip(events, held["traces"], strict=True)]
     except (KeyError, TypeError, ValueError) as error:
         raise Damaged(f"another version of bucketwire wrote it: {error}") from None
 

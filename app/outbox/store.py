@@ -125,6 +125,7 @@ _COLUMNS = (
     m.events.c.seq,
     m.events.c.key_hash,
     m.events.c.received_at,
+    m.events.c.trace,
 )
 
 
@@ -334,8 +335,11 @@ def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
 
 def _logged(row: Any) -> Logged:
     # Parked rows have three columns more; with `newest` there is one between.
-    newest = row[12] if len(row) in (13, 16) else ""
-    return Logged(Event(*row[:8]), row[8], row[9], row[10], row[11], newest or "")
+    newest = row[13] if len(row) in (14, 17) else ""
+    event = Event(*row[:8])
+    if row[12]:  # rare, so the others need not pay for it
+        event = event._replace(trace=row[12])
+    return Logged(event, row[8], row[9], row[10], row[11], newest or "")
 
 
 def _row(death: Death, target_id: int) -> dict[str, Any]:

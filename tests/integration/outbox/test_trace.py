@@ -1,0 +1,85 @@
+"""The trace context that an event came with, from its way in to the target that gets it."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox import schema
+from app.outbox.append import Log
+from app.outbox.database import Database
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.history import object_history
+from app.outbox.replays import Replays, Selection
+from app.outbox.staging import decoded, encoded
+from tests.builders import add_target, event
+from tests.integration.outbox.scripted import Courier
+from workers.outcomes import DELIVERED, Failed, Rejected
+
+TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 vendor=a value,other=b"
+
+
+def _traced(key: str) -> Event:
+    return event(key)._replace(trace=TRACE)
+
+
+def _by_key(events: list[Event]) -> dict[str, str]:
+    return {event.key: event.trace for event in events}
+
+
+def test_a_trace_context_goes_with_its_event_through_retries_and_replays(database: Database) -> None:
+    courier = Courier(database, target := add_target(database))
+    # Enough of them for COPY, where the database has it.
+    Log(database).append([[_traced("traced"), *(event(f"plain-{number}") for number in range(9))]])
+    expected = {"traced": TRACE} | {f"plain-{number}": "" for number in range(9)}
+
+    courier.scripted.script = lambda _: Failed("not yet")
+    courier.run(turns=1)
+    assert courier.scripted.got == []
+    courier.scripted.script = lambda one: Rejected("never") if one.key == "traced" else DELIVERED
+    courier.run()
+    courier.scripted.script = lambda _: DELIVERED
+    assert DeadLetters(database).replay(Filter()) == 1
+    courier.run()
+    assert _by_key(courier.scripted.got) == expected
+
+    courier.scripted.got.clear()
+    Replays(database).begin(target, Selection())
+    courier.run()
+    assert _by_key(courier.scripted.got) == expected
+    assert [one.trace for one in object_history(database, "images", "traced")] == [TRACE]
+    assert [one.trace for one in object_history(database, "images", "plain-1")] == [""]
+
+
+def test_what_code_from_before_it_recorded_has_no_trace_context(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    Log(database).append([[_traced("old")]])
+    with database.writing() as connection:
+        connection.execute(m.events.update().values(trace=None))
+    courier.run()
+    assert _by_key(courier.scripted.got) == {"old": ""}
+    assert [one.trace for one in object_history(database, "images", "old")] == [""]
+
+
+def test_the_column_comes_and_goes_with_events_in_the_log(database: Database) -> None:
+    Log(database).append([[_traced("a"), event("b")]])
+    schema.downgrade(database, "0003")
+    with database.reading() as connection:
+        assert "trace" not in {column["name"] for column in sa.inspect(connection).get_columns("events")}
+    schema.migrate(database)
+    courier = Courier(database, add_target(database))
+    Log(database).append([[_traced("c")]])
+    courier.run()
+    assert _by_key(courier.scripted.got) == {"c": TRACE}
+    with database.reading() as connection:
+        found = {row.key: row.trace for row in connection.execute(sa.select(m.events.c.key, m.events.c.trace))}
+    assert found == {"a": None, "b": None, "c": TRACE}
+
+
+def test_a_staged_file_keeps_traces_where_a_version_that_knows_none_passes_over_them() -> None:
+    events = [_traced("a"), event("b")]
+    kept = encoded(events)
+    assert list(decoded(kept)) == events
+    assert b'"fields":["id","name","bucket","key","version","sequencer","time","record"]' in kept
+    assert encoded([event("b")]).count(b"trace") == 0
