@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test lint types fmt bench
+.PHONY: run test lint types fmt bench chaos
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -30,6 +30,11 @@ fmt: $(VENV)/.developing
 
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench
+
+# The long form of the test that kills everything, about half an hour: make chaos CHAOS="--events 100000 --rounds 20"
+chaos: $(VENV)/.developing
+	$(BIN)/python -m tests.provision
+	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."

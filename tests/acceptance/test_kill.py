@@ -3,181 +3,28 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pytest
 
-from app.outbox.database import now_ms
-from tests import services
-from tests.acceptance.arrivals import Record, appended, create_log, hashed, listed, posted, rows, text
+from tests.acceptance.arrivals import appended, hashed, listed, posted, rows
 from tests.acceptance.flow import Flow, Poster
+from tests.acceptance.killing import PATIENCE, Servers, Victim, Watch, kill, make_targets, serving, texts, victims
 from tests.services import until
-from tests.system import Role, System, system
+from tests.system import system
 
 EVENTS = 20_000
 POSTERS = 4
 ROUNDS = 2  # how often each is killed
-PATIENCE = 40  # seconds after a kill until events have to come in and go out again, everywhere
-
-
-@dataclass
-class Servers:
-    """What the service works with; the outbox and Redis keep what they confirmed, the broker comes back empty."""
-
-    broker: services.Redis
-    database: services.Postgres
-    redis: services.Redis
-    postgres: services.Postgres
-    receiver: services.Receiver
 
 
 @pytest.fixture
 def servers() -> Iterator[Servers]:
-    with ExitStack() as stack:
-        yield Servers(
-            broker=stack.enter_context(services.redis()),
-            database=stack.enter_context(services.postgres(durable=True)),
-            redis=stack.enter_context(services.redis(durable=True)),
-            postgres=stack.enter_context(services.postgres()),
-            receiver=stack.enter_context(services.receiver()),
-        )
-
-
-@dataclass
-class Victim:
-    """Something to kill; `kill` brings it back too.
-
-    Seconds from then on: `resumed` until events came in and went out to every target again, `recovered` until all from
-    before was delivered, other kills meanwhile included.
-    """
-
-    name: str
-    kill: Callable[[], None]
-    resumed: list[float] = field(default_factory=list)
-    recovered: list[float] = field(default_factory=list)
-
-
-def victims(whole: System, servers: Servers, rng: Random) -> list[Victim]:
-    [worker] = whole.workers
-
-    def restart(server: services.Server) -> Callable[[], None]:
-        def kill() -> None:
-            server.kill()
-            server.start()
-
-        return kill
-
-    def kill_parent() -> None:
-        worker.kill_alone()
-        worker.start()
-
-    def kill_child(role: Role) -> Callable[[], None]:
-        return lambda: os.kill(rng.choice(role.children()).pid, signal.SIGKILL)
-
-    return [
-        Victim("API", restart(whole.api)),
-        Victim("API's child", kill_child(whole.api)),
-        Victim("beat", restart(whole.beat)),
-        Victim("drain", restart(whole.drain)),
-        Victim("worker", restart(worker)),
-        Victim("worker's parent", kill_parent),
-        Victim("worker's child", kill_child(worker)),
-        Victim("broker", restart(servers.broker)),
-        Victim("database", restart(servers.database)),
-        Victim("Redis target", restart(servers.redis)),
-        Victim("webhook target", restart(servers.receiver)),
-    ]
-
-
-@dataclass
-class Watch:
-    """Looks at the books ten times a second, and notes for each kill when all from before it was delivered."""
-
-    flow: Flow
-    _settled: Sequence[int] = ()
-    _open: list[tuple[Victim, int]] = field(default_factory=list)
-    _over: threading.Event = field(default_factory=threading.Event)
-    _looking: Future[None] = field(default_factory=Future)
-
-    @contextmanager
-    def running(self) -> Iterator[Watch]:
-        """Look again and again, at the end until everything has recovered."""
-        with ThreadPoolExecutor(1) as pool:
-            self._looking = pool.submit(self._run)
-            try:
-                yield self
-                until(lambda: self.settled and not self._open, PATIENCE, what="all from before the last kill delivered")
-            finally:
-                self._over.set()
-
-    @property
-    def settled(self) -> Sequence[int]:
-        """How many events are settled at each target, as last seen; none while nobody can say."""
-        if self._looking.done():
-            self._looking.result()
-        return self._settled
-
-    def killed(self, victim: Victim) -> None:
-        """It dies now."""
-        self._open.append((victim, now_ms()))
-
-    def look(self) -> Sequence[int]:
-        """Look now; what is settled at each target."""
-        books = self.flow.books()
-        self._settled = [entry.delivered + entry.superseded for entry in books]
-        oldest = min((entry.oldest or now_ms() for entry in books), default=0)
-        for victim, at in [(victim, at) for victim, at in self._open if oldest > at]:
-            self._open.remove((victim, at))
-            victim.recovered.append((now_ms() - at) / 1000)
-        return self._settled
-
-    def moves(self, taken: int, before: Sequence[int]) -> bool:
-        """Events come in, unless all have, and go out to every target, unless all have."""
-        comes_in = self.flow.taken > taken or self.flow.all_taken
-        goes_out = [new > old or new == self.flow.taken for new, old in zip(self.settled, before, strict=False)]
-        return comes_in and bool(goes_out) and all(goes_out)
-
-    def _run(self) -> None:
-        while not self._over.wait(0.1):
-            self.look()
-
-
-def make_targets(whole: System, servers: Servers) -> None:
-    servers.postgres.create_database("target")
-    create_log(servers.postgres, "target", "log")
-    place, dsn = f"{services.LOOPBACK}:{servers.redis.port}", servers.postgres.dsn("target")
-    whole.add_target("redis:list", address=place, key="list", format="access")
-    whole.add_target("redis:namespace", address=place, key="rows")
-    whole.add_target("postgresql:access", connection_string=dsn, table="log", format="access")
-    whole.add_target("postgresql:namespace", connection_string=dsn, table="rows")
-    whole.add_target("webhook:all", endpoint=servers.receiver.url)
-
-
-def texts(found: dict[str, Record]) -> dict[str, bytes]:
-    return {path: text(record) for path, record in found.items()}
-
-
-def kill(victim: Victim, flow: Flow, watch: Watch, rng: Random, share: int) -> None:
-    """Kill it with posts and deliveries on their way, and return when events come in and go out again."""
-    enough = sum(watch.look()) + rng.randrange(1, share)
-    until(lambda: sum(watch.settled) >= enough, PATIENCE, what=f"deliveries before {victim.name} is killed")
-    # Posting is quicker than delivering, so the posters get their next share only now.
-    posts = flow.taken + rng.randrange(share * POSTERS)
-    flow.allow_more(share)
-    until(lambda: flow.taken >= posts, PATIENCE, what=f"posts before {victim.name} is killed")
-    taken, settled, killed = flow.taken, watch.look(), time.monotonic()
-    watch.killed(victim)
-    victim.kill()
-    until(lambda: watch.moves(taken, settled), PATIENCE, what=f"progress after {victim.name} was killed")
-    victim.resumed.append(time.monotonic() - killed)
+    with serving() as running:
+        yield running
 
 
 def report(flow: Flow, marked: Sequence[Victim], took: float, repeats: dict[str, int]) -> str:
