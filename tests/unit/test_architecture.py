@@ -16,6 +16,7 @@ DRIVERS = {
     "amqp", "confluent_kafka", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2", "pymysql", "redis",
 }  # fmt: skip
 KNOWS_THE_EMBEDDED_REDIS = {"app/service/start.py", "app/cli/sample.py", "app/cli/problems.py"}
+KNOWS_THE_OUTBOX_SERVER = {"app/outbox/silence.py"}  # what SQLAlchemy's driver lacks is made good there
 KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
 
 
@@ -57,7 +58,7 @@ def test_what_takes_events_in_knows_nothing_of_what_takes_them_out() -> None:
 
 
 def test_app_knows_no_targets_driver() -> None:
-    assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS) == []
+    assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS | KNOWS_THE_OUTBOX_SERVER) == []
 
 
 @pytest.mark.parametrize(
