@@ -49,7 +49,7 @@ def create_app(settings: Settings) -> Flask:
     problems.install(app)
     access.install(app)
     health.install(app, made.database)
-    metrics.install(app, made.database)
+    metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
     _add_s3_face(app, made)

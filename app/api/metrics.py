@@ -48,9 +48,17 @@ _GAUGES = {
 }
 
 
-def install(app: Any, database: Database) -> None:
+def install(app: Any, database_url: str) -> None:
     """Give the app its audits of the books: made on the side, at the first scrape and then each five minutes."""
-    app.extensions[_AUDITS] = Glance(lambda: audit(database), age=_AUDIT_AGE, patience=0.2)
+    app.extensions[_AUDITS] = Glance(lambda: _audited(database_url), age=_AUDIT_AGE, patience=0.2)
+
+
+def _audited(database_url: str) -> list[Audit]:
+    database = Database(database_url, pool_size=1, patience=None)  # a large backlog takes longer than any request may
+    try:
+        return audit(database)
+    finally:
+        database.close()
 
 
 @routes.get("/metrics")
