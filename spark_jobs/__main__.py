@@ -1,7 +1,6 @@
-"""`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile`, `backfill` and `scan` become them."""
+"""`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile`, `backfill`, `scan`, `journal` become them."""
 
 import os
-import signal
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,9 +15,10 @@ from app.config.arn import TargetId
 from app.config.targets import NamespaceSettings
 from app.outbox.reconciliations import AlreadyRunning
 from app.outbox.schedule import Schedule
-from spark_jobs import tied
+from spark_jobs import ending
 from spark_jobs.commands import options
 from spark_jobs.commands.backfill import backfill
+from spark_jobs.commands.journal import journal
 from spark_jobs.commands.scan import scan
 from spark_jobs.problems import reason
 
@@ -32,6 +32,7 @@ def jobs() -> None:
 
 jobs.add_command(backfill)
 jobs.add_command(scan)
+jobs.add_command(journal)
 
 
 @jobs.command()
@@ -73,7 +74,7 @@ def reconcile(
     except ImportError as missing:
         raise CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
     if scheduled:
-        tied.to_input()
+        ending.with_input()
     shell = Shell(as_json=as_json)
     settings = shell.settings
     place = url or f"http://{settings.listen.host}:{settings.listen.port}"
@@ -131,6 +132,5 @@ def _in_words(error: Exception) -> str | None:
 
 
 if __name__ == "__main__":
-    # Asked to end, a job ends as by Ctrl-C: Spark's jobs are cancelled, and the run is recorded as failed.
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    ending.by_sigterm()
     carry_out(jobs, words=_in_words, later=AlreadyRunning)
