@@ -19,6 +19,7 @@ from celery.signals import (
     worker_process_shutdown,
     worker_ready,
     worker_shutdown,
+    worker_shutting_down,
 )
 from kombu import Queue
 from kombu.transport import redis as over_redis
@@ -31,9 +32,11 @@ from app.outbox import pulse
 from app.outbox.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
 from app.service.figures import remove
-from workers import context, figures
+from workers import context, figures, nightly
 
 SERVICE_QUEUE = "bucketwire"
+SPARK_QUEUE = "spark"
+_LONGEST_JOB = 7 * 86400  # seconds
 HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
 
 # A broker that is gone without a word would else be waited for: for ever by a worker, and by who publishes.
@@ -72,7 +75,7 @@ over_redis.Channel.QoS = _Acknowledging
 
 settings = Settings.from_environ(os.environ)
 _rabbitmq = settings.broker_url.startswith("amqp")
-_arguments = {"x-queue-type": "quorum"} if _rabbitmq else None
+_arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if _rabbitmq else None
 
 
 def queue_name(target: TargetId) -> str:
@@ -82,7 +85,10 @@ def queue_name(target: TargetId) -> str:
 
 def queue(name: str) -> Queue:
     """A queue as this service declares it: durable; a quorum queue on RabbitMQ."""
-    return Queue(name, routing_key=name, queue_arguments=_arguments)
+    arguments = _arguments
+    if _arguments and name == SPARK_QUEUE:  # a hint may have to wait for as long as a reconciliation takes
+        arguments = _arguments | {"x-consumer-timeout": _LONGEST_JOB * 1000}
+    return Queue(name, routing_key=name, queue_arguments=arguments)
 
 
 # A drain would be three lines, ten times a second; what a delivery came to is logged where it is known.
@@ -105,6 +111,11 @@ app.conf.update(
             "schedule": timedelta(milliseconds=pulse.EVERY),
             "options": {"expires": pulse.EVERY / 1000},
         },
+        "nightly": {
+            "task": "nightly",
+            "schedule": timedelta(seconds=nightly.EVERY),
+            "options": {"expires": nightly.EVERY},
+        },
         "purge": {"task": "purge", "schedule": timedelta(minutes=10), "options": {"expires": 600}},
     },
     beat_scheduler="celery.beat:Scheduler",  # nothing to remember between starts
@@ -121,7 +132,7 @@ app.conf.update(
     task_default_queue=SERVICE_QUEUE,
     task_default_queue_type="quorum" if _rabbitmq else "classic",
     task_ignore_result=True,
-    task_queues=[queue(SERVICE_QUEUE)],
+    task_queues=[queue(SERVICE_QUEUE), queue(SPARK_QUEUE)],
     task_reject_on_worker_lost=True,
     task_serializer="json",
     task_soft_time_limit=None,
@@ -181,7 +192,8 @@ class TargetQueues(bootsteps.StartStopStep):
 
     @staticmethod
     def _consuming(consumer: Any) -> set[str]:
-        return {one.name for one in consumer.task_consumer.queues if one.name != SERVICE_QUEUE}
+        own = (SERVICE_QUEUE, SPARK_QUEUE)
+        return {one.name for one in consumer.task_consumer.queues if one.name not in own}
 
     @staticmethod
     def _declared(consumer: Any, name: str) -> Queue:
@@ -208,6 +220,11 @@ def _ready(**_: Any) -> None:
     if _figures is None and folder and settings.metrics_listen.host:
         _figures = figures.Server(settings.metrics_listen, folder)
         _figures.start()
+
+
+@worker_shutting_down.connect
+def _stopping(**_: Any) -> None:
+    nightly.jobs.stop()
 
 
 @worker_process_init.connect

@@ -3,8 +3,9 @@
 from app.config.arn import TargetId, parse_arn
 from app.outbox import pulse
 from app.outbox.leases import Offer
-from workers import context
-from workers.celery import app, queue, queue_name, settings
+from app.outbox.schedule import Waiting
+from workers import context, nightly
+from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings
 from workers.logs import lanes_text
 
 _STALE = 60  # seconds after which a hint is not worth reading: the drain has published another
@@ -35,10 +36,28 @@ def heartbeat(target: int) -> None:
     context.current().heartbeat(target)
 
 
+@app.task(name="nightly", send_events=False)
+def look_at_schedule() -> int:
+    """Hint at the reconciliations that are due. Not shown in Flower, as drain."""
+    return nightly.hints.look(context.current().database, _publish_run)
+
+
+@app.task(name="reconcile", acks_late=False)  # what becomes of a run, the table of runs says
+def reconcile(arn: str, bucket: str) -> str:
+    """Do the reconciliation of a target with a bucket that waits."""
+    _, target = parse_arn(arn)
+    return nightly.reconcile(context.current().database, target, bucket, arn)
+
+
 @app.task(name="purge")
 def purge() -> str:
     """Remove old events from the log's tail."""
     return f"purged={context.current().purge()}"
+
+
+def _publish_run(run: Waiting) -> None:
+    arn = run.target.arn(settings.region)
+    reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE, expires=2 * nightly.AGAIN)
 
 
 def _publish(offer: Offer) -> None:

@@ -5,8 +5,10 @@ Each becomes the program that does the work (gunicorn, celery), so that signals 
 
 import ipaddress
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 
 import click
 
@@ -24,6 +26,7 @@ from app.service.start import sync_environment
 CELERY = ("celery", "-A", "workers.celery")
 TRIAL = ("workers.trial",)  # likewise only a name here
 SERVICE_QUEUE = "bucketwire"  # as workers.celery has it; a test keeps them equal
+SPARK_QUEUE = "spark"  # likewise
 
 
 @click.command()
@@ -51,20 +54,24 @@ def api(workers: int | None, threads: int | None) -> None:
 @click.command()
 @click.option("--targets", metavar="TARGETS", help="Serve only these, such as kafka,webhook:audit. All unless given.")
 @click.option(
-    "--only", type=click.Choice(["drain", "targets"]),
-    help="drain: look for work and never deliver; targets: deliver and never look. Both unless given.",
+    "--only", type=click.Choice(["drain", "targets", "spark"]),
+    help="drain: look for work and never deliver; targets: deliver and never look; both unless given. "
+    "spark: reconcile by schedule, one run at a time.",
 )  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1, 256), help="Processes that deliver; as many as processors unless given."
 )
 @click.option("--log-level", default="INFO", show_default=True, help="DEBUG, INFO, WARNING or ERROR.")
 def worker(targets: str | None, only: str | None, concurrency: int | None, log_level: str) -> None:
-    """Run a worker: it drains the log, delivers to targets, or both."""
+    """Run a worker: it drains the log, delivers to targets, or both; or it reconciles."""
     settings = _checked()
-    if only == "drain" and (targets or concurrency):
-        raise click.UsageError("--only drain delivers nothing, so --targets and --concurrency say nothing to it")
-    environment = {"BUCKETWIRE_WORKER_TARGETS": "" if only == "drain" else served(targets) if targets else "*"}
-    if settings.metrics_listen.host and only != "drain" and not os.environ.get(figures.VARIABLE):
+    delivers = only not in ("drain", "spark")
+    if not delivers and (targets or concurrency):
+        raise click.UsageError(f"--only {only} delivers nothing, so --targets and --concurrency say nothing to it")
+    if only == "spark":
+        _check_spark()
+    environment = {"BUCKETWIRE_WORKER_TARGETS": "" if not delivers else served(targets) if targets else "*"}
+    if settings.metrics_listen.host and delivers and not os.environ.get(figures.VARIABLE):
         try:
             environment[figures.VARIABLE] = str(figures.own_folder(settings.folder))
         except OSError as error:
@@ -73,8 +80,11 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
     argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
     if only == "drain":
         argv += ["--queues", SERVICE_QUEUE, "--pool", "solo"]
-    elif only == "targets":
-        argv += ["--exclude-queues", SERVICE_QUEUE]
+    elif only == "spark":
+        # A thread: what is asked to end can end its job, and nothing limits the time of it.
+        argv += ["--queues", SPARK_QUEUE, "--pool", "threads", "--concurrency", "1"]
+    else:
+        argv += ["--exclude-queues", f"{SERVICE_QUEUE},{SPARK_QUEUE}" if only == "targets" else SPARK_QUEUE]
     if concurrency:
         argv += ["--concurrency", str(concurrency)]
     become(argv, environment)
@@ -143,6 +153,14 @@ def say(form: logs.Form, text: str, level: str = "INFO") -> None:
 def _checked() -> Settings:
     """Say here what is wrong with the settings: what is started next would show a stack trace."""
     return Shell().settings
+
+
+def _check_spark() -> None:
+    if find_spec("pyspark") is None:
+        raise CannotDo("Spark is not installed; it comes with: pip install 'bucketwire[spark]'")
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java", path=f"{home}/bin" if home else None) is None:
+        raise CannotDo(f"there is no Java in {home}/bin" if home else "there is no Java; Spark needs Java 17 or newer")
 
 
 def become(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

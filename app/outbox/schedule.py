@@ -25,6 +25,7 @@ from app.outbox.reconciliations import (
     DRIFT,
     FAILED,
     REPAIRED,
+    RUNNING,
     UNFINISHED,
     WAITING,
 )
@@ -85,13 +86,12 @@ class Schedule:
             ]
 
     def give_up(self, run: str, problem: str, now: int) -> bool:
-        """Record why a run could not begin; False if it did not wait any more."""
+        """Record why a run will not come to its end, of whose process nothing is left; False if it says so itself."""
         r = m.reconciliations.c
         with self._database.writing() as connection:
-            waits = m.reconciliations.update().where(r.run == run, r.state == WAITING)
-            return bool(
-                connection.execute(waits.values(state=FAILED, finished_at=now, problem=problem[:2000])).rowcount
-            )
+            left = m.reconciliations.update().where(r.run == run, r.state.in_((WAITING, RUNNING)))
+            values = {"state": FAILED, "finished_at": now, "problem": problem[:2000]}
+            return bool(connection.execute(left.values(**values)).rowcount)
 
     def _pairs(
         self, connection: sa.Connection, expressions: Mapping[TargetId, str]

@@ -127,12 +127,13 @@ def test_the_one_seam_between_the_two_halves_is_a_name_that_celery_imports() -> 
     assert naming == {"app/cli/run.py"}
 
 
-def test_the_cli_and_the_workers_mean_the_same_queue() -> None:
+@pytest.mark.parametrize("name", ["SERVICE_QUEUE", "SPARK_QUEUE"])
+def test_the_cli_and_the_workers_mean_the_same_queue(name: str) -> None:
     def constant(path: str) -> str:
         for node in ast.parse((ROOT / path).read_text()).body:
-            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "SERVICE_QUEUE":
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == name:
                 return str(ast.literal_eval(node.value))
-        raise AssertionError(f"{path} has no SERVICE_QUEUE")
+        raise AssertionError(f"{path} has no {name}")
 
     assert constant("app/cli/run.py") == constant("workers/celery.py")
 

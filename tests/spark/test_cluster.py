@@ -1,0 +1,183 @@
+"""A schedule comes due and a worker reconciles on a cluster of two: the whole way, each part a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote_plus
+from uuid import uuid4
+
+import psycopg2.extras
+import pytest
+
+from app.outbox.database import now_ms
+from app.outbox.reconciliations import Reconciliation, Reconciliations
+from app.outbox.schedule import Schedule
+from spark_jobs.report import LINES
+from tests import provision, services
+from tests.services import until
+from tests.services.spark import SparkMaster, SparkWorker
+from tests.spark.conftest import QUICK
+from tests.system import BUCKETWIRE, Role, System, start_all, stop_all, system
+
+BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
+KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
+SMALL = QUICK["spark.driver.extraJavaOptions"]
+PATIENCE = 240  # seconds for a run; on a quiet machine it takes fifteen
+
+
+@dataclass
+class Stage:
+    whole: System
+    worker: Role
+    minio: services.MinIO
+    cluster: list[SparkWorker]
+    events: Path  # what Spark notes of its runs
+
+    def last(self) -> Reconciliation | None:
+        """The newest run."""
+        return next(iter(Reconciliations(self.whole.database).list(limit=1)), None)
+
+    def run(self, name: str) -> Reconciliation:
+        return next(each for each in Reconciliations(self.whole.database).list() if each.run == name)
+
+    def awaited(self, *states: str) -> Reconciliation:
+        until(lambda: (last := self.last()) and last.state in states, PATIENCE, what=f"a run that is {states}")
+        last = self.last()
+        assert last is not None
+        return last
+
+
+@pytest.fixture(scope="module")
+def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
+    outbox, database = (f"{name}_{uuid4().hex[:12]}" for name in ("outbox", "target"))
+    postgres_server.create_database(database)
+    events = services.new_folder("spark-events")
+    with ExitStack() as stack, ThreadPoolExecutor() as pool:
+        broker, minio = stack.enter_context(services.redis()), services.MinIO()
+        master = SparkMaster()
+        cluster = [SparkWorker(master=master) for _ in range(2)]
+        defaults = QUICK | {
+            "spark.driver.bindAddress": services.LOOPBACK,
+            "spark.driver.host": services.LOOPBACK,
+            "spark.executor.memory": "512m",
+            "spark.executor.extraJavaOptions": SMALL,
+            "spark.cores.max": "2",
+            "spark.locality.wait": "0",
+            "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{PATIENCE}s",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.dir": f"file://{events}",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.rolling.enabled": "false",
+        }
+        (events / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in defaults.items()))
+        more = {"spark_master": master.url, "spark_jars": provision.SPARK_JARS, "spark_memory": "512m"}
+        whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url, start=False, **more))
+        login = {"AWS_ACCESS_KEY_ID": minio.access_key, "AWS_SECRET_ACCESS_KEY": minio.secret_key}
+        place = {"AWS_ENDPOINT_URL_S3": minio.url, "SPARK_CONF_DIR": str(events), "SPARK_LOCAL_IP": services.LOOPBACK}
+        worker = Role(["worker", "--only", "spark"], {**whole.settings, **login, **place}, " ready.")
+        stack.callback(stop_all, [minio, master, *cluster, worker])
+        parts = pool.submit(start_all, [minio, whole.api, whole.beat, whole.drain, worker])
+        start_all([master])
+        start_all(cluster)
+        parts.result()
+        fill(minio, postgres_server, database)
+        dsn = postgres_server.dsn(database)
+        names = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
+        whole.add_target(TARGET, BUCKET, names, connection_string=dsn, table="rows", reconcile="* * * * *")
+        yield Stage(whole, worker, minio, cluster, events)
+
+
+def fill(minio: services.MinIO, server: services.Postgres, database: str) -> None:
+    """Old objects in a bucket, and the rows that a target of them has, but for some drift of every kind."""
+    s3 = minio.boto3()
+    s3.meta.events.register("before-sign.s3.PutObject", _long_ago)
+    s3.create_bucket(Bucket=BUCKET)
+    rows = {}
+    for key in KEYS:
+        etag = s3.put_object(Bucket=BUCKET, Key=key, Body=key.encode())["ETag"].strip('"')
+        rows[key] = _document(key, etag, len(key.encode()))
+    s3.close()
+    for key in ("many/0/00", "a+b"):
+        del rows[key]
+    rows["many/1/01"] = _document("many/1/01", "0" * 32, 9)
+    rows["gone"] = _document("gone", "0" * 32, 1)
+    rows["many/2/02"] = {"Records": []}
+    with server.connection(database) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE rows (key varchar PRIMARY KEY, value jsonb)")
+        pairs = [(f"{BUCKET}/{key}", psycopg2.extras.Json(document)) for key, document in rows.items()]
+        psycopg2.extras.execute_values(cursor, "INSERT INTO rows VALUES %s", pairs)
+
+
+def _long_ago(request: Any, **_: Any) -> None:
+    request.headers["X-Minio-Source-Mtime"] = LONG_AGO
+
+
+def _document(key: str, etag: str, size: int) -> dict[str, Any]:
+    thing = {"key": quote_plus(key), "eTag": etag, "size": size, "sequencer": "18E9E833E5D35CED"}
+    record = {"eventName": "s3:ObjectCreated:Put", "eventTime": LONG_AGO, "s3": {"bucket": {"name": BUCKET}}}
+    record["s3"] |= {"object": thing}  # type: ignore[operator]
+    return {"Records": [record]}
+
+
+def test_what_a_schedule_asks_for_is_done_once_by_executors_of_every_machine(stage: Stage) -> None:
+    begun = stage.awaited("running")
+    [job] = stage.worker.children()
+    job.send_signal(signal.SIGSTOP)  # so that it cannot have ended before the other one comes
+    try:
+        said = by_hand(stage)
+    finally:
+        job.send_signal(signal.SIGCONT)
+    assert (said.returncode, said.stdout) == (os.EX_TEMPFAIL, ""), said.stderr
+    assert f"{TARGET} is being reconciled with {BUCKET} since" in said.stderr
+    until(lambda: stage.last() != begun, PATIENCE, what="the end of the run")
+    found = stage.run(begun.run)
+    assert (found.state, found.problem) == ("drift", ""), stage.worker.said()
+    wanted = {"objects": len(KEYS), "held": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
+    assert {name: count for name, count in found.counts.items() if count} == wanted
+    lines = [line for part in Path(found.report, LINES).glob("*.json") for line in part.read_text().splitlines()]
+    assert {one["key"]: one["kind"] for one in map(json.loads, lines)} == {
+        "many/0/00": "missing", "a+b": "missing", "many/1/01": "stale", "gone": "orphaned", "many/2/02": "malformed",
+    }  # fmt: skip
+    assert {worker["port"] for worker in stage.cluster[0].master.alive()} == {each.port for each in stage.cluster}
+    assert executors(stage.events) == {"0", "1"}
+
+    told = stage.whole.ask("GET", "/v1/reconciliations").json()["reconciliations"][-1]
+    assert (told["run"], told["state"], told["missing"]) == (found.run, "drift", 2)
+    figure = f'bucketwire_reconcile_drift{{bucket="{BUCKET}",name="rows",type="postgresql"}} 5.0'
+    until(lambda: figure in stage.whole.ask("GET", "/metrics").text, 30, what=figure)
+    until(lambda: f"with {BUCKET}: drift: 5 differences" in stage.worker.said(), 30, what=stage.worker.said())
+
+
+def test_a_worker_that_is_asked_to_end_ends_its_job_which_says_so(stage: Stage) -> None:
+    Schedule(stage.whole.database).register(now_ms() + 60_000)  # the next minute's, not waited for
+    running = stage.awaited("running")
+    stage.worker.stop()
+    ended = stage.run(running.run)
+    assert (ended.state, ended.problem) == ("failed", "it was stopped before its end")
+
+
+def by_hand(stage: Stage) -> subprocess.CompletedProcess[str]:
+    """The same reconciliation, started by a person meanwhile."""
+    argv = [BUCKETWIRE, "reconcile", BUCKET, "--target", TARGET]
+    environment = os.environ | dict(stage.worker.settings)
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def executors(events: Path) -> set[str]:
+    """The executors that have ended tasks well, by Spark's own notes of its first run."""
+    found = set()
+    [log] = events.glob("app-*-0000")
+    for event in map(json.loads, log.read_text().splitlines()):
+        if event["Event"] == "SparkListenerTaskEnd" and event["Task End Reason"]["Reason"] == "Success":
+            found.add(event["Task Info"]["Executor ID"])
+    return found
