@@ -24,7 +24,7 @@ from spark_jobs.listings import BadListing, Listing, from_columns
 
 _REMOTE = "s3://"
 _CHECKSUM = "manifest.checksum"
-_LINE, _BROKEN = "the_line", "the_broken_line"  # columns that no inventory has
+_BROKEN = "broken_line"  # a column that no inventory has
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +62,7 @@ class Manifest:
             raise BadListing(f"{self.place} lists current versions only; have it list all, or leave out --versions")
         found = self._read(spark, [f"file://{path}" for path in self._whole(spark, endpoint)])
         found = found.withColumn("key", F.when(F.col("bucket") == bucket, F.col("key")))
-        line = F.col(_LINE) if _LINE in found.columns else None
-        listing = from_columns(found, self.place, versioned=self.versioned, line=line)
+        listing = from_columns(found, self.place, versioned=self.versioned)
         return replace(listing, versioned=False) if versions is False else listing
 
     def _whole(self, spark: SparkSession, endpoint: str) -> Sequence[str]:
@@ -87,7 +86,7 @@ class Manifest:
 
     def _read(self, spark: SparkSession, paths: Sequence[str]) -> DataFrame:
         if self.format == "CSV":
-            return _csv(spark.read.option("lineSep", "\n").text(list(paths)), self.schema)
+            return _csv(spark, paths, self.schema)
         if self.format == "Parquet":
             return spark.read.parquet(*paths)
         found = spark.read.orc(list(paths))
@@ -126,15 +125,20 @@ def manifest(place: str, endpoint: str = "") -> Manifest:
     return Manifest(place, field("sourceBucket", str), int(begun), format_, schema, files)
 
 
-def _csv(lines: DataFrame, schema: str) -> DataFrame:
-    """The lines' columns, under the names that the other formats have, and the lines."""
+def _csv(spark: SparkSession, paths: Sequence[str], schema: str) -> DataFrame:
+    """The files' columns, under the names that the other formats have; of a line that does not fit them no key."""
     names = [re.sub(r"(?<!^)(?=[A-Z])", "_", name.strip()).lower() for name in schema.split(",")]
     columns = ", ".join(f"`{name}` string" for name in (*names, _BROKEN))
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _BROKEN, "escape": '"'}
-    read = F.from_csv("value", columns, options).alias("e")
-    found = lines.where("value != ''").select(F.col("value").alias(_LINE), read).select(_LINE, "e.*")
+    options = {
+        "mode": "PERMISSIVE",
+        "columnNameOfCorruptRecord": _BROKEN,
+        "escape": '"',
+        "lineSep": "\n",
+        "columnPruning": "false",
+    }
+    found = spark.read.schema(columns).options(**options).csv(list(paths))
     key = F.try_url_decode(F.col("key"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
-    return found.withColumn("key", F.when(F.col(_BROKEN).isNull(), key))
+    return found.withColumns({"encoded_key": F.col("key"), "key": F.when(F.col(_BROKEN).isNull(), key)})
 
 
 def _fetched(place: str, endpoint: str) -> tuple[bytes, bytes]:

@@ -68,12 +68,11 @@ def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
     return from_columns(spark.read.parquet(path), path, versioned=versioned)
 
 
-def from_columns(found: DataFrame, place: str, *, versioned: bool, line: Column | None = None) -> Listing:
+def from_columns(found: DataFrame, place: str, *, versioned: bool) -> Listing:
     """Of a frame with the columns of S3 Inventory, of their own types or all texts; found at `place`.
 
     Those are key, size, e_tag and last_modified_date; of versions also version_id, is_latest and is_delete_marker.
-    `etag` and `last_modified` will do. `line` shows an entry that cannot be read. Raises `BadListing` where a column is
-    missing.
+    `etag` and `last_modified` will do. Raises `BadListing` where a column is missing.
     """
     names = {name.lower(): name for name in found.columns}
     also = {"e_tag": "etag", "last_modified_date": "last_modified"}
@@ -95,7 +94,7 @@ def from_columns(found: DataFrame, place: str, *, versioned: bool, line: Column 
         (version(of("version_id")) if versioned else F.lit("")).alias("version"),
         F.coalesce(marker, F.lit(False)).alias("marker"),
         (of("is_latest").try_cast("boolean") if versioned else F.lit(True)).cast("bigint").alias("ordinal"),
-        (F.to_json(F.struct("*")) if line is None else line).alias("line"),
+        F.to_json(F.struct("*")).alias("line"),
     )
     good = F.col("key").isNotNull() & F.col("modified").isNotNull() & F.col("ordinal").isNotNull()
     good &= F.col("marker") | (F.col("size").isNotNull() & F.col("etag").isNotNull())

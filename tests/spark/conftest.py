@@ -50,6 +50,21 @@ def spark() -> Iterator[SparkSession]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def minio() -> Iterator[services.MinIO]:
+    """A MinIO of the module's own."""
+    with services.minio() as server:
+        yield server
+
+
+@pytest.fixture
+def at_minio(minio: services.MinIO, monkeypatch: pytest.MonkeyPatch) -> services.MinIO:
+    """The same, with the credentials as boto3 finds them."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
+    return minio
+
+
 @pytest.fixture(scope="session")
 def elasticsearch_server() -> Iterator[services.Elasticsearch]:
     """An Elasticsearch with TLS shared by the session: use indices of your own."""

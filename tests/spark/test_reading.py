@@ -67,14 +67,6 @@ def minio(direct: dict[str, dict[str, str]]) -> Iterator[services.MinIO]:
         yield running
 
 
-@pytest.fixture
-def at_minio(minio: services.MinIO, monkeypatch: pytest.MonkeyPatch) -> services.MinIO:
-    """The credentials as boto3 finds them."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
-    return minio
-
-
 def fill(minio: services.MinIO, bucket: str, *, versioned: bool) -> dict[str, tuple[str, int, str]]:
     """Odd objects, versions and markers; what is there afterwards by minio-py: key to ETag, size and version."""
     client = minio.client()
