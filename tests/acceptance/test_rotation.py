@@ -28,11 +28,12 @@ from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.targets import WebhookSettings
 from app.outbox.registry import Registry
+from app.outbox.tokens import Tokens
 from tests import services
 from tests.acceptance.test_end_to_end import body
 from tests.builders import event
 from tests.services import Request, until
-from tests.system import BUCKETWIRE, System, system
+from tests.system import BUCKETWIRE, System, start_all, system
 
 PATIENCE = 60
 
@@ -96,7 +97,7 @@ class Sender:
             running.result()
 
 
-ADMIN = secrets.token_hex(20)
+ADMIN, SENDER = secrets.token_hex(20), secrets.token_hex(20)
 SEALS = [Fernet.generate_key().decode() for _ in range(2)]
 
 
@@ -104,14 +105,17 @@ SEALS = [Fernet.generate_key().decode() for _ in range(2)]
 def service(postgres_server: services.Postgres) -> Iterator[Service]:
     folder = services.new_folder("secrets")
     with services.redis() as broker:
-        (folder / "tokens").write_text(f"ops:admin:{ADMIN}")
-        (folder / "s3").write_text("none:read:nobody:never-used")
+        (folder / "tokens").write_text(f"ops:admin:{ADMIN},sender:ingest:{SENDER}")
+        (folder / "s3").write_text("watch:read:watcher:old-secret")
         (folder / "seals").write_text(SEALS[0])
         whole = system(
-            postgres_server.create_database(f"outbox_{uuid4().hex[:12]}"), broker.url, concurrency=1, token=ADMIN,
-            api_tokens=f"file:{folder}/tokens", s3_keys=f"file:{folder}/s3", secret_keys=f"file:{folder}/seals",
+            postgres_server.create_database(f"outbox_{uuid4().hex[:12]}"), broker.url, concurrency=1, start=False,
+            token=ADMIN, api_tokens=f"file:{folder}/tokens", s3_keys=f"file:{folder}/s3",
+            secret_keys=f"file:{folder}/seals",
         )  # fmt: skip
         with whole as running:
+            running.api.arguments = ["api", "--workers", "1"]
+            start_all(running.roles)
             yield Service(running, folder)
 
 
@@ -134,40 +138,35 @@ def s3(service: Service, access: str, secret: str) -> bool:
 
 
 def test_tokens_and_s3_keys_change_while_a_sender_goes_on(service: Service) -> None:
-    old, new, access = secrets.token_hex(20), secrets.token_hex(20), [secrets.token_hex(8) for _ in range(2)]
-    ops = f"ops:admin:{ADMIN}"
-    service.write("tokens", f"{ops},sender:ingest:{old}")
-    service.write("s3", f"watch:read:{access[0]}:old-secret")
-    service.reload()
-    assert s3(service, access[0], "old-secret")
+    old, new, ops = SENDER, secrets.token_hex(20), f"ops:admin:{ADMIN}"
+    assert s3(service, "watcher", "old-secret")
     with Sender(service.whole.api.url, old).posting() as sender:
         until(lambda: sender.taken > 3, PATIENCE)
         service.write("tokens", f"{ops},sender:ingest:{old},next:ingest:{new}")
-        service.write("s3", f"watch:read:{access[0]}:old-secret,next:read:{access[1]}:new-secret")
+        service.write("s3", "watch:read:watcher:old-secret,next:read:next-watcher:new-secret")
         service.reload()
-        assert s3(service, access[0], "old-secret")
-        assert s3(service, access[1], "new-secret")
+        assert s3(service, "watcher", "old-secret")
+        assert s3(service, "next-watcher", "new-secret")
         sender.token = new
         before = sender.taken
         until(lambda: sender.taken > before + 3, PATIENCE)
         service.write("tokens", f"{ops},next:ingest:{new}")
-        service.write("s3", f"next:read:{access[1]}:new-secret")
+        service.write("s3", "next:read:next-watcher:new-secret")
         service.reload()
         assert service.status(old) == 401
         assert service.status(new) == 403, "it holds, and may not read"
-        assert not s3(service, access[0], "old-secret")
-        assert s3(service, access[1], "new-secret")
+        assert not s3(service, "watcher", "old-secret")
+        assert s3(service, "next-watcher", "new-secret")
 
-        sender.token = bucketwire(service, "token", "create", "stored", "--scope", "ingest")
-        before = sender.taken
-        until(lambda: sender.taken > before + 3, PATIENCE)
-        last = bucketwire(service, "token", "create", "stored-next", "--scope", "ingest")
-        until(lambda: service.status(last) == 403, PATIENCE)
-        gone, sender.token = sender.token, last
-        before = sender.taken
-        until(lambda: sender.taken > before + 3, PATIENCE)
-        bucketwire(service, "token", "revoke", "stored")
-        until(lambda: service.status(gone) == 401, PATIENCE)
+        tokens = Tokens(service.whole.database)  # from here on those that are in the database
+        made = [tokens.create(name, ["ingest"]) for name in ("stored", "stored-next")]
+        for token in made:
+            until(lambda token=token: service.status(token) == 403, PATIENCE, what="it holds")  # type: ignore[misc]
+            sender.token = token
+            before = sender.taken
+            until(lambda before=before: sender.taken > before + 3, PATIENCE)  # type: ignore[misc]
+        tokens.revoke("stored")
+        until(lambda: service.status(made[0]) == 401, PATIENCE)
     assert sender.refused == []
 
 
@@ -240,7 +239,6 @@ def test_the_keys_that_seal_secrets_change_while_workers_run(service: Service, r
         token_of(whole, bucket, new)
     assert "sealed the secrets of" in bucketwire(service, "config", "reseal")
     service.write("seals", new)
-    service.reload()
     assert token_of(whole, bucket, new) == "sealed-by-the-old"
     for worker in whole.workers:
         worker.stop()

@@ -39,10 +39,9 @@ class Cluster:
     redis: services.Redis
     receiver: services.Receiver
 
-    @property
-    def workers(self) -> list[Role]:
-        """Every worker that delivers."""
-        return [role for pool in self.pools.values() for role in pool]
+    def work(self) -> None:
+        """Start the workers that an earlier test has stopped."""
+        start_all([role for pool in self.pools.values() for role in pool if not role.running])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,8 @@ def cluster(postgres_server: services.Postgres, redis_server: services.Redis) ->
             words = ["worker", "--only", "targets", "--targets", targets, "--concurrency", "1"]
             return Role(words, whole.settings, " ready.")
 
-        other = Api(["api", "--workers", "1"], whole.settings)
+        whole.api.arguments = ["api", "--workers", "1"]
+        other = Api(whole.api.arguments, whole.settings)
         pools = {"redis": [pool("redis")], "webhook": [pool("webhook"), pool("webhook")]}
         whole.workers = [role for some in pools.values() for role in some]
         roles = [*whole.roles, other, Role(["beat"], whole.settings, "is starting.")]
@@ -68,9 +68,8 @@ def cluster(postgres_server: services.Postgres, redis_server: services.Redis) ->
 
 @pytest.fixture
 def bucket(cluster: Cluster) -> str:
-    """A bucket of the test's own; every worker runs, and the receiver answers at once."""
+    """A bucket of the test's own; the receiver answers at once."""
     cluster.receiver.set()
-    start_all([role for role in cluster.workers if not role.running])
     return f"bucket-{uuid4().hex[:12]}"
 
 
@@ -99,6 +98,7 @@ def served_by(worker: Role) -> set[str]:
 def test_events_posted_at_two_apis_reach_every_target_once_in_order_through_pools_of_its_own(
     cluster: Cluster, bucket: str
 ) -> None:
+    cluster.work()
     whole = cluster.whole
     cluster.receiver.set(delay=0.005)  # so that one worker does not do it all before the other has looked
     place: dict[str, Any] = {"address": f"{services.LOOPBACK}:{cluster.redis.port}"}
@@ -140,6 +140,7 @@ def about(record: Record, bucket: str) -> bool:
 def test_workers_asked_to_stop_hand_over_in_the_middle_without_a_repeat_or_a_wait_for_leases(
     cluster: Cluster, bucket: str
 ) -> None:
+    cluster.work()
     whole, name = cluster.whole, f"webhook:{bucket}"
     whole.add_target(name, bucket, endpoint=f"{cluster.receiver.url}/{bucket}", sync="on", batch_size=50)
     cluster.receiver.set(delay=0.03)
@@ -166,7 +167,7 @@ def test_workers_asked_to_stop_hand_over_in_the_middle_without_a_repeat_or_a_wai
     assert whole.books()[name].delivered == done, "what was sent was settled before the end"
 
     cluster.receiver.set()
-    start_all([stays, goes])
+    stays.start()
     until(lambda: whole.settled(name), LEASE / 2, what="the rest, without waiting for a lease")
     assert time.monotonic() - asked < LEASE
     assert Expected.of(records(sent)).check(arrived(), "the receiver") == 0
@@ -186,6 +187,9 @@ def queries(page: str, trigger: str) -> list[str]:
 def test_the_documented_backlog_is_that_of_the_books(
     cluster: Cluster, bucket: str, postgres_server: services.Postgres
 ) -> None:
+    [worker, _] = cluster.pools["webhook"]
+    if not worker.running:
+        worker.start()
     whole, name = cluster.whole, f"webhook:{bucket}"
     [of_target] = queries("how-to/production.md", "postgresql")
     [of_all] = queries("how-to/operations.md", "postgresql")
