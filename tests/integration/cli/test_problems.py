@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cryptography.fernet import Fernet
 
 from app.cli import COMMANDS
 from tests import services
@@ -32,6 +35,32 @@ def test_migrating_twice_is_fine_and_back_to_nothing_is_possible(bare: Cli) -> N
     assert bare("migrate", "--down", "base", "--json").json == {"revision": None}
     assert "has no tables yet" in bare("status").err
     assert bare("migrate").code == 0
+
+
+def test_a_version_that_is_older_than_the_schema_does_not_ask_for_a_migration(bare: Cli, folder: Path) -> None:
+    assert bare("migrate").code == 0
+    with closing(sqlite3.connect(folder / "bucketwire.db")) as database, database:
+        database.execute("UPDATE alembic_version SET version_num = 'later'")
+    refused = bare("status")
+    assert refused.code == 1
+    assert refused.err.startswith("bucketwire: the outbox database stands at revision later, which this version, of 0")
+    assert "use the version that migrated it" in refused.err
+
+
+def test_secrets_are_not_sealed_again_while_a_key_is_missing(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (Fernet.generate_key().decode() for _ in range(2))
+    assert bare("migrate").code == 0
+    for name, key in (("one", first), ("two", second)):
+        monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", key)
+        made = bare("target", "set", f"webhook:{name}", "endpoint=https://example.com/", f"auth_token=hush-{name}")
+        assert made.code == 0, made.err
+    refused = bare("config", "reseal")
+    assert refused.code == 1
+    assert "webhook:one: auth_token: *redacted* was sealed with a key that is not among" in refused.err
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", f"{second},{first}")
+    assert bare("config", "reseal", "--json").json == {"targets": 2}
+    monkeypatch.setenv("BUCKETWIRE_SECRET_KEYS", second)
+    assert "hush-one" in bare("config", "export", "--secrets").out
 
 
 def test_a_database_that_is_away_is_named_without_its_password(bare: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

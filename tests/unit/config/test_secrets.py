@@ -32,6 +32,20 @@ def test_keys_can_be_rotated() -> None:
     assert Sealer([NEW]).unseal(both.seal(both.unseal(by_old))) == "hunter2"
 
 
+def test_a_key_that_is_missing_is_looked_for_again_and_then_known() -> None:
+    asked: list[list[str]] = [[], [NEW, OLD]]
+    sealer = Sealer([OLD], lambda: asked.pop(0))
+    by_new, by_old = Sealer([NEW]).seal("hunter2"), Sealer([OLD]).seal("swordfish")
+    assert sealer.unseal(by_old) == "swordfish"
+    with pytest.raises(BadValue, match="not among"):  # there are none to be had just then, and those known stay
+        sealer.unseal(by_new)
+    assert sealer.unseal(by_old) == "swordfish"
+    assert sealer.unseal(by_new) == "hunter2"
+    assert (sealer.unseal(by_new), sealer.unseal(by_old)) == ("hunter2", "swordfish")
+    assert asked == []
+    assert Sealer([NEW]).unseal(sealer.seal("x")) == "x", "what comes next is sealed with the newest"
+
+
 def test_only_what_is_not_shown_is_sealed() -> None:
     sealer = Sealer([OLD])
     sealed = sealer.seal_all(CACHE, VALUES)
