@@ -70,13 +70,18 @@ def test_the_lock_names_no_place_that_packages_come_from() -> None:
     assert "://" not in LOCK
 
 
+# What the lock is made for: the image, whatever machine asks.
+IMAGE = {"python_version": "3.11", "python_full_version": "3.11.4", "sys_platform": "linux", "platform_system": "Linux",
+         "platform_machine": "x86_64", "platform_python_implementation": "CPython", "os_name": "posix"}  # fmt: skip
+
+
 def closure(wanted: list[str]) -> set[str]:
     """The names of these requirements and of all that they need, as the packages installed here say it."""
     found: set[tuple[str, str]] = set()
     waiting = [(Requirement(each), "") for each in wanted]
     while waiting:
         requirement, extra = waiting.pop()
-        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+        if requirement.marker is not None and not requirement.marker.evaluate({**IMAGE, "extra": extra}):
             continue
         for chosen in ("", *requirement.extras):
             place = (canonicalize_name(requirement.name), chosen)
