@@ -38,6 +38,10 @@ ODD_KEYS = (
     "k" * 1000,
 )
 
+TRACEPARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+TRACESTATE = "rojo=00f067aa0ba902b7,congo=t61r"
+TRACE = {"traceparent": TRACEPARENT, "tracestate": TRACESTATE}
+
 _numbers = itertools.count(1)
 _FIXTURES = Path(__file__).parents[1] / "fixtures" / "minio_webhook_events.jsonl"
 
@@ -154,3 +158,8 @@ def _event(
         record=text,
         effect=effect,
     )
+
+
+def traced(event: Event) -> Event:
+    """The event as it came with a trace context."""
+    return event._replace(trace=f"{TRACEPARENT} {TRACESTATE}")

@@ -113,6 +113,14 @@ def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
         } | ({"delivery_mode": int(mode)} if mode != "0" else {})
 
 
+def test_a_trace_context_is_two_headers_more(rabbit: Queue) -> None:
+    target = rabbit.target()
+    assert list(target.deliver([events.traced(events.put("a")), events.put("b")], 100)) == [DELIVERED] * 2
+    target.close()
+    minios = {"minio-bucket": "images", "minio-event": "s3:ObjectCreated:Put"}
+    assert [properties.headers for properties, _ in rabbit.messages()] == [minios | events.TRACE, minios]
+
+
 @pytest.mark.parametrize("no_wait", ["off", "on"])
 def test_an_exchange_that_is_there_with_other_flags_is_unavailable(rabbit: Queue, no_wait: str) -> None:
     with rabbit.channel() as channel:

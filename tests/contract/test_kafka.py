@@ -88,6 +88,14 @@ def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka:
     assert began - 1 <= message.timestamp()[1] <= time.time() * 1000 + 1
 
 
+def test_a_trace_context_is_the_headers_of_its_message_alone(kafka: Log) -> None:
+    made = [events.put("a"), events.traced(events.put("a")), events.put("a")]
+    assert delivered(kafka, made) == [DELIVERED] * 3
+    traced = [(name, value.encode()) for name, value in events.TRACE.items()]
+    assert [message.headers() for message in kafka.messages()] == [None, traced, None]
+    assert [message.value().decode() for message in kafka.messages()] == [kafka.expected(event) for event in made]
+
+
 @WINDOWS
 def test_the_partition_is_the_one_that_minio_would_choose(kafka: Log, window: int) -> None:
     made = [events.put(key) for key in (*events.ODD_KEYS, *(f"object-{number}" for number in range(200)))]
@@ -270,8 +278,9 @@ def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, co
 
 def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
     old.renew()
-    assert delivered(old, [events.put("a")], version="0.8.2.2") == [DELIVERED]
-    assert len(old.held()) == 1
+    made = [events.put("a"), events.traced(events.put("b"))]  # nor headers
+    assert delivered(old, made, version="0.8.2.2") == [DELIVERED] * 2
+    assert [message.headers() for message in old.messages()] == [None] * 2
 
 
 @pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])

@@ -179,6 +179,34 @@ def test_a_refusal_leaves_no_socket_open(broker: Qos1, certificates: services.Ce
 # --- messages
 
 
+@QUALITIES
+def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(broker: Qos1, qos: str) -> None:
+    made = [events.put("a"), events.traced(events.put("a"))]
+    subscriber = Subscriber(version=5)
+    subscriber.subscribe(broker.server.port)
+    for version in ("3.1.1", "5"):
+        target = broker.target(version=version, qos=qos)
+        assert list(target.deliver(made, 100)) == [DELIVERED] * 2
+        target.close()
+    services.until(lambda: len(subscriber.heard()) == 4)
+    subscriber.leave()
+    assert subscriber.payloads == [formats.log(event) for event in made] * 2
+    assert subscriber.properties == [{}, {}, {}, events.TRACE]
+
+
+def test_a_trace_context_counts_for_the_brokers_limit() -> None:
+    with configured("max_packet_size 20000") as broker:
+        plain = len(formats.log(events.put("a", metadata="x", number=1)).encode())
+        # The fixed header, the topic, the identifier, the properties with their length.
+        around = 4 + 2 + len(TOPIC) + 2 + 1 + sum(5 + len(name) + len(value) for name, value in events.TRACE.items())
+        room = 20_000 - around - plain + 1
+        beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more), number=1)) for more in (1, 0))
+        target = broker.target(version="5")
+        first, second = target.deliver([beyond, fits], 1)
+        target.close()
+        assert (type(first), second) == (Rejected, DELIVERED)
+
+
 @VERSIONS
 @QUALITIES
 @pytest.mark.parametrize("retain", ["off", "on"])

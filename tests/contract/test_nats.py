@@ -19,6 +19,7 @@ from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
+from workers import formats
 from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
@@ -153,6 +154,16 @@ def test_a_call_of_many_megabytes_keeps_its_order(core: Core, window: int) -> No
     assert list(target.deliver(made, window)) == [DELIVERED] * 20
     target.close()
     assert core.numbers()["images/large"] == list(range(1, 21))
+
+
+def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None:
+    made = [events.put("a"), events.traced(events.put("a"))]
+    target = core.target()
+    assert list(target.deliver(made, 100)) == [DELIVERED] * 2
+    target.close()
+    lines = "".join(f"{name}: {value}\r\n" for name, value in events.TRACE.items())
+    found = [(each.headers, each.body) for each in core.server.messages()]
+    assert found == [("", formats.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", formats.log(made[1]))]
 
 
 def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes() -> None:

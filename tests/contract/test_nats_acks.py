@@ -75,6 +75,21 @@ def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetst
     assert len(found) == 3
 
 
+def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(jetstream: JetStream) -> None:
+    with closing(Wire(jetstream.server)) as wire:
+        most = wire.info["max_payload"]
+    plain, event = len(formats.log(events.put("a", metadata="x")).encode()), events.traced(events.put("a"))
+    header = "".join(f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | events.TRACE).items())
+    header = f"NATS/1.0\r\n{header}\r\n"
+    room = most - len(header) - plain + 1
+    beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more))) for more in (1, 0))
+    target = jetstream.target()
+    outcomes = target.deliver([event, beyond, fits], 1)
+    target.close()
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
+    assert [each.headers for each in jetstream.messages()] == [header, header.replace(event.id, fits.id)]
+
+
 @WINDOWS
 def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, window: int) -> None:
     target = jetstream.target(subject="nobody.listens")

@@ -111,6 +111,15 @@ def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiv
             Webhook(secret).verify(request.body, request.headers)
 
 
+def test_a_trace_context_goes_on_as_the_headers_of_its_own_request(receiver: Receiver) -> None:
+    target = webhook(receiver.url)
+    assert list(target.deliver([events.put("a"), events.traced(events.put("a"))], 1)) == [DELIVERED] * 2
+    target.close()
+    names = ("traceparent", "tracestate")
+    found = [{name: request.headers.get(name) for name in names} for request in receiver.requests()]
+    assert found == [dict.fromkeys(names), events.TRACE]
+
+
 def test_one_connection_is_kept_alive_through_calls(receiver: Receiver) -> None:
     target = webhook(receiver.url)
     target.open()

@@ -110,6 +110,14 @@ def test_a_request_of_several_is_signed_under_one_id_for_the_same_events(receive
     assert first.headers["webhook-id"] not in {event.id for event in batch}
 
 
+def test_a_request_of_several_has_a_trace_context_only_where_all_came_with_the_same(receiver: Receiver) -> None:
+    alike = [events.traced(events.put(f"k{number}")) for number in range(3)]
+    mixed = [events.put("k3"), *(events.traced(events.put(f"k{number}")) for number in range(4, 6))]
+    assert set(delivered(receiver, alike + mixed, 1, events_per_post="3")) == {DELIVERED}
+    found = [request.headers.get("traceparent") for request in receiver.requests()]
+    assert found == [events.TRACEPARENT, None]
+
+
 def test_our_own_api_reads_such_a_request(receiver: Receiver) -> None:
     batch = [event for _, event in events.captured()][:10]
     assert set(delivered(receiver, batch, 1)) == {DELIVERED}

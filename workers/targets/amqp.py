@@ -33,6 +33,7 @@ from amqp.transport import SSLTransport
 
 from app.config.messaging import AmqpPlace, AmqpSettings
 from app.events.model import Event
+from app.events.trace import fields
 from workers.formats import hold_back, log, waves
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
@@ -182,10 +183,13 @@ class _Link:
         self.gather(window - 1)
         self._tag += 1
         self._unconfirmed[self._tag] = index
+        headers = {"minio-bucket": event.bucket, "minio-event": event.name}
+        if event.trace:
+            headers |= fields(event.trace)
         message = Message(
             log(event).encode(),
             content_type="application/json",
-            application_headers={"minio-bucket": event.bucket, "minio-event": event.name},
+            application_headers=headers,
             message_id=event.id,
             **self._persistence,
         )

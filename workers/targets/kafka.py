@@ -35,6 +35,7 @@ from kafka.future import Future
 
 from app.config.streams import KafkaSettings
 from app.events.model import Event
+from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
@@ -46,6 +47,8 @@ CLIENT_NAME = "Bucketwire"
 _MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
 _BATCH = 1_000_000  # bytes; a broker takes 1,048,588 unless it is told otherwise
 _OVERHEAD = 40  # the most that a message has besides its key and value, whatever the format's version
+_HEADERS_SINCE = (0, 11)  # as `version` says, or the broker
+_HEADER_OVERHEAD = 4  # the most that one of its headers has besides its name and value, up to 8 KB
 _REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and words it better
 
 _TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
@@ -65,11 +68,15 @@ class _Message(NamedTuple):
     path: str
     key: bytes
     value: bytes
+    headers: list[tuple[str, bytes]]  # the trace context, where the event has one
 
     @property
     def size(self) -> int:
         """Bytes that it has in a batch, at most."""
-        return len(self.key) + len(self.value) + _OVERHEAD
+        size = len(self.key) + len(self.value) + _OVERHEAD
+        for name, value in self.headers:
+            size += len(name) + len(value) + _HEADER_OVERHEAD
+        return size
 
 
 @dataclass(slots=True)
@@ -145,7 +152,9 @@ class KafkaTarget:
         """In rounds of one batch for each of up to `window` partitions."""
         if self._producer is None or self._stamp != self._files():
             self._connect()
-        work = _Work(events, _lines(events, self._partitions()), [BEHIND] * len(events), self._room)
+        partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
+        lines = _lines(events, partitions, headers=headers)
+        work = _Work(events, lines, [BEHIND] * len(events), self._room)
         while work.lines and work.refused is None:
             self._round(work, window)
             work.end_round(window)
@@ -280,7 +289,9 @@ class KafkaTarget:
 
     def _send(self, partition: int, message: _Message) -> Any:
         try:
-            return self._producer.send(self._settings.topic, message.value, message.key, partition=partition)
+            return self._producer.send(
+                self._settings.topic, message.value, message.key, message.headers, partition=partition
+            )
         except (KafkaError, ValueError) as error:
             return Future().failure(error)
 
@@ -327,7 +338,8 @@ def partition_of(key: bytes, count: int) -> int:
     return (found if found < 0x80000000 else 0x100000000 - found) % count
 
 
-def _lines(events: Sequence[Event], partitions: Sequence[int]) -> list[_Line]:
+def _lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[_Line]:
+    """The events' messages by partition; `headers` says whether the format has them."""
     lines: dict[int, _Line] = {}
     for index, event in enumerate(events):
         path = event.path
@@ -336,5 +348,6 @@ def _lines(events: Sequence[Event], partitions: Sequence[int]) -> list[_Line]:
         line = lines.get(number)
         if line is None:
             line = lines[number] = _Line(number)
-        line.waiting.append(_Message(index, path, key, log(event).encode()))
+        traced = [(name, text.encode()) for name, text in fields(event.trace)] if headers and event.trace else []
+        line.waiting.append(_Message(index, path, key, log(event).encode(), traced))
     return list(lines.values())

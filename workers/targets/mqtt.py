@@ -28,10 +28,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from app.config.messaging import MqttPlace, MqttSettings
 from app.events.model import Event
+from app.events.trace import fields
 from workers.formats import hold_back, log, waves
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.mqtt_client import make_client
+from workers.targets.mqtt_client import make_client, publish_properties
 
 _TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
 _REFUSALS = {0x87: "not authorised", 0x90: "topic name invalid", 0x97: "quota exceeded"}
@@ -201,11 +202,14 @@ class _Link:
         if self.refused is not None:
             return
         body = log(event).encode()
+        properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
         size = self._overhead + len(body)
+        if properties is not None:
+            size += len(properties.pack()) - 1  # the length of no properties is part of what every message has
         if size + 1 + _length_of_length(size) > self._largest:
             self.outcomes[index] = Rejected(f"of {size} bytes, which is more than the broker takes")
             return
-        sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain)
+        sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain, properties)
         if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
             raise _Lost(paho.error_string(sent.rc))
         self._unconfirmed[sent.mid] = index

@@ -108,5 +108,12 @@ def make_client(settings: MqttSettings, place: MqttPlace, settled: Callable[[int
     return client
 
 
+def publish_properties(user: list[tuple[str, str]]) -> Any:
+    """The properties of a message (version 5) that has these user properties."""
+    properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho leaves it untyped
+    properties.UserProperty = user
+    return properties
+
+
 def _wait_for_the_turn(*_: object) -> None:
     """Nothing to do: whoever serves the connection asks `want_write`."""

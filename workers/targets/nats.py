@@ -13,7 +13,7 @@ before it is sent, as the server would close the connection over it. All else th
 stream's or the login's: Unavailable.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -23,10 +23,11 @@ from nats.errors import Error as NatsError
 
 from app.config.subjects import NatsSettings
 from app.events.model import Event
+from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.nats_acks import NO_RESPONDERS, Acknowledged, Message
+from workers.targets.nats_acks import NO_RESPONDERS, Acknowledged, Message, headed
 from workers.targets.nats_connection import Connection
 from workers.targets.nats_streaming import Streaming
 from workers.targets.own_loop import OwnLoop
@@ -135,40 +136,45 @@ class Core:
         """Portion by portion."""
         outcomes: list[Outcome] = []
         try:
-            for portion in _portions(events, window):
+            for portion in _portions(map(self._message, events), window):
                 outcomes += await self._publish(portion)
         except TargetUnavailable as error:
             outcomes += [Unavailable(error.reason)] * (len(events) - len(outcomes))
         return outcomes
 
-    async def _publish(self, bodies: Sequence[bytes]) -> list[Outcome]:
+    async def _publish(self, messages: Sequence[Message]) -> list[Outcome]:
         connection = self._connection
-        client, subject = connection.client, connection.settings.subject
+        client = connection.client
         limit = client.max_payload
         outcomes: list[Outcome] = []
         try:
-            for body in bodies:
-                if len(body) > limit:
-                    outcomes.append(connection.too_large(len(body)))
+            for message in messages:
+                if message.size > limit:
+                    outcomes.append(connection.too_large(message.size))
                     continue
-                await client.publish(subject, body)
+                await client.publish(message.subject, message.data, headers=message.headers)
                 outcomes.append(DELIVERED)
         except NatsError as error:
             raise connection.failed(error) from error
         await connection.confirm()
         return outcomes
 
+    def _message(self, event: Event) -> Message:
+        subject, body = self._connection.settings.subject, log(event).encode()
+        if event.trace and self._connection.has_headers:
+            return headed(subject, body, dict(fields(event.trace)))
+        return Message(subject, body)
 
-def _portions(events: Sequence[Event], window: int) -> Iterator[list[bytes]]:
-    portion: list[bytes] = []
+
+def _portions(messages: Iterable[Message], window: int) -> Iterator[list[Message]]:
+    portion: list[Message] = []
     size = 0
-    for event in events:
-        body = log(event).encode()
-        if portion and (len(portion) == window or size + len(body) > _PORTION):
+    for message in messages:
+        if portion and (len(portion) == window or size + message.size > _PORTION):
             yield portion
             portion, size = [], 0
-        portion.append(body)
-        size += len(body)
+        portion.append(message)
+        size += message.size
     yield portion
 
 
@@ -193,9 +199,10 @@ class JetStream:
 
     def message(self, event: Event, _number: int) -> Message:
         """The envelope, with the id by which the stream knows an event that it has had."""
-        # NATS/1.0, the header and an empty line, as the server counts them.
-        overhead = 12 + len("Nats-Msg-Id: \r\n") + len(event.id)
-        return Message(self._subject, log(event).encode(), {"Nats-Msg-Id": event.id}, overhead)
+        headers = {"Nats-Msg-Id": event.id}
+        if event.trace:
+            headers |= fields(event.trace)
+        return headed(self._subject, log(event).encode(), headers)
 
     def outcome(self, answer: Msg) -> Outcome:
         """What the stream said."""

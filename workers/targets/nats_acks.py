@@ -33,6 +33,16 @@ class Message:
     headers: dict[str, str] | None = None
     overhead: int = 0  # what the server counts besides `data`
 
+    @property
+    def size(self) -> int:
+        """Bytes, as the server counts them against its limit."""
+        return len(self.data) + self.overhead
+
+
+def headed(subject: str, data: bytes, headers: dict[str, str]) -> Message:
+    """A message with headers: NATS/1.0, a line for each of them, and an empty line."""
+    return Message(subject, data, headers, 12 + sum(len(name) + len(value) + 4 for name, value in headers.items()))
+
 
 class Dialect(Protocol):
     """How events are published, and what an acknowledgement says."""
@@ -137,7 +147,7 @@ class Acknowledged:
     async def _send(self, flight: Flight, index: int) -> None:
         self._last_number += 1
         message = self._dialect.message(flight.events[index], self._last_number)
-        size = len(message.data) + message.overhead
+        size = message.size
         connection = self._connection
         if size > connection.client.max_payload:
             flight.settle(index, connection.too_large(size))

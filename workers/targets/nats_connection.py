@@ -88,6 +88,11 @@ class Connection:
         """Whether nothing can be sent any more."""
         return self.client.is_closed
 
+    @property
+    def has_headers(self) -> bool:
+        """Whether the server takes messages with headers: before 2.2 it had none."""
+        return bool(self.client._server_info.get("headers"))
+
     def trouble(self) -> TargetUnavailable | None:
         """Why nothing more can be sent, where that is so: the connection is lost, or the server refused a message."""
         if self.is_lost:

@@ -35,6 +35,7 @@ from urllib3.util import SKIP_HEADER, Retry, parse_url
 
 from app.config.targets import WebhookSettings
 from app.events.model import Event
+from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
@@ -199,6 +200,8 @@ class WebhookTarget:
         wire = work.wire
         body = _body(events)
         headers = self._headers
+        if trace := _trace(events):
+            headers = {**headers, **dict(fields(trace))}
         if self._signers:
             headers = {**headers, **self._signature(_id(events), body)}
         try:
@@ -309,6 +312,12 @@ def _id(events: Sequence[Event]) -> str:
     if len(events) == 1:
         return events[0].id
     return hashlib.sha256("".join([event.id for event in events]).encode()).hexdigest()[:32]
+
+
+def _trace(events: Sequence[Event]) -> str:
+    """The trace context of a request: that of its event, and of several only one that they all came with."""
+    trace = events[0].trace
+    return trace if not trace or all(event.trace == trace for event in events) else ""
 
 
 def _headers(settings: WebhookSettings) -> dict[str, str]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import socket
 import threading
 from pathlib import Path
+from typing import IO
 
 from app.events.model import Event
 from tests import services
@@ -19,10 +21,16 @@ LARGEST = 40_000  # bytes of payload that the broker takes
 
 
 class Subscriber:
-    """All that is published on a topic, in order; it shares no code with the target's client."""
+    """All that is published on a topic, in order; it shares no code with the target's client.
 
-    def __init__(self, topic: str = TOPIC) -> None:
+    With version 5 it also has, for each message, its user properties.
+    """
+
+    def __init__(self, topic: str = TOPIC, *, version: int = 4) -> None:
         self.payloads: list[str] = []
+        self.properties: list[dict[str, str]] = []
+        self._version = version
+        self._none = b"\x00" if version == 5 else b""  # no properties
         self._topic = topic.encode()
         self._wire: socket.socket | None = None
         self._thread: threading.Thread | None = None
@@ -34,11 +42,14 @@ class Subscriber:
         texts = [f"watcher{id(self)}", services.USER, services.PASSWORD]
         login = b"".join(len(text).to_bytes(2, "big") + text.encode() for text in texts)
         wire = socket.create_connection((services.LOOPBACK, port), timeout=10)
-        wire.sendall(_packet(0x10, b"\x00\x04MQTT\x04\xc2\x00\x00" + login))
-        wire.sendall(_packet(0x82, b"\x00\x01" + len(self._topic).to_bytes(2, "big") + self._topic + b"\x00"))
+        head = b"\x00\x04MQTT" + bytes([self._version]) + b"\xc2\x00\x00" + self._none
+        wire.sendall(_packet(0x10, head + login))
+        wanted = len(self._topic).to_bytes(2, "big") + self._topic + b"\x00"
+        wire.sendall(_packet(0x82, b"\x00\x01" + self._none + wanted))
         file = wire.makefile("rb")
-        assert _read(file) == (0x20, b"\x00\x00"), "CONNECT was not accepted"
-        assert _read(file) == (0x90, b"\x00\x01\x00"), "SUBSCRIBE was not accepted"
+        kind, content = _read(file) or (0, b"")
+        assert (kind, content[:2]) == (0x20, b"\x00\x00"), "CONNECT was not accepted"
+        assert _read(file) == (0x90, b"\x00\x01" + self._none + b"\x00"), "SUBSCRIBE was not accepted"
         wire.settimeout(None)
         self._wire = wire
         self._thread = threading.Thread(target=self._listen, args=[file], daemon=True)
@@ -66,12 +77,17 @@ class Subscriber:
     def _listening(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def _listen(self, file: socket.SocketIO) -> None:
+    def _listen(self, file: IO[bytes]) -> None:
         with file, contextlib.suppress(OSError):
             while packet := _read(file):
                 kind, content = packet
                 if kind & 0xF0 == 0x30:
-                    self.payloads.append(content[2 + int.from_bytes(content[:2], "big") :].decode())
+                    content = content[2 + int.from_bytes(content[:2], "big") :]
+                    if self._version == 5:
+                        size, start = _number(io.BytesIO(content))
+                        self.properties.append(_user_properties(content[start : start + size]))
+                        content = content[start + size :]
+                    self.payloads.append(content.decode())
                 elif kind == 0xD0:
                     self._pong.set()
 
@@ -184,15 +200,30 @@ def _packet(kind: int, content: bytes) -> bytes:
     return bytes([kind, len(content)]) + content
 
 
-def _read(file: socket.SocketIO) -> tuple[int, bytes] | None:
+def _read(file: IO[bytes]) -> tuple[int, bytes] | None:
     head = file.read(1)
     if not head:
         return None
-    size = shift = 0
+    size, _ = _number(file)
+    return head[0], file.read(size)
+
+
+def _number(file: IO[bytes]) -> tuple[int, int]:
+    """A number of as many bytes as it needs, and how many they are."""
+    number = bytes_read = 0
     while True:
         (digit,) = file.read(1) or b"\x00"
-        size |= (digit & 127) << shift
-        shift += 7
+        number |= (digit & 127) << 7 * bytes_read
+        bytes_read += 1
         if not digit & 128:
-            break
-    return head[0], file.read(size)
+            return number, bytes_read
+
+
+def _user_properties(content: bytes) -> dict[str, str]:
+    """What properties there are, which must all be a user's."""
+    file, texts = io.BytesIO(content), list[str]()
+    while kind := file.read(1):
+        assert kind == b"\x26", f"a property of kind {kind.hex()}"
+        for _ in range(2):
+            texts.append(file.read(int.from_bytes(file.read(2), "big")).decode())
+    return dict(zip(texts[::2], texts[1::2], strict=True))
