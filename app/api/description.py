@@ -107,6 +107,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                         reason=_TEXT,
                     ),
                 },
+                traceparent={**_TEXT, "description": "W3C Trace Context, where the event came with one"},
+                tracestate=_TEXT,
                 record={"type": "object"},
             ),
         },

@@ -17,6 +17,7 @@ from app.api.problems import Refusal, away
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.parsing import Limits, Parsed, SnsConfirmation, parse
+from app.events.trace import fields
 from app.outbox.append import QueueFull, Receipt
 from app.outbox.database import REFUSED, now_ms, said
 from app.outbox.history import Recorded, object_history
@@ -194,6 +195,7 @@ def _event_json(event: Recorded) -> Mapping[str, Any]:
             {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
             for standing in event.standings
         ],
+        **dict(fields(event.trace)),
         "record": orjson.Fragment(event.record),
     }
 

@@ -5,6 +5,7 @@ import orjson
 
 from app.cli.shell import Shell, anywhere
 from app.cli.words import iso
+from app.events.trace import fields
 from app.outbox.history import Standing
 
 
@@ -27,6 +28,7 @@ def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
                 {"target": str(each.target), "state": each.state, "reason": each.reason} for each in event.standings
             ],
             "standing": "; ".join(map(_standing, event.standings)) or "no rule named a target",
+            **dict(fields(event.trace)),
             "record": orjson.loads(event.record),
         }
         for event in shell.history(bucket, key, limit)

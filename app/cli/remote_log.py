@@ -8,6 +8,7 @@ import orjson
 from app.cli.remote import Remote
 from app.cli.words import milliseconds
 from app.config.arn import TargetId, parse_arn
+from app.events.trace import trace_of
 from app.outbox.dead_letters import DeadLetter, Filter
 from app.outbox.history import Recorded, Standing
 from app.outbox.models import NEVER
@@ -144,4 +145,5 @@ def _recorded(shown: dict[str, Any]) -> Recorded:
             Standing(parse_arn(each["target"])[1], each["state"], each["reason"]) for each in shown["standings"]
         ],
         record=orjson.dumps(shown["record"]).decode(),
+        trace=trace_of(shown.get("traceparent"), shown.get("tracestate")),
     )

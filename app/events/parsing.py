@@ -4,14 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from app.events import encoding
-from app.events.frontends import Item, SnsConfirmation, items, place
+from app.events.frontends import Item, Normalised, SnsConfirmation, Traced, Where, items, place
 from app.events.model import Event
 from app.events.problems import BadEvents, BadRecord
 from app.events.records import event_of
+from app.events.trace import trace_of
 
 __all__ = ["BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
+
+_TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,7 @@ def parse(
 ) -> Parsed:
     """The events of a body, in its order; what is in it twice is returned twice.
 
+    The events have the trace context of the request, or of the CloudEvent that they came in, where that is valid.
     The body is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
     decompressed. `now_ms` (milliseconds since 1970) is the time of events that have none of their own. Raises
     `BadEvents`, and only that; with `partial` a record that cannot be taken is left out and told of in `refused`, but
@@ -65,14 +69,37 @@ def parse(
                     raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
                 parsed.refused.append(Refused(index, path, sentence))
             index += 1
+    if trace := _trace(headers):
+        parsed.events = _with_trace(parsed.events, trace)
     return parsed
+
+
+def _with_trace(events: Iterable[Event], trace: str) -> list[Event]:
+    """The events, with this trace context where they have none of their own."""
+    return [event if event.trace else event._replace(trace=trace) for event in events]
+
+
+def _trace(headers: Mapping[str, str]) -> str:
+    """The trace context of a request: that of the CloudEvent in it (binary mode), else its own."""
+    found = {lowered: value for name, value in headers.items() if (lowered := name.lower()) in _TRACE}
+    if not found:
+        return ""
+    of_event = trace_of(found.get("ce-traceparent"), found.get("ce-tracestate"))
+    return of_event or trace_of(found.get("traceparent"), found.get("tracestate"))
 
 
 def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int) -> None:
     normalise, thing, where = item
-    made = normalise(thing)
+    _keep(normalise(thing), where, parsed, now_ms, nesting)
+
+
+def _keep(made: Normalised, where: Where, parsed: Parsed, now_ms: int, nesting: int) -> None:
     if isinstance(made, dict):
         parsed.events.append(event_of(made, now_ms, nesting))
+    elif isinstance(made, Traced):
+        first = len(parsed.events)
+        _keep(made.made, where, parsed, now_ms, nesting)
+        parsed.events[first:] = _with_trace(parsed.events[first:], made.trace)
     elif isinstance(made, SnsConfirmation):
         if where is None:
             parsed.confirmation = made

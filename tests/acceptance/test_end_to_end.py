@@ -124,6 +124,23 @@ def test_an_event_goes_through_over_rabbitmq(over_rabbitmq: System, redis_server
     goes_through(running(over_rabbitmq), redis_server, bucket)
 
 
+def test_a_trace_context_goes_through_with_its_event_alone(
+    whole: System, receiver: services.Receiver, bucket: str
+) -> None:
+    parent = f"00-{uuid4().hex}-00f067aa0ba902b7-01"
+    webhook_target(whole, receiver, bucket)
+    for key, trace in (("traced", {"traceparent": parent, "tracestate": "a=1"}), ("plain", {})):
+        answer = whole.ask("POST", "/v1/events", content=body(event(key, bucket=bucket)), headers=trace)
+        assert answer.status_code == 202
+    until(lambda: len(receiver.requests()) == 2, 60, what="both events at the endpoint")
+    found = {one.json()["Key"].partition("/")[2]: one.headers for one in receiver.requests()}
+    assert (found["traced"].get("traceparent"), found["traced"].get("tracestate")) == (parent, "a=1")
+    assert not {"traceparent", "tracestate"} & {name.lower() for name in found["plain"]}
+    for key, trace in (("traced", parent), ("plain", None)):
+        [shown] = whole.ask("GET", f"/v1/events?bucket={bucket}&key={key}").json()["events"]
+        assert shown.get("traceparent") == trace
+
+
 def test_every_queue_on_rabbitmq_is_a_quorum_queue(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:

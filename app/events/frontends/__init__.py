@@ -4,7 +4,7 @@ Recognition is by shape (§14.1): what a record is and how its key is spelt foll
 key looks. The result is always a record with MinIO's members (§1.4).
 """
 
-from app.events.frontends.recognise import Item, Normalised, items, place
-from app.events.frontends.wrappings import SnsConfirmation
+from app.events.frontends.recognise import Item, Normalised, Where, items, place
+from app.events.frontends.wrappings import SnsConfirmation, Traced
 
-__all__ = ["Item", "Normalised", "SnsConfirmation", "items", "place"]
+__all__ = ["Item", "Normalised", "SnsConfirmation", "Traced", "Where", "items", "place"]

@@ -5,10 +5,10 @@ from typing import Any
 
 from app.events.frontends import eventbridge, seaweedfs, wrappings
 from app.events.frontends.s3 import form_of
-from app.events.frontends.wrappings import SnsConfirmation
+from app.events.frontends.wrappings import SnsConfirmation, Traced
 from app.events.problems import BadRecord, excerpt
 
-Normalised = dict[str, Any] | tuple[dict[str, Any], ...] | SnsConfirmation
+Normalised = dict[str, Any] | tuple[dict[str, Any], ...] | SnsConfirmation | Traced
 Where = tuple[Any, str | int] | None  # the way to a thing from the body inwards: (outer, member or index)
 Item = tuple[Callable[[Any], Normalised], Any, Where]  # how to normalise, what, where it stands
 
@@ -84,7 +84,8 @@ def _message(value: dict[str, Any], where: Where, wrappings_left: int) -> list[I
         if kind == "Notification":
             return _inner(("Message", wrappings.sns_message(value)), where, wrappings_left)
         if wrappings.is_cloud_event(value):
-            return _inner(wrappings.cloud_event_data(value), where, wrappings_left)
+            found = _inner(wrappings.cloud_event_data(value), where, wrappings_left)
+            return _traced(found, trace) if (trace := wrappings.cloud_event_trace(value)) else found
     except BadRecord as problem:
         return [_refused(problem, where)]
     form: Callable[[Any], Normalised]
@@ -106,6 +107,14 @@ def _inner(carried: tuple[str, Any], where: Where, wrappings_left: int) -> list[
     if not wrappings_left:
         return [_refused(BadRecord("it", f"is wrapped more than {_MOST_WRAPPINGS} times"), (where, member))]
     return items(value, (where, member), wrappings_left - 1)
+
+
+def _traced(found: list[Item], trace: str) -> list[Item]:
+    return [(_with_trace(normalise, trace), thing, where) for normalise, thing, where in found]
+
+
+def _with_trace(normalise: Callable[[Any], Normalised], trace: str) -> Callable[[Any], Normalised]:
+    return lambda thing: Traced(normalise(thing), trace)
 
 
 def _ignored(_: Any) -> Normalised:

@@ -9,6 +9,7 @@ from typing import Any
 from app.events import encoding
 from app.events.frontends.members import text
 from app.events.problems import BadRecord, excerpt
+from app.events.trace import trace_of
 
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
 
@@ -59,6 +60,19 @@ def cloud_event_data(value: Mapping[str, Any]) -> tuple[str, Any]:
             raise
         raise BadRecord("data_base64", f"is not base64: {problem}") from None
     return "data_base64", nested(decoded, "data_base64")
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """What a message held (`made`), and the trace context that the message itself came with."""
+
+    made: Any
+    trace: str
+
+
+def cloud_event_trace(value: Mapping[str, Any]) -> str:
+    """The trace context in a CloudEvent's attributes, its Distributed Tracing extension; "" without a valid one."""
+    return trace_of(value.get("traceparent"), value.get("tracestate"))
 
 
 def passed_on(record: Mapping[str, Any]) -> tuple[str, Any] | None:

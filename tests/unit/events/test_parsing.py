@@ -429,3 +429,42 @@ def test_every_key_comes_through_every_sender(key: str) -> None:
     assert take(eventbridge(object={"key": key})).events[0].key == key
     if not key.startswith("/") and key.split("/", 1)[0] != ".uploads":
         assert take(seaweed("create", f"/buckets/b/{key}")).events[0].key == key
+
+
+# --- trace context
+
+PARENT, OTHER = (f"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b{last}-01" for last in "78")
+
+
+def cloud(data: Any, **attributes: Any) -> dict[str, Any]:
+    """A CloudEvent in structured mode."""
+    return {"specversion": "1.0", "type": "t", "source": "s", "id": "1", "data": data} | attributes
+
+
+def traces(body: Any, **headers: Any) -> list[str]:
+    """The trace context of each event of a body."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return [event.trace for event in take(body, named).events]
+
+
+def test_events_have_the_trace_context_of_their_request_and_are_the_same_events() -> None:
+    body = {"Records": [record(1), record(2)]}
+    assert traces(body) == ["", ""]
+    assert traces(body, Traceparent=PARENT, tracestate="a=1") == [f"{PARENT} a=1"] * 2
+    traced = take(body, {"traceparent": PARENT}).events
+    assert [event._replace(trace="") for event in traced] == take(body).events
+
+
+def test_a_trace_context_that_is_not_valid_is_as_none() -> None:
+    assert traces(record(1), Traceparent="00-what", Tracestate="a=1") == [""]
+    assert traces(record(1), Tracestate="a=1") == [""]
+    assert traces(cloud(record(1), traceparent=17, tracestate={})) == [""]
+
+
+def test_a_cloud_events_own_trace_context_goes_before_that_of_the_request() -> None:
+    mixed = [cloud(record(1), traceparent=OTHER, tracestate="b=2"), cloud(record(2)), cloud(record(3), traceparent="?")]
+    assert traces(mixed, Traceparent=PARENT) == [f"{OTHER} b=2", PARENT, PARENT]
+    assert traces(record(1), Ce_Traceparent=OTHER, Traceparent=PARENT, Tracestate="a=1") == [OTHER]
+    assert traces(cloud({"Records": [record(1), record(2)]}, traceparent=OTHER)) == [OTHER] * 2
+    inner = cloud(record(1), traceparent=OTHER)
+    assert traces(cloud(inner, traceparent=PARENT)) == [OTHER]
