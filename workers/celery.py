@@ -6,12 +6,13 @@ late or doubled costs nothing but time.
 
 import logging
 import os
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from billiard.process import current_process
-from celery import Celery, bootsteps
+from celery import Celery, beat, bootsteps
 from celery.signals import (
     celeryd_init,
     setup_logging,
@@ -96,6 +97,27 @@ for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
+
+class Scheduler(beat.Scheduler):
+    """Beat's own, with nothing to remember between starts, which goes on when the clock is set back.
+
+    Else nothing would be due until the clock is again where it was.
+    """
+
+    _ticked = 0.0
+
+    def tick(self, *arguments: Any, **options: Any) -> float:
+        """Send what is due; seconds until the next look."""
+        now = time.time()
+        if now < self._ticked:
+            for entry in self.schedule.values():
+                entry.last_run_at = entry.default_now()
+            self._heap = None
+        self._ticked = now
+        seconds: float = super().tick(*arguments, **options)
+        return seconds
+
+
 app = Celery("bucketwire", broker=settings.broker_url, include=["workers.tasks"])
 app.conf.update(
     accept_content=["json"],
@@ -118,7 +140,7 @@ app.conf.update(
         },
         "purge": {"task": "purge", "schedule": timedelta(minutes=10), "options": {"expires": 600}},
     },
-    beat_scheduler="celery.beat:Scheduler",  # nothing to remember between starts
+    beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     broker_heartbeat=2 * _SILENCE,  # of RabbitMQ's connections, which are given up after two without a sign of life
