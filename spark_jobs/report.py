@@ -11,7 +11,7 @@ from jinja2 import Environment, select_autoescape
 from matplotlib import rc_context
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from spark_jobs.drift import DRIFT, OUTSIDE
@@ -40,13 +40,27 @@ class Told:
     problem: str
 
 
+class NotShared(Exception):
+    """The folder of reports is not the same one for all who write to it; the message says so."""
+
+
 def write_findings(findings: DataFrame, folder: Path) -> DataFrame:
-    """Write every finding; what comes back is read from there, so that nothing is compared twice."""
-    path = str(folder / FINDINGS)
-    findings.write.mode("errorifexists").parquet(path)
+    """Write every finding; what comes back is read from there, so that nothing is compared twice.
+
+    Raises `NotShared` where not all of it comes back: then executors have written to folders of their own.
+    """
+    path, seen = str(folder / FINDINGS), Observation()
+    findings.observe(seen, F.count(F.lit(1)).alias("findings")).write.mode("errorifexists").parquet(path)
     written = findings.sparkSession.read.schema(findings.schema).parquet(path)
+    check_whole(written, seen.get["findings"], path)
     written.write.mode("errorifexists").json(str(folder / LINES))
     return written
+
+
+def check_whole(written: DataFrame, expected: int, path: str) -> None:
+    """Raises `NotShared` unless as many rows are there as were written: else drift could look like none."""
+    if written.count() != expected:
+        raise NotShared(f"not all findings are in {path}: on a cluster it has to be a folder that all machines share")
 
 
 def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:

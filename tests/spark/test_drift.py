@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import orjson
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
@@ -14,6 +16,8 @@ from app.config.arn import TargetId
 from app.rules.model import Rule
 from spark_jobs.drift import counts, documents, drift, namespace
 from spark_jobs.judging import judge
+from spark_jobs.report import FINDINGS as FOLDER
+from spark_jobs.report import NotShared, check_whole, write_findings
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
@@ -190,3 +194,18 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
         ("null", *nothing),
     ]
     assertDataFrameEqual(namespace(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE))
+
+
+def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:
+    listing = spark.createDataFrame([thing("a"), thing("b"), thing("c")], LISTING)
+    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    compared = drift(
+        listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
+    )
+    written = write_findings(compared.repartition(3, "key"), tmp_path)
+    assert written.count() == 3
+    parts = sorted((tmp_path / FOLDER).glob("part-*"), key=lambda part: part.stat().st_size)
+    parts[-1].unlink()  # as one that an executor has written on its own machine
+    left = spark.read.schema(FINDINGS).parquet(str(tmp_path / FOLDER))
+    with pytest.raises(NotShared, match="a folder that all machines share"):
+        check_whole(left, 3, str(tmp_path / FOLDER))
