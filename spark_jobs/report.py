@@ -1,20 +1,16 @@
 """The report of a reconciliation: every finding in Parquet and JSON lines, and one page that needs nothing else."""
 
-import io
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, select_autoescape
-from matplotlib import rc_context
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from spark_jobs import pages
 from spark_jobs.drift import DRIFT, OUTSIDE
+from spark_jobs.pages import Bars
 from spark_jobs.repair import day
 
 PAGE, FINDINGS, LINES = "index.html", "findings.parquet", "findings.jsonl"
@@ -71,9 +67,12 @@ def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:
     charts = []
     if total:
         charts = [
-            ("Drift by kind", _chart([(kind, {kind: count}) for kind, count in found.items()])),
-            ("Drift by folder", _chart(_by_folder(drift))),
-            ("Drift by age of the object, or of the row where there is none", _chart(_by_age(drift, told.looked))),
+            ("Drift by kind", pages.bars([(kind, {kind: count}) for kind, count in found.items()], _COLOURS)),
+            ("Drift by folder", pages.bars(_by_folder(drift), _COLOURS)),
+            (
+                "Drift by age of the object, or of the row where there is none",
+                pages.bars(_by_age(drift, told.looked), _COLOURS),
+            ),
         ]
     verdict = (
         "The target holds what the bucket holds."
@@ -82,10 +81,8 @@ def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:
     )
     figures = [("objects", "objects"), ("rows", "held"), *((kind, kind) for kind in DRIFT)]
     figures += [("in flight", "in_flight"), (OUTSIDE, OUTSIDE), ("bad lines", "bad"), ("repaired", "repaired")]
-    template = Environment(autoescape=select_autoescape(default=True)).from_string(
-        Path(__file__).with_name("page.html").read_text()
-    )
-    page = template.render(
+    page = pages.page(
+        "page.html",
         run=told.run,
         bucket=told.bucket,
         target=told.target,
@@ -110,10 +107,7 @@ def samples(findings: DataFrame, kind: str) -> Sequence[Mapping[str, Any]]:
     return [one.asDict() for one in chosen.collect()]
 
 
-_Bars = Sequence[tuple[str, Mapping[str, int]]]
-
-
-def _by_folder(drift: DataFrame) -> _Bars:
+def _by_folder(drift: DataFrame) -> Bars:
     folder = F.when(F.col("key").contains("/"), F.concat(F.substring_index("key", "/", 1), F.lit("/"))).otherwise(
         "(none)"
     )
@@ -127,7 +121,7 @@ def _by_folder(drift: DataFrame) -> _Bars:
     return [*shown, ("all others", rest)] if rest else shown
 
 
-def _by_age(drift: DataFrame, looked: int) -> _Bars:
+def _by_age(drift: DataFrame, looked: int) -> Bars:
     age = F.lit(looked) - F.coalesce("modified", "row_time")
     bar = F.when(age.isNull(), "unknown")
     for name, limit in _AGES:
@@ -141,38 +135,3 @@ def _counted(drift: DataFrame) -> dict[str, dict[str, int]]:
     for row in drift.groupBy("bar", "kind").count().collect():
         bars.setdefault(row["bar"], {})[row["kind"]] = row["count"]
     return bars
-
-
-def _chart(bars: _Bars) -> str:
-    """Stacked horizontal bars as SVG, to be put into a page."""
-    # Letters that the font lacks, the browser's have: they are only measured here.
-    with (
-        warnings.catch_warnings(action="ignore", category=UserWarning),
-        rc_context({"svg.fonttype": "none", "font.family": "sans-serif", "svg.hashsalt": "bucketwire"}),
-    ):
-        figure = Figure(figsize=(9, 0.6 + 0.42 * len(bars)), layout="constrained")
-        FigureCanvasSVG(figure)
-        axes = figure.subplots()
-        # A dollar sign in a folder's name would begin a formula.
-        labels = [_short(name).replace("$", r"\$") for name, _ in bars]
-        left = [0] * len(bars)
-        for kind in DRIFT:
-            widths = [counts.get(kind, 0) for _, counts in bars]
-            if any(widths):
-                axes.barh(range(len(bars)), widths, left=left, color=_COLOURS[kind], label=kind)
-            left = [one + other for one, other in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(bars)), labels)
-        axes.invert_yaxis()
-        axes.bar_label(axes.containers[-1], labels=[f"{total:,}" for total in left], padding=4)  # type: ignore[arg-type]  # of bars
-        axes.margins(x=0.12)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, loc="lower right")
-        written = io.StringIO()
-        figure.savefig(written, format="svg", metadata={"Date": None})
-    svg = written.getvalue()
-    return svg[svg.index("<svg") :]
-
-
-def _short(name: str) -> str:
-    plain = "".join(char if char.isprintable() else "\ufffd" for char in name)
-    return plain if len(plain) <= 40 else plain[:39] + "…"

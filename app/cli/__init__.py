@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "reconcile": "app.cli.reconcile",
         "backfill": "app.cli.reconcile",
         "scan": "app.cli.reconcile",
+        "journal": "app.cli.reconcile",
         "events": "app.cli.history",
         "watch": "app.cli.watch",
         "sample": "app.cli.sample",

@@ -1,4 +1,4 @@
-"""`bucketwire reconcile|backfill|scan`: they become the jobs on Spark, which nothing in app imports."""
+"""`bucketwire reconcile|backfill|scan|journal`: they become the jobs on Spark, which nothing in app imports."""
 
 from collections.abc import Callable
 
@@ -41,3 +41,12 @@ def scan(arguments: tuple[str, ...]) -> None:
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """
     become([JOBS, "scan", *arguments])
+
+
+@_job("compact|report …")
+def journal(arguments: tuple[str, ...]) -> None:
+    """Keep what was done in Parquet by day and bucket (compact); tell of it by bucket, hour, user and type (report).
+
+    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    """
+    become([JOBS, "journal", *arguments])

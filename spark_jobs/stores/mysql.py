@@ -1,5 +1,7 @@
 """The table of a MySQL or MariaDB target by JDBC, as `postgresql` does it: members taken out there, a hash divides."""
 
+from collections.abc import Callable
+
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.mysql import MysqlSettings
@@ -11,17 +13,23 @@ _TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "tr
 
 def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: int) -> DataFrame:
     """ROWS of the bucket. Raises `CannotRead`."""
+    return read(spark, settings, tasks, lambda table: _query(table, bucket, tasks))
+
+
+def read(spark: SparkSession, settings: MysqlSettings, tasks: int, query: Callable[[str], str]) -> DataFrame:
+    """What `query`, made of the table's name, selects; its `part` (0 to `tasks`) divides it. Raises `CannotRead`."""
     dsn = settings.dsn
     if dsn.socket:
         raise CannotRead("MySQL: Spark reads by TCP, not by a unix socket; name the server by host and port")
     if settings.tls_ca or settings.client_cert:
         raise CannotRead("MySQL: Spark's driver takes no PEM files; certificates have to be known to Java itself")
+    table = ".".join("`" + name.replace("`", "``") + "`" for name in settings.table_name if name)
     host = f"[{dsn.host}]" if ":" in dsn.host else dsn.host
     options = {
         # Never a URL of MariaDB's: see spark_jobs.connectors.
         "url": f"jdbc:mysql://{host}:{dsn.port}/{dsn.database}",
         "driver": "com.mysql.cj.jdbc.Driver",
-        "dbtable": f"({_query(settings, bucket, tasks)}) AS found",
+        "dbtable": f"({query(table)}) AS found",
         "fetchsize": "10000",
         "useCursorFetch": "true",  # else the driver keeps the whole answer in memory
         "partitionColumn": "part",
@@ -37,8 +45,7 @@ def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: in
     return spark.read.format("jdbc").options(**options).load().drop("part")
 
 
-def _query(settings: MysqlSettings, bucket: str, tasks: int) -> str:
-    table = ".".join("`" + name.replace("`", "``") + "`" for name in settings.table_name if name)
+def _query(table: str, bucket: str, tasks: int) -> str:
     members = ", ".join(
         f"CONVERT(JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].{'.'.join(path)}')) USING utf8mb4) AS `{name}`"
         for name, path in PATHS.items()

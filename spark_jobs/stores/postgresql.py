@@ -4,6 +4,8 @@ Each task reads the keys of one hash: the table needs no numeric key, and rows t
 neither lost nor doubled, as they would be by ranges of `ctid`.
 """
 
+from collections.abc import Callable
+
 import psycopg2
 from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
@@ -14,13 +16,29 @@ from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead
 
 _FETCH = "10000"  # rows; without it the driver keeps the whole answer in memory
-_TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = 'value'"
+_TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 # What libpq calls a parameter, and what JDBC does.
 _TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
 
 
 def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
     """ROWS of the bucket. Raises `CannotRead`."""
+
+    def query(table: sql.Identifier, kind: str) -> sql.Composable:
+        return _query(table, bucket, tasks, is_json=kind in ("json", "jsonb"))
+
+    found = read(spark, settings, "value", tasks, query)
+    return documents(found) if "document" in found.columns else found
+
+
+def read(
+    spark: SparkSession, settings: PostgresSettings, column: str, tasks: int,
+    query: Callable[[sql.Identifier, str], sql.Composable],
+) -> DataFrame:  # fmt: skip
+    """What `query` selects, made of the table and the type of its `column`; its `part` (0 to `tasks`) divides it.
+
+    Raises `CannotRead`.
+    """
     given = _parameters(settings)
     try:
         connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | given)))
@@ -29,11 +47,11 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
     try:
         with connection.cursor() as cursor:
             table = sql.Identifier(settings.table_name)
-            cursor.execute(_TYPE, (table.as_string(connection),))
+            cursor.execute(_TYPE, (table.as_string(connection), column))
             kind = cursor.fetchone()
             if kind is None:
-                raise CannotRead(f"PostgreSQL: there is no table {settings.table} with a column value")
-            query = _query(table, bucket, tasks, is_json=kind[0] in ("json", "jsonb")).as_string(connection)
+                raise CannotRead(f"PostgreSQL: there is no table {settings.table} with a column {column}")
+            text = query(table, kind[0]).as_string(connection)
             host, port, database = connection.info.host, connection.info.port, connection.info.dbname
             user, password = connection.info.user, connection.info.password
     except psycopg2.Error as error:
@@ -45,7 +63,7 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
     options = {
         "url": f"jdbc:postgresql://{f'[{host}]' if ':' in host else host}:{port}/{database}",
         "driver": "org.postgresql.Driver",
-        "dbtable": f"({query}) AS found",
+        "dbtable": f"({text}) AS found",
         "fetchsize": _FETCH,
         "partitionColumn": "part",
         "lowerBound": "0",
@@ -53,11 +71,10 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
         "numPartitions": str(tasks),
         "user": user,
         "password": password or "",
-        "ApplicationName": "bucketwire reconcile",
+        "ApplicationName": "bucketwire",
         **{name: given[key] for key, name in _TLS.items() if key in given},
     }
-    found = spark.read.format("jdbc").options(**options).load().drop("part")
-    return documents(found) if "document" in found.columns else found
+    return spark.read.format("jdbc").options(**options).load().drop("part")
 
 
 def _parameters(settings: PostgresSettings) -> dict[str, str]:

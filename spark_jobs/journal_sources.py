@@ -1,0 +1,119 @@
+"""Where a journal is read from: the service's own log, and the tables and lists of targets of format `access`.
+
+No task ever has more than a portion of it in memory. Times are milliseconds since 1970.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+from psycopg2 import sql
+from pyspark.sql import DataFrame, SparkSession
+
+from app.config.mysql import MysqlSettings
+from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
+from app.outbox import models as m
+from app.outbox.database import Database
+from app.outbox.follow import Follower, end
+from spark_jobs.journal import ENTRIES, RECORDED
+from spark_jobs.stores import mysql, postgresql
+from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores.redis import connect
+
+_PORTION = 5000  # events that a task has in memory at a time
+_e = m.events.c
+
+
+def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
+    """RECORDED: every event that the log still holds, or those received since then, up to now."""
+    last, lanes = end(database)
+    after = Follower(database, since).after if since else _first(database, lanes) - 1
+    url = database.url.render_as_string(hide_password=False)
+    windows = [(start, min(start + _PORTION, last)) for start in range(after, last, _PORTION)]
+    slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
+    found = spark.sparkContext.parallelize(windows, slices).mapPartitions(lambda some: _events(url, lanes, some))
+    return spark.createDataFrame(found, RECORDED, verifySchema=False)
+
+
+def entries(spark: SparkSession, settings: TargetSettings, *, tasks: int, since: int = 0) -> DataFrame:
+    """ENTRIES of a target, or those of what happened since then. Raises `CannotRead`."""
+    if not isinstance(settings, NamespaceSettings) or settings.format != "access":
+        raise CannotRead("only targets of format access keep a journal; the service's own log is read without --target")
+    if isinstance(settings, PostgresSettings):
+        return postgresql.read(
+            spark, settings, "event_data", tasks, lambda table, _: _of_postgresql(table, tasks, since)
+        )
+    if isinstance(settings, MysqlSettings):
+        return mysql.read(spark, settings, tasks, lambda table: _of_mysql(table, tasks, since))
+    if isinstance(settings, RedisSettings):
+        return _of_redis(spark, settings)
+    raise CannotRead(f"of {settings.type_name} targets nobody knows how to read a journal")
+
+
+def _first(database: Database, lanes: int) -> int:
+    """The first seq of the log; by lanes, as its key begins with them."""
+    with database.reading() as connection:
+        query = sa.select(sa.func.min(_e.seq)).where(_e.lane == sa.bindparam("lane"))
+        found = [connection.execute(query, {"lane": lane}).scalar_one() for lane in range(lanes)]
+    return min((seq for seq in found if seq is not None), default=1)
+
+
+def _events(url: str, lanes: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
+    database = Database(url, pool_size=1, patience=None)
+    query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
+    try:
+        for after, last in windows:
+            with database.reading() as connection:
+                window = query.where(_e.lane.in_(range(lanes)), _e.seq > after, _e.seq <= last)
+                found = connection.execute(window).all()
+            yield from map(tuple, found)
+    finally:
+        database.close()
+
+
+def _of_postgresql(table: sql.Identifier, tasks: int, since: int) -> sql.Composable:
+    time = sql.SQL("(extract(epoch from event_time) * 1000)::bigint")
+    return sql.SQL(
+        "SELECT {time} AS time, event_data::text AS document, mod({time}, {tasks}) AS part "
+        "FROM {table} WHERE event_time >= to_timestamp({since} / 1000.0)"
+    ).format(time=time, tasks=sql.Literal(tasks), table=table, since=sql.Literal(since))
+
+
+def _of_mysql(table: str, tasks: int, since: int) -> str:
+    # Without UNIX_TIMESTAMP, which would take the times, all of them UTC, for those of the session's zone.
+    epoch = "TIMESTAMP'1970-01-01 00:00:00'"
+    return (
+        f"SELECT TIMESTAMPDIFF(MICROSECOND, {epoch}, event_time) DIV 1000 AS time, "  # noqa: S608 - quoted, numbers
+        f"CONVERT(event_data USING utf8mb4) AS document, CRC32(event_data) % {tasks} AS part "
+        f"FROM {table} WHERE event_time >= {epoch} + INTERVAL {since // 1000} SECOND"
+    )
+
+
+def _of_redis(spark: SparkSession, settings: RedisSettings) -> DataFrame:
+    try:
+        client = connect(settings)
+        try:
+            kind = client.type(settings.key)
+        finally:
+            client.close()
+    except (redis.RedisError, OSError) as error:
+        raise CannotRead(f"Redis: {error}") from None
+    if kind not in (b"list", b"none"):
+        raise CannotRead(f"Redis: key {settings.key!r} is no list")
+    one = spark.sparkContext.parallelize([settings.key], 1)
+    found = one.flatMap(lambda key: _elements(settings, key))
+    return spark.createDataFrame(found, ENTRIES, verifySchema=False)
+
+
+def _elements(settings: RedisSettings, key: str) -> Iterator[tuple[int | None, str]]:
+    """From the end backwards: a push there moves nothing, and a pop at the beginning only shows some elements twice."""
+    client = connect(settings)
+    try:
+        length: Any = client.llen(key)
+        for last in range(length, 0, -_PORTION):
+            found: Any = client.lrange(key, max(0, last - _PORTION), last - 1)
+            for element in found:
+                yield None, element.decode(errors="replace")
+    finally:
+        client.close()
