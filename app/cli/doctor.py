@@ -16,8 +16,11 @@ from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
+from app.outbox.reconciliations import RUNNING, Reconciliations
+from app.outbox.schedule import Schedule
 from app.outbox.schema import current
 
+_NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
 _PULSE = 10_000  # milliseconds after which the drain counts as stopped: it writes one each second
 
 
@@ -101,6 +104,15 @@ def _look_at_queues(shell: Shell) -> Iterator[Finding]:
             yield Finding(str(queue.target), "problem", f"{what}; does one run that serves it? See its --targets")
 
 
+def _look_at_schedule(shell: Shell) -> Iterator[Finding]:
+    now, waiting = now_ms(), Schedule(shell.database).waiting()
+    at_work = any(each.state == RUNNING for each in Reconciliations(shell.database).list())
+    for run in waiting:
+        if now - run.since > _NOT_BEGUN and not at_work:
+            what = f"waits to be reconciled with {run.bucket} for {age(run.since, now)}"
+            yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
+
+
 def _look_at_targets(shell: Shell) -> Iterator[Finding]:
     named = {rule.rule.target for rule in shell.registry.rules()}
     targets = shell.registry.targets()
@@ -146,6 +158,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "broker": _look_at_broker,
         "drain": _look_at_drain,
         "queues": _look_at_queues,
+        "schedule": _look_at_schedule,
         "targets": _look_at_targets,
         "books": _look_at_books,
     }

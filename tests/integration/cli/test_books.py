@@ -12,7 +12,9 @@ from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
+from app.outbox.reconciliations import Reconciliations
 from app.outbox.replays import Replays
+from app.outbox.schedule import Schedule
 from tests import services
 from tests.builders import DELETE, add_target, event
 from tests.integration.cli.conftest import Cli, deliver
@@ -151,6 +153,19 @@ def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Data
 
     assert found() == ["no worker has answered on its queue for 2.0 h; does one run that serves it? See its --targets"]
     pulse.answered(database, queue.row_id, now_ms())
+    assert found() == []
+
+
+def test_the_doctor_finds_a_reconciliation_that_nobody_begins(cli: Cli, database: Database) -> None:
+    schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
+    mirror = add_target(database, "rows", type_name="redis", values=schedule, bucket="images")
+
+    def found() -> list[str]:
+        return [one["text"] for one in cli("doctor", "--json").json["findings"] if "reconciled" in one["text"]]
+
+    Schedule(database).register(now_ms() - 1_200_000)
+    assert found() == ["waits to be reconciled with images for 20.0 m; does a `bucketwire worker --only spark` run?"]
+    Reconciliations(database).begin(mirror, "other", lease=60_000)
     assert found() == []
 
 
