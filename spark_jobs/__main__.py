@@ -91,7 +91,7 @@ def reconcile(
     )
     try:
         if scheduled:
-            wanted = replace(wanted, run=scheduled, repair=_repairs(shell, target, scheduled))
+            wanted = replace(wanted, run=scheduled, repair=repairs(shell, target, scheduled))
         api = Api(place, os.environ.get("BUCKETWIRE_TOKEN", ""))
         opened = partial(
             session,
@@ -111,7 +111,7 @@ def reconcile(
     return _DRIFT if check and result.state == "drift" else 0
 
 
-def _repairs(shell: Shell, target: TargetId, run: str) -> bool:
+def repairs(shell: Shell, target: TargetId, run: str) -> bool:
     """Whether a run that waits is to repair: as the settings say, but never the first. Raises `AlreadyRunning`."""
     found = next((each for each in Schedule(shell.database).waiting() if each.run == run), None)
     if found is None:
