@@ -90,7 +90,11 @@ def _trace(headers: Mapping[str, str]) -> str:
 
 def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int) -> None:
     normalise, thing, where = item
-    _keep(normalise(thing), where, parsed, now_ms, nesting)
+    made = normalise(thing)
+    if isinstance(made, dict):  # nearly every record
+        parsed.events.append(event_of(made, now_ms, nesting))
+    else:
+        _keep(made, where, parsed, now_ms, nesting)
 
 
 def _keep(made: Normalised, where: Where, parsed: Parsed, now_ms: int, nesting: int) -> None:
