@@ -176,7 +176,7 @@ def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         listed, objects = kept(listing.frame)
         found = drift(
             listed, rows, spark.createDataFrame([], "key string"), bucket=BUCKET, rules=[rule], policy="mirror",
-            versioned=False, young=now_ms(),
+            versioned=False, young=now_ms(), keys=max(objects, held),
         )  # fmt: skip
         (folder / "findings").mkdir()
         return counts(write_findings(found, folder / "findings")) | {
@@ -365,7 +365,8 @@ def main() -> None:
             folder, database = services.new_folder("reconcile"), f"rows_{count}"
             own(["--make", str(count), "--folder", str(folder)])
             server.create_database(database)
-            fill(server, database, folder)
+            if "postgresql" in ways:
+                fill(server, database, folder)
             for way in ways:
                 table.append(measure(way, count, folder, options, server.dsn(database)))
                 print(table[-1], flush=True)

@@ -115,7 +115,7 @@ def _run(
     folder.mkdir(parents=True)
     compared = drift(
         listed, rows, in_flight, bucket=wanted.bucket, rules=rules, policy=settings.policy,
-        versioned=listing.versioned, young=looked - wanted.grace,
+        versioned=listing.versioned, young=looked - wanted.grace, keys=max(objects, held),
     )  # fmt: skip
     findings = write_findings(compared, folder)
     found = counts(findings) | {"objects": objects, "held": held, "bad": bad, "repaired": 0}
