@@ -55,7 +55,7 @@ def course(found: Mapping[datetime, Mapping[str, int]], colours: Mapping[str, st
             below = [one + other for one, other in zip(below, heights, strict=True)]
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(axis="x", labelrotation=20)
-        axes.legend(frameon=False)
+        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(colours))
     return svg[0]
 
 
