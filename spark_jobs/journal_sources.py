@@ -6,7 +6,6 @@ No task ever has more than a portion of it in memory. Times are milliseconds sin
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import redis
 import sqlalchemy as sa
 from psycopg2 import sql
 from pyspark.sql import DataFrame, SparkSession
@@ -19,7 +18,7 @@ from app.outbox.follow import Follower, end
 from spark_jobs.journal import ENTRIES, RECORDED
 from spark_jobs.stores import mysql, postgresql
 from spark_jobs.stores.base import CannotRead
-from spark_jobs.stores.redis import connect
+from spark_jobs.stores.redis import check, connect
 
 _PORTION = 5000  # events that a task has in memory at a time
 _e = m.events.c
@@ -91,16 +90,7 @@ def _of_mysql(table: str, tasks: int, since: int) -> str:
 
 
 def _of_redis(spark: SparkSession, settings: RedisSettings) -> DataFrame:
-    try:
-        client = connect(settings)
-        try:
-            kind = client.type(settings.key)
-        finally:
-            client.close()
-    except (redis.RedisError, OSError) as error:
-        raise CannotRead(f"Redis: {error}") from None
-    if kind not in (b"list", b"none"):
-        raise CannotRead(f"Redis: key {settings.key!r} is no list")
+    check(settings, "list")
     one = spark.sparkContext.parallelize([settings.key], 1)
     found = one.flatMap(lambda key: _elements(settings, key))
     return spark.createDataFrame(found, ENTRIES, verifySchema=False)

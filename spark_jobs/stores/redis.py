@@ -19,22 +19,26 @@ _COUNT = 2000  # fields of one answer
 
 def rows(spark: SparkSession, settings: RedisSettings, bucket: str) -> DataFrame:
     """ROWS of the bucket. Raises `CannotRead`."""
-    try:
-        client = connect(settings)
-        try:
-            kind = client.type(settings.key)
-        finally:
-            client.close()
-    except (redis.RedisError, OSError) as error:
-        raise CannotRead(f"Redis: {error}") from None
-    if kind not in (b"hash", b"none"):
-        raise CannotRead(f"Redis: key {settings.key!r} is no hash")
-
+    check(settings, "hash")
     # Few bytes go to the one task, all that it finds to as many as there are.
     one = spark.sparkContext.parallelize([bucket], 1)
     fields = one.flatMap(lambda name: _fields(settings, name))
     found = spark.createDataFrame(fields, "key string, document string", verifySchema=False)
     return documents(found.repartition(spark.sparkContext.defaultParallelism))
+
+
+def check(settings: RedisSettings, kind: str) -> None:
+    """Raise `CannotRead` where the target's key is there and holds something else, or the server cannot be asked."""
+    try:
+        client = connect(settings)
+        try:
+            found = client.type(settings.key)
+        finally:
+            client.close()
+    except (redis.RedisError, OSError) as error:
+        raise CannotRead(f"Redis: {error}") from None
+    if found not in (kind.encode(), b"none"):
+        raise CannotRead(f"Redis: key {settings.key!r} is no {kind}")
 
 
 def connect(settings: RedisSettings) -> redis.Redis:
