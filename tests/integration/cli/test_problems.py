@@ -15,7 +15,8 @@ from tests import services
 from tests.integration.cli.conftest import Cli
 from tests.system import BUCKETWIRE
 
-JOBS = {"reconcile", "backfill", "scan"}
+# These become another program, which in this process would be the end of the tests.
+JOBS = {name for name, module in COMMANDS.items() if module == "app.cli.reconcile"}
 
 
 def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:
@@ -126,4 +127,4 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
 @pytest.mark.parametrize("command", sorted(JOBS))
 def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
     shown = subprocess.run([BUCKETWIRE, command, "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS] BUCKET")
+    assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS] ")
