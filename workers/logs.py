@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
+from app.events.model import Event
+from app.events.trace import fields
 from app.logs import printable
 from app.outbox.store import Logged, Settlement
 from workers.outcomes import Failed, Rejected
@@ -22,7 +24,7 @@ log = logging.getLogger("bucketwire.lanes")
 class Setback:
     """An attempt at one event that did not go well. `due` is when the next one is (ms), None for a dead letter."""
 
-    event_id: str
+    event: Event
     outcome: str  # failed | rejected
     attempt: int
     due: int | None
@@ -62,18 +64,18 @@ def setbacks(settlement: Settlement, results: Iterable[tuple[Logged, Result]]) -
     if not (settlement.park or settlement.repark or settlement.deaths):
         return
     tried = {
-        (logged.lane, logged.seq): (logged.event.id, result)
+        (logged.lane, logged.seq): (logged.event, result)
         for logged, result in results
         if isinstance(result, Failed | Rejected)
     }
     for park in chain(settlement.park, settlement.repark):
         if park.attempts and (park.lane, park.seq) in tried:
-            event_id, result = tried[park.lane, park.seq]
-            yield Setback(event_id, "failed", park.attempts, park.not_before, result.reason)
+            event, result = tried[park.lane, park.seq]
+            yield Setback(event, "failed", park.attempts, park.not_before, result.reason)
     for death in settlement.deaths:
-        _, result = tried[death.lane, death.seq]
+        event, result = tried[death.lane, death.seq]
         outcome = "rejected" if isinstance(result, Rejected) else "failed"
-        yield Setback(death.event_id, outcome, death.attempts, None, result.reason)
+        yield Setback(event, outcome, death.attempts, None, result.reason)
 
 
 def tell_settled(target: str, lanes: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
@@ -88,11 +90,13 @@ def tell_settled(target: str, lanes: Iterable[int], counts: Mapping[str, int], s
 def tell_setback(target: str, setback: Setback, seconds: float, now: int) -> None:
     """Say that an event did not go well; a warning only where nothing more will be tried."""
     again = None if setback.due is None else max(0, setback.due - now) / 1000
+    traced = dict(fields(setback.event.trace)[:1])  # of the two fields the one that a trace is found by
     log.log(
         logging.WARNING if again is None else logging.INFO,
-        "%s event=%s %s, attempt %d in %.3f s, %s: %s",
+        "%s event=%s%s %s, attempt %d in %.3f s, %s: %s",
         target,
-        setback.event_id,
+        setback.event.id,
+        "".join(f" {name}={value}" for name, value in traced.items()),
         setback.outcome,
         setback.attempt,
         seconds,
@@ -100,7 +104,8 @@ def tell_setback(target: str, setback: Setback, seconds: float, now: int) -> Non
         printable(setback.reason),
         extra={
             "target": target,
-            "event": setback.event_id,
+            "event": setback.event.id,
+            **traced,
             "outcome": setback.outcome,
             "attempt": setback.attempt,
             "duration": round(seconds, 6),

@@ -32,7 +32,7 @@ def said(*results: tuple[str, Result]) -> dict[str, Setback]:
     outcomes = [result for _, result in results]
     settlement = settle_batch(Batch(events, {3: len(events)}), outcomes, rules())
     keys = {one.event.id: one.event.key for one in events}
-    return {keys[each.event_id]: each for each in setbacks(settlement, zip(events, outcomes, strict=True))}
+    return {keys[each.event.id]: each for each in setbacks(settlement, zip(events, outcomes, strict=True))}
 
 
 def test_each_attempt_that_failed_or_was_rejected_is_told_and_no_other() -> None:
@@ -68,12 +68,15 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
     events = [logged(1, "a"), logged(2, "b")]
     settlement = settle_batch(Batch(events, {3: 2}), [DELIVERED, Failed("x")], rules())
     tell_settled("arn:t", [0, 1, 3], counted(settlement), 0.0123)
-    tell_setback("arn:t", Setback("e1", "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
-    tell_setback("arn:t", Setback("e2", "rejected", 1, None, "never"), 0.5, NOW)
+    first, second = (each.event._replace(id=name) for name, each in zip(("e1", "e2"), events, strict=True))
+    parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    second = second._replace(trace=f"{parent} vendor=x")
+    tell_setback("arn:t", Setback(first, "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
+    tell_setback("arn:t", Setback(second, "rejected", 1, None, "never"), 0.5, NOW)
     assert caplog.messages == [
         "arn:t lanes=0-1,3 delivered=1 parked=1 in 0.012 s",
         "arn:t event=e1 failed, attempt 2 in 0.500 s, again in 1.5 s: no\\nanswer",
-        "arn:t event=e2 rejected, attempt 1 in 0.500 s, dead: never",
+        f"arn:t event=e2 traceparent={parent} rejected, attempt 1 in 0.500 s, dead: never",
     ]
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
     members = vars(caplog.records[0])
@@ -82,6 +85,8 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
     }  # fmt: skip
     members = vars(caplog.records[1])
     assert (members["event"], members["next_try_in"], members["reason"]) == ("e1", 1.5, "no\nanswer")
+    assert "traceparent" not in members
+    assert vars(caplog.records[2])["traceparent"] == parent
 
 
 def test_a_batch_that_came_to_nothing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
