@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 TARGETS = {name: service for name, service in SERVICES.items() if name.startswith("target-")}
-OWN = {name: service for name, service in SERVICES.items() if service["image"] == "bucketwire"}
+OWN = {name: service for name, service in SERVICES.items() if service["image"].startswith("bucketwire")}
 PROCESSES = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
 
 
@@ -60,17 +60,18 @@ def test_the_procfile_has_every_part_and_serves_every_type_of_target() -> None:
 
 
 def test_the_compose_file_has_every_part() -> None:
-    assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "flower"}
+    assert set(OWN) == {"migrate", "api", "beat", "drain", "workers", "spark", "flower"}
     assert set(SERVICES) - set(OWN) - set(TARGETS) == {"database", "rabbitmq", "redis"}
 
 
-def test_the_broker_is_chosen_by_a_profile_and_all_else_always_runs() -> None:
+def test_the_broker_is_chosen_by_a_profile_so_is_spark_and_all_else_always_runs() -> None:
     assert {name: service.get("profiles") for name, service in SERVICES.items() if service.get("profiles")} == {
         "rabbitmq": ["rabbitmq"],
         "redis": ["redis"],
+        "spark": ["spark"],
         **{name: [name] for name in TARGETS},
     }
-    for name in ("api", "beat", "drain", "workers", "flower"):
+    for name in OWN.keys() - {"migrate"}:
         needs = OWN[name]["depends_on"]
         assert needs["migrate"]["condition"] == "service_completed_successfully"
         assert {broker for broker, need in needs.items() if need.get("required") is False} == {"rabbitmq", "redis"}
@@ -117,6 +118,10 @@ def test_no_secret_stands_in_the_file_and_every_one_is_asked_for() -> None:
         "BUCKETWIRE_API_TOKENS",
         "TARGET_PASSWORD",
         "FLOWER_BASIC_AUTH",
+        "AWS_ENDPOINT_URL_S3",
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "BUCKETWIRE_SPARK_TOKEN",
     }
 
 
@@ -177,8 +182,11 @@ def test_only_the_service_reaches_the_servers_of_targets_and_each_is_told_of_on_
 
 def test_the_image_runs_as_a_user_of_its_own_and_has_what_is_imported() -> None:
     lines = (ROOT / "Dockerfile").read_text().splitlines()
-    assert "USER bucketwire" in lines
+    assert lines.count("USER bucketwire") == len({service["image"] for service in OWN.values()})
     assert 'ENTRYPOINT ["bucketwire"]' in lines
+    stages = [line.split()[-1] for line in lines if line.startswith("FROM ")]
+    assert OWN["spark"]["build"]["target"] in stages
+    assert stages[-1] == "base", "what is built where no stage is named is the service"
     copied = {line.split()[1] for line in lines if line.startswith("COPY ") and "--from" not in line}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench"}
     assert packages <= copied

@@ -19,11 +19,10 @@ PINNED = {
     if version
 }
 EXTRAS = PROJECT["optional-dependencies"]
-LOCK = (ROOT / "requirements.lock").read_text()
-# Each requirement with its hashes: one line once the breaks between them are taken out.
-LOCKED = {
-    canonicalize_name(name): (version, rest)
-    for name, version, rest in re.findall(r"^([\w.-]+)==(\S+)(.*)$", LOCK.replace("\\\n", ""), re.MULTILINE)
+# What each image installs, and of what.
+LOCKS = {
+    "requirements.lock": PROJECT["dependencies"],
+    "requirements-spark.lock": [*PROJECT["dependencies"], *EXTRAS["spark"]],
 }
 WANTED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["spark"]]
 
@@ -41,33 +40,43 @@ def test_nothing_is_pinned_to_a_place_of_one_machine() -> None:
     assert [line for line in lines if "/" in line or " @ " in line or line.startswith("-")] == []
 
 
-def test_the_image_installs_every_dependency_by_version_and_hash() -> None:
-    for wanted in map(Requirement, PROJECT["dependencies"]):
-        assert canonicalize_name(wanted.name) in LOCKED, f"make requirements.lock anew, its head says how: {wanted}"
-    for name, (version, rest) in LOCKED.items():
+def locked(lock: str) -> dict[str, tuple[str, str]]:
+    """Each requirement's version and hashes: it is one line once the breaks in it are taken out."""
+    text = (ROOT / lock).read_text().replace("\\\n", "")
+    found = re.findall(r"^([\w.-]+)==(\S+)(.*)$", text, re.MULTILINE)
+    return {canonicalize_name(name): (version, rest) for name, version, rest in found}
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_image_installs_every_dependency_by_version_and_hash(lock: str) -> None:
+    for wanted in map(Requirement, LOCKS[lock]):
+        assert canonicalize_name(wanted.name) in locked(lock), f"make {lock} anew, its head says how: {wanted}"
+    for name, (version, rest) in locked(lock).items():
         assert re.fullmatch(r"(\s+--hash=sha256:[0-9a-f]{64})+", rest), f"{name}: {rest[:100]!r}"
         # What builds the package is no dependency of it.
         assert version == PINNED.get(name) or name == "setuptools", f"{name}: {version} is not that of constraints.txt"
 
 
-def test_the_lock_has_all_that_its_packages_need_and_nothing_of_tests_or_spark() -> None:
-    needed = closure(PROJECT["dependencies"])
-    assert needed | {"setuptools"} == set(LOCKED)
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_has_all_that_its_packages_need_and_nothing_else(lock: str) -> None:
+    assert closure(LOCKS[lock]) | {"setuptools"} == set(locked(lock))
 
 
-def test_the_image_is_built_from_the_lock_alone() -> None:
+def test_the_images_are_built_from_the_locks_alone() -> None:
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
     installs = re.findall(r"pip install (.*)", lines)
-    assert len(installs) == 2
+    assert len(installs) == 3
     assert "--require-hashes -r requirements.lock" in installs[0]
     assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
-    assert "!requirements.lock" in (ROOT / ".dockerignore").read_text().splitlines()
+    assert "--no-build-isolation --require-hashes -r requirements-spark.lock" in installs[2]
+    assert {f"!{lock}" for lock in LOCKS} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 
-def test_the_lock_names_no_place_that_packages_come_from() -> None:
-    options = [line for line in LOCK.splitlines() if re.match(r"\s*-", line) and "--hash=" not in line]
-    assert options == []
-    assert "://" not in LOCK
+@pytest.mark.parametrize("lock", LOCKS)
+def test_a_lock_names_no_place_that_packages_come_from(lock: str) -> None:
+    text = (ROOT / lock).read_text()
+    assert [line for line in text.splitlines() if re.match(r"\s*-", line) and "--hash=" not in line] == []
+    assert "://" not in text
 
 
 # What the lock is made for: the image, whatever machine asks.
