@@ -5,14 +5,25 @@ from pyspark.sql import DataFrame, SparkSession
 from app.config.mysql import MysqlSettings
 from app.config.streams import ElasticsearchSettings
 from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
+from spark_jobs.schemas import ROWS
 from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores.base import CannotRead, NoTable
 
 __all__ = ["CannotRead", "rows"]
 
 
 def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: int) -> DataFrame:
-    """ROWS of the target, read by `tasks` at once where the store allows it. Raises `CannotRead`."""
+    """ROWS of the target, read by `tasks` at once where the store allows it; none where nothing was ever delivered.
+
+    Raises `CannotRead`.
+    """
+    try:
+        return _rows(spark, settings, bucket, tasks)
+    except NoTable:
+        return spark.createDataFrame([], ROWS)
+
+
+def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int) -> DataFrame:
     if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
         raise CannotRead("only targets of format namespace hold what a bucket holds; this one records events")
     if isinstance(settings, PostgresSettings):

@@ -1,13 +1,17 @@
 """The table of a MySQL or MariaDB target by JDBC, as `postgresql` does it: members taken out there, a hash divides."""
 
+import re
 from collections.abc import Callable
 
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.mysql import MysqlSettings
 from spark_jobs.schemas import PATHS
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores.base import CannotRead, NoTable
 
+# The driver's words for error 1146; a class of its own it has only for all that is wrong with a statement.
+_NO_TABLE = re.compile(r"SQLSyntaxErrorException: Table '.*' doesn't exist")
 _TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "true": "VERIFY_IDENTITY"}
 
 
@@ -42,7 +46,12 @@ def read(spark: SparkSession, settings: MysqlSettings, tasks: int, query: Callab
         "allowPublicKeyRetrieval": "true" if dsn.tls == "" else "false",
         "connectTimeout": "10000",
     }
-    return spark.read.format("jdbc").options(**options).load().drop("part")
+    try:
+        return spark.read.format("jdbc").options(**options).load().drop("part")
+    except Py4JJavaError as error:
+        if _NO_TABLE.search(str(error.java_exception)):
+            raise NoTable(f"MySQL: there is no table {settings.table}") from None
+        raise
 
 
 def _query(table: str, bucket: str, tasks: int) -> str:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from app.config.targets import PostgresSettings
 from spark_jobs.drift import documents
 from spark_jobs.schemas import PATHS
-from spark_jobs.stores.base import CannotRead
+from spark_jobs.stores.base import CannotRead, NoTable
 
 _FETCH = "10000"  # rows; without it the driver keeps the whole answer in memory
 _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
@@ -50,7 +50,10 @@ def read(
             cursor.execute(_TYPE, (table.as_string(connection), column))
             kind = cursor.fetchone()
             if kind is None:
-                raise CannotRead(f"PostgreSQL: there is no table {settings.table} with a column {column}")
+                cursor.execute("SELECT to_regclass(%s)", (table.as_string(connection),))
+                if cursor.fetchone() == (None,):
+                    raise NoTable(f"PostgreSQL: there is no table {settings.table}")
+                raise CannotRead(f"PostgreSQL: the table {settings.table} has no column {column}")
             text = query(table, kind[0]).as_string(connection)
             host, port, database = connection.info.host, connection.info.port, connection.info.dbname
             user, password = connection.info.user, connection.info.password

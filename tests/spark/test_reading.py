@@ -209,6 +209,7 @@ def test_a_postgresql_table_is_read(spark: SparkSession, postgres_server: servic
     name = f"test_{uuid4().hex[:8]}"
     postgres_server.create_database(name)
     settings = load("postgresql", {"connection_string": postgres_server.dsn(name), "table": '"Odd ""rows"'})
+    assert rows(spark, settings, "b", tasks=2).isEmpty(), "the first delivery makes the table"
     with postgres_server.connection(name) as connection, connection.cursor() as cursor:
         if kind == "text":
             cursor.execute('CREATE TABLE "Odd ""rows" (key varchar PRIMARY KEY, value text)')
@@ -301,6 +302,7 @@ def test_a_mysql_table_is_read(spark: SparkSession, request: pytest.FixtureReque
     running.create_database(name)
     dsn = f"{services.USER}:{services.PASSWORD}@tcp({services.LOOPBACK}:{running.port})/{name}"
     settings = load("mysql", {"dsn_string": dsn, "table": "rows"})
+    assert rows(spark, settings, "b", tasks=2).isEmpty(), "the first delivery makes the table"
     deliver(MysqlTarget(settings), "b")  # type: ignore[arg-type]  # load returns what it was asked for
     with running.connection(name) as connection, connection.cursor() as cursor:
         cursor.execute("INSERT INTO `rows` (key_name, value) VALUES ('b/broken', '{}')")
