@@ -77,7 +77,7 @@ def reconcile(
         ending.with_input()
     shell = Shell(as_json=as_json)
     settings = shell.settings
-    place = url or f"http://{settings.listen.host}:{settings.listen.port}"
+    place = url or settings.api_url
     wanted = job.Wanted(
         bucket=bucket,
         target=target,
@@ -88,6 +88,7 @@ def reconcile(
         grace=options.grace(grace, inventory),
         repair=repair,
         brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
+        kept=int(settings.report_retention * 1000),
     )
     try:
         if scheduled:

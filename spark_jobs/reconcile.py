@@ -5,9 +5,10 @@ then rows and bucket are read; last it is asked which objects had events since. 
 those, and is left alone.
 """
 
+import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +45,7 @@ class Wanted(Source):
     repair: bool = False
     brakes: Brakes = field(default_factory=Brakes)
     run: str = ""  # one that the schedule has registered
+    kept: int = 90 * 86_400_000  # ms for which earlier runs of the same and their reports are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,15 @@ def run(
         runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {reason(error)}")
         raise
     runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
+    _forget(runs.forget(wanted.target, wanted.bucket, now_ms() - wanted.kept))
     return result
+
+
+def _forget(reports: Mapping[str, str]) -> None:
+    """Remove the reports of runs, those that are on this machine."""
+    for run, report in reports.items():
+        if Path(report).name == run:  # a report has a folder of its own, and only such a folder goes
+            shutil.rmtree(report, ignore_errors=True)
 
 
 def _run(

@@ -117,6 +117,21 @@ class Reconciliations:
         with self._database.writing() as connection:
             connection.execute(m.reconciliations.update().where(m.reconciliations.c.run == run).values(**values))
 
+    def forget(self, target: TargetId, bucket: str, before: int) -> Mapping[str, str]:
+        """Remove the runs of a target and a bucket that ended before a moment (ms), but for the last of each state.
+
+        Says where the report of each is, by run; "" for none.
+        """
+        r = m.reconciliations.c
+        same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
+        last = sa.select(sa.func.max(r.id)).where(*same).group_by(r.state)
+        with self._database.writing() as connection:
+            kept = connection.execute(last).scalars().all()
+            old = (*same, r.finished_at > 0, r.finished_at < before, r.id.not_in(kept))
+            found = connection.execute(sa.select(r.id, r.run, r.report).where(*old)).all()
+            connection.execute(m.reconciliations.delete().where(r.id.in_([row.id for row in found])))
+        return {row.run: row.report for row in found}
+
     def list(self, *, limit: int = 100) -> Sequence[Reconciliation]:
         """The last runs, newest first."""
         query = sa.select(m.reconciliations).order_by(m.reconciliations.c.id.desc()).limit(limit)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from minio.commonconfig import SnowballObject
 from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
@@ -43,6 +44,7 @@ BUCKETS = {
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
 ODD = ["dir/", "x y+%41é🎉.txt", "quotes\"'`\\<&>", "new\nline\ttab", "%2F", "a+b", "日本/$x$"]
 COUNT = 120
+OLD = 5_000 - COUNT - len(ODD)  # so that the four buckets are given 20,000 objects
 
 
 @dataclass
@@ -156,6 +158,20 @@ def stage(
         yield made
 
 
+def old(number: int) -> str:
+    """The key of an object from before notifications were enabled."""
+    return f"old/{number % 9}/{number:04}"
+
+
+def fill_untold(stage: Stage, bucket: str) -> None:
+    """Objects that are older than the notifications, all in a request that MinIO unpacks."""
+    stage.notify(bucket, on=False)
+    contents = ((old(number), old(number).encode()) for number in range(OLD))
+    objects = [SnowballObject(key, data=io.BytesIO(content), length=len(content)) for key, content in contents]
+    stage.minio.client().upload_snowball_objects(bucket, objects)
+    stage.notify(bucket, on=True)
+
+
 def fill(stage: Stage, bucket: str) -> None:
     """Objects, some written again, some deleted (or covered by a marker), all of it told."""
     for key in [*ODD, *(f"many/{number % 3}/{number:03}" for number in range(COUNT))]:
@@ -169,15 +185,18 @@ def fill(stage: Stage, bucket: str) -> None:
 @pytest.mark.parametrize("target", BUCKETS)
 def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage, target: str) -> None:
     bucket, rows, write = BUCKETS[target], stage.stores[target].all, stage.stores[target].set
+    fill_untold(stage, bucket)
+    first = stage.run(target, bucket, repair=True, brakes=Brakes(rate=100_000))
+    assert (first.state, lines(first)) == ("repaired", {old(number): "missing" for number in range(OLD)})
     fill(stage, bucket)
     stage.settle(target)
     clean = stage.run(target, bucket)
     assert (clean.state, lines(clean)) == ("clean", {})
-    assert clean.counts["objects"] == clean.counts["held"] == len(ODD) + COUNT - 2
+    assert clean.counts["objects"] == clean.counts["held"] == OLD + len(ODD) + COUNT - 2
 
     before = rows()
     wanted = {}
-    for key in ("many/0/000", "x y+%41é🎉.txt", "日本/$x$"):
+    for key in ("many/0/000", "x y+%41é🎉.txt", "日本/$x$", *map(old, range(20))):
         write(f"{bucket}/{key}", None)
         wanted[key] = "missing"
     changed = orjson.loads(orjson.dumps(before[f"{bucket}/many/0/006"]))
@@ -200,14 +219,17 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     stage.put(bucket, "many/2/002", b"other")
     stage.put(bucket, "quotes\"'`\\<&>", b"other")
     stage.put(bucket, "new and untold", b"x")
-    stage.delete(bucket, "many/0/018")
-    stage.delete(bucket, "new\nline\ttab")
+    again, deleted = [old(number) for number in range(20, 40)], [old(number) for number in range(40, 60)]
+    for key in again:
+        stage.put(bucket, key, b"other")
+    for key in ("many/0/018", "new\nline\ttab", *deleted):
+        stage.delete(bucket, key)
     stage.notify(bucket, on=True)
     version = ",version" if bucket == "versioned" else ""
-    wanted |= {"many/2/002": f"stale:etag,size{version}", "quotes\"'`\\<&>": f"stale:etag,size{version}"}
-    wanted |= {"new and untold": "missing", "many/0/018": "orphaned", "new\nline\ttab": "orphaned"}
+    wanted |= dict.fromkeys(["many/2/002", "quotes\"'`\\<&>", *again], f"stale:etag,size{version}")
+    wanted |= dict.fromkeys(["many/0/018", "new\nline\ttab", *deleted], "orphaned") | {"new and untold": "missing"}
 
-    gone = 3 + ("nothing" in wanted)
+    gone = sum(kind == "orphaned" for kind in wanted.values()) + ("nothing" in wanted)
     found = stage.run(target, bucket, repair=True, brakes=Brakes(most=0, removals=0, few=gone - 1))
     assert (found.state, lines(found), found.counts["repaired"]) == ("drift", wanted, 0)
     assert f"{gone} of" in found.problem
@@ -223,10 +245,12 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     stage.settle(target)
     untouched = {path: row for path, row in rows().items() if path.removeprefix(f"{bucket}/") not in wanted}
     assert untouched == {path: row for path, row in before.items() if path.removeprefix(f"{bucket}/") not in wanted}
-    again = stage.run(target, bucket)
-    assert (again.state, lines(again)) == ("clean", {})
-    states = [each.state for each in Reconciliations(stage.whole.database).list(limit=4)]
-    assert states == ["clean", "repaired", "drift", "clean"]
+    last = stage.run(target, bucket, kept=0)
+    assert (last.state, lines(last)) == ("clean", {})
+    states = [each.state for each in Reconciliations(stage.whole.database).list(limit=3)]
+    assert states == ["clean", "repaired", "drift"]
+    reports = [each.page.parent.exists() for each in (first, clean, found, repaired, last)]
+    assert reports == [False, False, True, True, True], "of each state the last is kept"
     for entry in stage.whole.audits():
         assert entry.difference == 0
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.database import Database
+from app.outbox.database import Database, now_ms
 from app.outbox.reconciliations import (
     BACKFILLING,
     AlreadyRunning,
@@ -56,6 +56,22 @@ def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: 
     assert {each.run: each.state for each in runs.list()} == {
         first: "backfilled", dead: "unfinished", after: "running",
     }  # fmt: skip
+
+
+def test_old_runs_are_forgotten_but_for_the_last_of_each_state(database: Database) -> None:
+    runs = Reconciliations(database)
+
+    def ended(state: str, bucket: str = "b") -> str:
+        run = runs.begin(TARGET, bucket, lease=60_000)
+        runs.end(run, state, {}, report=f"/reports/{run}")
+        return run
+
+    clean, failed, newer, elsewhere = ended("clean"), ended("failed"), ended("clean"), ended("clean", "c")
+    ended("clean", "c")
+    running = runs.begin(TARGET, "b", lease=60_000)
+    assert runs.forget(TARGET, "b", 1) == {}
+    assert runs.forget(TARGET, "b", now_ms() + 60_000) == {clean: f"/reports/{clean}"}
+    assert {each.run for each in runs.list()} > {failed, newer, elsewhere, running}
 
 
 def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
