@@ -255,9 +255,8 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
         assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
 
 
-@WINDOWS
-def test_a_frozen_server_does_not_hang_the_worker(probe: Probe, window: int) -> None:
-    target = probe.target()
+def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
+    target, window = probe.target(), 100
     target.open()
     before = events.put("before.txt")
     assert list(target.deliver([before], window)) == [DELIVERED]

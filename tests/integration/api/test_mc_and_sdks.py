@@ -98,7 +98,8 @@ def running(s3: S3, source: str, *arguments: str) -> Iterator[subprocess.Popen[s
 
 
 def said(program: subprocess.Popen[str]) -> list[str]:
-    return program.said.read_text().splitlines()  # type: ignore[attr-defined,no-any-return]
+    """Its lines so far, none of which it is still writing."""
+    return program.said.read_text().rpartition("\n")[0].splitlines()  # type: ignore[attr-defined,no-any-return]
 
 
 def test_the_programs_of_the_page_run(ready: S3) -> None:
