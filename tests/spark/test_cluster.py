@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote_plus
@@ -26,11 +27,13 @@ from tests import provision, services
 from tests.services import until
 from tests.services.spark import SparkMaster, SparkWorker
 from tests.spark.conftest import QUICK
+from tests.spark.held import TABLE, InPostgres
 from tests.system import BUCKETWIRE, Role, System, start_all, stop_all, system
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
 SMALL = QUICK["spark.driver.extraJavaOptions"]
+DRIFT = {"objects": len(KEYS), "held": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
 PATIENCE = 240  # seconds for a run; on a quiet machine it takes fifteen
 
 
@@ -39,6 +42,7 @@ class Stage:
     whole: System
     worker: Role
     minio: services.MinIO
+    held: InPostgres
     cluster: list[SparkWorker]
     events: Path  # what Spark notes of its runs
 
@@ -46,8 +50,17 @@ class Stage:
         """The newest run."""
         return next(iter(Reconciliations(self.whole.database).list(limit=1)), None)
 
+    def register_next(self) -> None:
+        """The next minute's run, not waited for."""
+        last = self.last()
+        assert last is not None
+        Schedule(self.whole.database).register(max(now_ms(), last.started_at) + 60_000)
+
     def run(self, name: str) -> Reconciliation:
         return next(each for each in Reconciliations(self.whole.database).list() if each.run == name)
+
+    def repaired(self) -> list[Reconciliation]:
+        return [each for each in Reconciliations(self.whole.database).list() if each.state == "repaired"]
 
     def awaited(self, *states: str) -> Reconciliation:
         until(lambda: (last := self.last()) and last.state in states, PATIENCE, what=f"a run that is {states}")
@@ -84,20 +97,22 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
         whole = stack.enter_context(system(postgres_server.create_database(outbox), broker.url, start=False, **more))
         login = {"AWS_ACCESS_KEY_ID": minio.access_key, "AWS_SECRET_ACCESS_KEY": minio.secret_key}
         place = {"AWS_ENDPOINT_URL_S3": minio.url, "SPARK_CONF_DIR": str(events), "SPARK_LOCAL_IP": services.LOOPBACK}
+        place |= {"BUCKETWIRE_URL": whole.api.url}
         worker = Role(["worker", "--only", "spark"], {**whole.settings, **login, **place}, " ready.")
         stack.callback(stop_all, [minio, master, *cluster, worker])
-        parts = pool.submit(start_all, [minio, whole.api, whole.beat, whole.drain, worker])
+        parts = pool.submit(start_all, [minio, *whole.roles, worker])
         start_all([master])
         start_all(cluster)
         parts.result()
-        fill(minio, postgres_server, database)
-        dsn = postgres_server.dsn(database)
+        held = InPostgres(postgres_server, database)
+        fill(minio, held)
+        nightly = {"reconcile": "* * * * *", "reconcile_repair": "on"}
         names = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
-        whole.add_target(TARGET, BUCKET, names, connection_string=dsn, table="rows", reconcile="* * * * *")
-        yield Stage(whole, worker, minio, cluster, events)
+        whole.add_target(TARGET, BUCKET, names, connection_string=postgres_server.dsn(database), table=TABLE, **nightly)
+        yield Stage(whole, worker, minio, held, cluster, events)
 
 
-def fill(minio: services.MinIO, server: services.Postgres, database: str) -> None:
+def fill(minio: services.MinIO, held: InPostgres) -> None:
     """Old objects in a bucket, and the rows that a target of them has, but for some drift of every kind."""
     s3 = minio.boto3()
     s3.meta.events.register("before-sign.s3.PutObject", _long_ago)
@@ -112,10 +127,10 @@ def fill(minio: services.MinIO, server: services.Postgres, database: str) -> Non
     rows["many/1/01"] = _document("many/1/01", "0" * 32, 9)
     rows["gone"] = _document("gone", "0" * 32, 1)
     rows["many/2/02"] = {"Records": []}
-    with server.connection(database) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE rows (key varchar PRIMARY KEY, value jsonb)")
+    with held.server.connection(held.database) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {TABLE} (key varchar PRIMARY KEY, value jsonb)")
         pairs = [(f"{BUCKET}/{key}", psycopg2.extras.Json(document)) for key, document in rows.items()]
-        psycopg2.extras.execute_values(cursor, "INSERT INTO rows VALUES %s", pairs)
+        psycopg2.extras.execute_values(cursor, f"INSERT INTO {TABLE} VALUES %s", pairs)
 
 
 def _long_ago(request: Any, **_: Any) -> None:
@@ -142,8 +157,7 @@ def test_what_a_schedule_asks_for_is_done_once_by_executors_of_every_machine(sta
     until(lambda: stage.last() != begun, PATIENCE, what="the end of the run")
     found = stage.run(begun.run)
     assert (found.state, found.problem) == ("drift", ""), stage.worker.said()
-    wanted = {"objects": len(KEYS), "held": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
-    assert {name: count for name, count in found.counts.items() if count} == wanted
+    assert {name: count for name, count in found.counts.items() if count} == DRIFT
     lines = [line for part in Path(found.report, LINES).glob("*.json") for line in part.read_text().splitlines()]
     assert {one["key"]: one["kind"] for one in map(json.loads, lines)} == {
         "many/0/00": "missing", "a+b": "missing", "many/1/01": "stale", "gone": "orphaned", "many/2/02": "malformed",
@@ -158,8 +172,20 @@ def test_what_a_schedule_asks_for_is_done_once_by_executors_of_every_machine(sta
     until(lambda: f"with {BUCKET}: drift: 5 differences" in stage.worker.said(), 30, what=stage.worker.said())
 
 
+def test_a_scheduled_run_that_is_not_the_first_repairs_where_the_target_says_so(stage: Stage) -> None:
+    stage.register_next()
+    until(stage.repaired, PATIENCE, what="a run that repairs")
+    [found] = stage.repaired()
+    assert {name: count for name, count in found.counts.items() if count} == DRIFT | {"repaired": 5}
+    until(stage.whole.settled, 60, what="the repairs delivered")
+    things = {path: row["Records"][0]["s3"]["object"] for path, row in stage.held.all().items()}
+    assert {path: (thing["eTag"], thing.get("size", 0)) for path, thing in things.items()} == {
+        f"{BUCKET}/{key}": (md5(key.encode(), usedforsecurity=False).hexdigest(), len(key.encode())) for key in KEYS
+    }
+
+
 def test_a_worker_that_is_asked_to_end_ends_its_job_which_says_so(stage: Stage) -> None:
-    Schedule(stage.whole.database).register(now_ms() + 60_000)  # the next minute's, not waited for
+    stage.register_next()
     running = stage.awaited("running")
     stage.worker.stop()
     ended = stage.run(running.run)
