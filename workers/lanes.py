@@ -151,12 +151,15 @@ class Lanes:
         decided = verdicts(events, self._work.policy, reader)
         sent = [verdict for verdict in decided if not isinstance(verdict, Unsent)]
         outcomes = self._send(sent)
+        # What needs no sending counts, too: else batches of a mirror that is far behind would stay small.
+        self._work.pace.took(len(events), self._took)
         if len(sent) == len(decided):
             return list(outcomes)
         left = iter(outcomes)
         return [verdict if isinstance(verdict, Unsent) else next(left) for verdict in decided]
 
     def _send(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        self._took = 0.0
         if not events:
             return ()
         work = self._work
@@ -173,7 +176,6 @@ class Lanes:
             log.exception("%s: unforeseen", work.name)
             outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
         self._took = time.monotonic() - started
-        work.pace.took(len(events), self._took)
         if self._figures is not None:
             self._figures.called(outcomes, self._took)
         return outcomes

@@ -52,6 +52,19 @@ def test_the_captured_life_of_a_versioned_bucket_is_mirrored_step_by_step(databa
     assert_balanced(database)
 
 
+def test_batches_grow_also_where_most_is_superseded(database: Database) -> None:
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR, batch=64)
+    keys = [f"k{number}" for number in range(40)]
+    Log(database).append([[event(key) for _ in range(20) for key in keys]])
+    lanes = courier.lanes()
+    assert lanes is not None
+    lanes._work.pace.size = 16
+    turns = iter(range(3))
+    lanes.work_off(lambda: next(turns, None) is None)
+    assert lanes._work.pace.size == 64
+    assert courier.scripted.got == [], "each has a newer one"
+
+
 def test_access_and_tagging_leave_a_row_alone(database: Database) -> None:
     courier = Courier(database, add_target(database), policy=Policy.MIRROR)
     Log(database).append([captured("plain")[:20]])
