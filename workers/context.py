@@ -49,10 +49,13 @@ class Context:
         self._tidied = 0.0
         self._away = False
 
-    def drain(self, publish: Callable[[Offer], None]) -> int:
-        """Offer every free lane with due work and publish the hints; says how many, 0 while the database is away."""
+    def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
+        """Offer every free lane with due work and publish the hints; says how many, 0 while the database is away.
+
+        `hints` says how many wait in a target's queue.
+        """
         try:
-            offered = self._drain(publish)
+            offered = self._drain(publish, hints)
         except DatabaseUnavailable as error:
             self._note_away(error)
             return 0
@@ -101,9 +104,9 @@ class Context:
         self.pool.close()
         self.database.close()
 
-    def _drain(self, publish: Callable[[Offer], None]) -> int:
+    def _drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int]) -> int:
         now = now_ms()
-        offers = self.leases.offer(now)
+        offers = self.leases.offer(now, hints)
         for offer in offers:
             publish(offer)
         if time.monotonic() - self._tidied > 1:

@@ -1,5 +1,7 @@
 """The tasks: a few lines each, no decision."""
 
+from typing import Any
+
 from app.config.arn import TargetId, parse_arn
 from app.outbox import pulse
 from app.outbox.leases import Offer
@@ -8,13 +10,11 @@ from workers import context, nightly
 from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings
 from workers.logs import lanes_text
 
-_STALE = 60  # seconds after which a hint is not worth reading: the drain has published another
-
 
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Offer lanes with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
-    return context.current().drain(_publish)
+    return context.current().drain(_publish, _hints)
 
 
 @app.task(name="deliver")
@@ -61,8 +61,19 @@ def _publish_run(run: Waiting) -> None:
 
 
 def _publish(offer: Offer) -> None:
+    # It does not expire: there are no more of them in a queue than the target has lanes, and late is as good as new.
     arn = offer.target.arn(settings.region)
-    deliver.apply_async((arn, lanes_text(offer.lanes)), queue=_known(offer.target), expires=_STALE)
+    deliver.apply_async((arn, lanes_text(offer.lanes)), queue=_known(offer.target))
+
+
+def _hints(target: TargetId) -> int:
+    """How many hints wait in the target's queue; 0 where there is none, and where the broker does not say."""
+    with app.connection_for_write() as connection:
+        try:
+            channel: Any = connection.channel()
+            return int(channel.queue_declare(queue_name(target), passive=True).message_count)
+        except (*connection.channel_errors, *connection.connection_errors):
+            return 0
 
 
 def _ask(asked: pulse.Queue) -> None:

@@ -8,7 +8,7 @@ The hint carries no right: whoever claims first works. So a hint that is lost, l
       └── lease ran out ┴──────────────────┘
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -70,16 +70,25 @@ class Leases:
         self._database = database
         self._lease_ms = lease_ms
 
-    def offer(self, now: int) -> list[Offer]:
-        """Mark every free lane with due work as offered and say which. Safe to run twice at once."""
+    def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
+        """Mark every free lane with due work as offered and say which. Safe to run twice at once.
+
+        `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
+        made again, but no more of them than hints are missing there: where all workers are busy, hints that came again
+        and again would keep those of other lanes from being read.
+        """
         with self._database.reading() as connection:
-            waiting = list(_due(connection, now))
-        offers = [
-            (target, lanes)
-            for (target, probing), rows in groupby(waiting, key=lambda row: (row.target, row.probing))
-            for lanes in grouped([(row.lane, row.busy) for row in rows], probing=probing)
-        ]
-        return [Offer(target, lanes) for (target_id, target), lanes in offers if self._mark(target_id, lanes, now)]
+            due = list(_due(connection, now))
+        offers: list[Offer] = []
+        for ((target_id, target), probing), rows in groupby(due, key=lambda row: (row.target, row.probing)):
+            found = list(rows)
+            offered = {row.lane for row in found if row.offered}
+            groups = grouped([(row.lane, row.busy) for row in found], probing=probing)
+            again = [lanes for lanes in groups if offered.issuperset(lanes)]
+            missing = max(0, len(again) - hints(target)) if again else 0
+            marked = [lanes for lanes in groups if self._mark(target_id, lanes, now)]
+            offers += [Offer(target, lanes) for lanes in marked if lanes not in again[missing:]]
+        return offers
 
     def _mark(self, target_id: int, lanes: tuple[int, ...], now: int) -> bool:
         c = m.cursors.c
@@ -214,6 +223,7 @@ class _Due:
     lane: int
     busy: bool
     probing: bool
+    offered: bool  # before, and nobody has taken it
 
 
 def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
@@ -233,7 +243,7 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .correlate(m.cursors)
     )
     query = (
-        sa.select(t.id, t.type, t.name, t.breaker, c.lane, sa.or_(busy, replay).label("busy"))
+        sa.select(t.id, t.type, t.name, t.breaker, c.lane, c.lease_token, sa.or_(busy, replay).label("busy"))
         .join_from(m.cursors, m.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
@@ -241,7 +251,8 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .order_by(t.id, c.lane)
     )
     for row in connection.execute(query):
-        yield _Due((row.id, TargetId(row.type, row.name)), row.lane, bool(row.busy), row.breaker != "closed")
+        target, offered = TargetId(row.type, row.name), row.lease_token == OFFERED
+        yield _Due((row.id, target), row.lane, bool(row.busy), row.breaker != "closed", offered)
 
 
 def replay_lanes(connection: sa.Connection, target_id: int) -> Iterator[ReplayLane]:

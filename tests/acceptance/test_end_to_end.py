@@ -172,6 +172,8 @@ def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
         channel = connection.channel()
         for key in lists:
             until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a hint in each queue")  # type: ignore[misc]
+        time.sleep(2 * LEASE)
+        assert {waiting(channel, f"target.redis.{key}") for key in lists} == {1}, "one that waits is not repeated"
     worker.start()
     for key in lists:
         arrives(redis_server, key, 1 + 1, 5)
@@ -330,6 +332,8 @@ def test_messages_carry_ids_and_nothing_else(
     until(lambda: length(broker, "bucketwire"), 5, what="a message of beat's")
     whole.drain.start()
     until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint")
+    time.sleep(2 * LEASE)
+    assert length(broker, f"target.redis.{bucket}") == 1, "one that waits is not repeated"
     with broker.client() as client:
         hint = client.lindex(f"target.redis.{bucket}", 0)
     assert isinstance(hint, bytes)

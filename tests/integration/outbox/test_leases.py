@@ -37,6 +37,18 @@ def test_an_offer_whose_hint_was_lost_is_made_again_after_one_lease_time(databas
     assert len(leases.offer(now + 10_001)) == 1
 
 
+def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: Database, leases: Leases) -> None:
+    add_target(database)
+    _record(database, 400)  # more in each lane than share a hint
+    now = now_ms()
+    assert len(leases.offer(now, lambda _: pytest.fail("nothing was offered before"))) == 4
+    assert leases.offer(now + 10_001, lambda _: 4) == []
+    assert leases.offer(now + 20_002, lambda _: 4) == []
+    assert len(leases.offer(now + 20_003, lambda _: 0)) == 0, "what was not said again has a lease's time, too"
+    assert len(leases.offer(now + 30_003, lambda _: 3)) == 1, "as many as are missing"
+    assert len(leases.offer(now + 40_004, lambda _: 0)) == 4
+
+
 def test_two_drains_at_once_offer_each_lane_to_one_hint_only(database: Database) -> None:
     for name in ("a", "b", "c"):
         add_target(database, name)
