@@ -31,7 +31,7 @@ fmt: $(VENV)/.developing
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench
 
-# The long form of the test that kills everything: hours. A shorter one: make chaos CHAOS="--events 100000 --rounds 22"
+# The long form of the test that kills everything: half an hour. A shorter one: make chaos CHAOS="--events 100000 --rounds 22"
 chaos: $(VENV)/.developing
 	$(BIN)/python -m tests.provision
 	$(BIN)/python -m tests.chaos $(CHAOS)
