@@ -15,7 +15,7 @@ run: $(VENV)/.installed
 test: $(VENV)/.developing
 	$(BIN)/python -m tests.provision
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/pytest -n 3 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0  # else it may wait for ever
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it may wait for ever
 
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .

@@ -11,7 +11,6 @@ import pytest
 
 from tests import services
 
-_HERE = Path(__file__).parent
 OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
 
 
@@ -19,20 +18,6 @@ def pytest_configure(config: pytest.Config) -> None:
     """The shell's own settings must not reach a test; `tests.provision` has read BUCKETWIRE_CACHE by now."""
     for name in [name for name in os.environ if name.startswith(("BUCKETWIRE_", "MINIO_"))]:
         del os.environ[name]
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests run in one process, and all that share Spark's; what takes longest begins first (pytest-xdist)."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-    items.sort(key=lambda item: _LONG.index(_group(item)) if _group(item) in _LONG else len(_LONG))
-
-
-_LONG = ("spark", "contract/test_target_contract.py", "acceptance/test_make_run.py")
-
-
-def _group(item: pytest.Item) -> str:
-    return "spark" if "spark" in item.fixturenames else str(item.path.relative_to(_HERE))  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="session")
