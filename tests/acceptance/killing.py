@@ -140,6 +140,10 @@ class Watch:
             victim.recovered.append((now_ms() - at) / 1000)
         return self._settled
 
+    def idle(self) -> bool:
+        """Nothing is left to deliver, and nothing more may be posted."""
+        return self.flow.all_taken and set(self.settled) == {self.flow.taken}
+
     def moves(self, taken: int, before: Sequence[int]) -> bool:
         """Events come in, unless all have, and go out to every target, unless all have."""
         comes_in = self.flow.taken > taken or self.flow.all_taken
@@ -171,7 +175,11 @@ def texts(found: dict[str, Record]) -> dict[str, bytes]:
 def kill(victim: Victim, flow: Flow, watch: Watch, rng: Random, share: int) -> None:
     """Kill it with posts and deliveries on their way, and return when events come in and go out again."""
     enough = sum(watch.look()) + rng.randrange(1, share)
-    until(lambda: sum(watch.settled) >= enough, PATIENCE, what=f"deliveries before {victim.name} is killed")
+    until(
+        lambda: sum(watch.settled) >= enough or watch.idle(),
+        PATIENCE,
+        what=f"deliveries before {victim.name} is killed",
+    )
     # Posting is quicker than delivering, so the posters get their next share only now.
     posts = flow.taken + rng.randrange(share * len(flow.posters))
     flow.allow_more(share)

@@ -98,11 +98,14 @@ def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window
     target = elasticsearch.Namespace(stage.indices.server).target(index=index)
     assert set(target.deliver(stage.emitted(), window)) == {DELIVERED}
     target.close()
-    ours, direct = (
-        {hit["_id"]: hit["_source"] for hit in stage.indices.documents(name)} for name in (index, "direct-n")
-    )
+
+    def documents(name: str) -> dict[str, Any]:
+        return {hit["_id"]: hit["_source"] for hit in stage.indices.documents(name)}
+
+    ours = documents(index)
+    services.until(lambda: documents("direct-n") == ours, 20, what=f"MinIO's own documents to be {ours}")
+    direct = documents("direct-n")
     assert len(direct) > 4
-    assert ours == direct
     for id_ in direct:
         # Sent with a newline at the end, which a bulk request can only have between documents.
         assert raw(stage, f"{index}/_source/{id_}") == raw(stage, f"direct-n/_source/{id_}").rstrip(b"\n")
