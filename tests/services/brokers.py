@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,11 +146,6 @@ class RabbitMQ(Server):
             self._epmd = spawn(argv, self.folder / "epmd.log")
             track(self._epmd)
         return super().start()
-
-    def kill(self) -> None:
-        """What was declared is on the disk by then: Erlang's log of it is written with a delay of up to two seconds."""
-        time.sleep(2.5)
-        super().kill()
 
     def _end(self, members: list[psutil.Process]) -> None:
         super()._end(members)
