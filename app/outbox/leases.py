@@ -74,8 +74,8 @@ class Leases:
         """Mark every free lane with due work as offered and say which. Safe to run twice at once.
 
         `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
-        made again, but no more of them than hints are missing there: where all workers are busy, hints that came again
-        and again would keep those of other lanes from being read.
+        made again, but not while as many hints wait there as lanes are offered: where all workers are busy, hints that
+        came again and again would keep those of other lanes from being read.
         """
         with self._database.reading() as connection:
             due = list(_due(connection, now))
@@ -85,10 +85,16 @@ class Leases:
             offered = {row.lane for row in found if row.offered}
             groups = grouped([(row.lane, row.busy) for row in found], probing=probing)
             again = [lanes for lanes in groups if offered.issuperset(lanes)]
-            missing = max(0, len(again) - hints(target)) if again else 0
+            missing = max(0, self._offered(target_id) - hints(target)) if again else 0
             marked = [lanes for lanes in groups if self._mark(target_id, lanes, now)]
             offers += [Offer(target, lanes) for lanes in marked if lanes not in again[missing:]]
         return offers
+
+    def _offered(self, target_id: int) -> int:
+        """How many lanes are offered, those included whose time is not over: their hints wait in the same queue."""
+        query = sa.select(sa.func.count()).where(_log_cursors(target_id), m.cursors.c.lease_token == OFFERED)
+        with self._database.reading() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def _mark(self, target_id: int, lanes: tuple[int, ...], now: int) -> bool:
         c = m.cursors.c

@@ -173,7 +173,11 @@ def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
         for key in lists:
             until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a hint in each queue")  # type: ignore[misc]
         time.sleep(2 * LEASE)
-        assert {waiting(channel, f"target.redis.{key}") for key in lists} == {1}, "one that waits is not repeated"
+        for key in lists:
+            held = [channel.basic_get(f"target.redis.{key}") for _ in range(waiting(channel, f"target.redis.{key}"))]
+            # What a queue is asked for a sign of life by waits there, too.
+            tasks = [message.headers["task"] for message in held if message is not None]
+            assert tasks.count("deliver") == 1, "one that waits is not repeated"
     worker.start()
     for key in lists:
         arrives(redis_server, key, 1 + 1, 5)
@@ -333,10 +337,11 @@ def test_messages_carry_ids_and_nothing_else(
     whole.drain.start()
     until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint")
     time.sleep(2 * LEASE)
-    assert length(broker, f"target.redis.{bucket}") == 1, "one that waits is not repeated"
     with broker.client() as client:
-        hint = client.lindex(f"target.redis.{bucket}", 0)
-    assert isinstance(hint, bytes)
+        held = client.lrange(f"target.redis.{bucket}", 0, -1)
+    assert isinstance(held, list)
+    # What a queue is asked for a sign of life by waits there, too.
+    [hint] = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]
     message = orjson.loads(hint)
     arguments, named, embedded = orjson.loads(b64decode(message["body"]))
     assert arguments[0] == whole.target(name)["arn"]

@@ -49,6 +49,19 @@ def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: 
     assert len(leases.offer(now + 40_004, lambda _: 0)) == 4
 
 
+def test_a_lost_hint_is_made_up_for_also_while_others_wait(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    _record(database, 400)
+    now = now_ms()
+    assert len(leases.offer(now)) == 4
+    taken = leases.claim(target, [1, 2, 3], "taken", now)
+    assert taken is not None
+    leases.release(taken)
+    assert len(leases.offer(now + 5_000)) == 3
+    [lost] = leases.offer(now + 10_001, lambda _: 3)
+    assert lost.lanes == (0,)
+
+
 def test_two_drains_at_once_offer_each_lane_to_one_hint_only(database: Database) -> None:
     for name in ("a", "b", "c"):
         add_target(database, name)
