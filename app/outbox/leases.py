@@ -74,35 +74,43 @@ class Leases:
         """Mark every free lane with due work as offered and say which. Safe to run twice at once.
 
         `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
-        made again, but not while as many hints wait there as lanes are offered: where all workers are busy, hints that
-        came again and again would keep those of other lanes from being read.
+        made again, the oldest first, but no more of them than hints are missing there: where all workers are busy,
+        hints that came again and again would keep those of other lanes from being read.
         """
         with self._database.reading() as connection:
             due = list(_due(connection, now))
         offers: list[Offer] = []
         for ((target_id, target), probing), rows in groupby(due, key=lambda row: (row.target, row.probing)):
             found = list(rows)
-            offered = {row.lane for row in found if row.offered}
+            offered = {row.lane: row.offered for row in found if row.offered}
             groups = grouped([(row.lane, row.busy) for row in found], probing=probing)
-            again = [lanes for lanes in groups if offered.issuperset(lanes)]
-            missing = max(0, self._offered(target_id) - hints(target)) if again else 0
-            marked = [lanes for lanes in groups if self._mark(target_id, lanes, now)]
-            offers += [Offer(target, lanes) for lanes in marked if lanes not in again[missing:]]
+            again = [lanes for lanes in groups if offered.keys() >= set(lanes)]
+            again.sort(key=lambda lanes: min(offered[lane] for lane in lanes))
+            missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
+            fresh = [lanes for lanes in groups if lanes not in again]
+            # A term of its own tells each hint from the others, and keeps the oldest first.
+            for place, lanes in enumerate([*again[missing:], *again[:missing], *fresh]):
+                marked = self._mark(target_id, lanes, now, now + self._lease_ms + place)
+                if marked and lanes not in again[missing:]:
+                    offers.append(Offer(target, lanes))
         return offers
 
-    def _offered(self, target_id: int) -> int:
-        """How many lanes are offered, those included whose time is not over: their hints wait in the same queue."""
-        query = sa.select(sa.func.count()).where(_log_cursors(target_id), m.cursors.c.lease_token == OFFERED)
+    def _hinted(self, target_id: int) -> int:
+        """How many hints should wait in the target's queue: lanes of one hint were offered until the same moment."""
+        c = m.cursors.c
+        query = sa.select(sa.func.count(c.leased_until.distinct())).where(
+            _log_cursors(target_id), c.lease_token == OFFERED
+        )
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def _mark(self, target_id: int, lanes: tuple[int, ...], now: int) -> bool:
+    def _mark(self, target_id: int, lanes: tuple[int, ...], now: int, until: int) -> bool:
         c = m.cursors.c
         with self._database.writing() as connection:
             marked = connection.execute(
                 m.cursors.update()
                 .where(_log_cursors(target_id), c.lane.in_(lanes), c.leased_until < now)
-                .values(lease_token=OFFERED, leased_until=now + self._lease_ms)
+                .values(lease_token=OFFERED, leased_until=until)
             )
         return bool(marked.rowcount)
 
@@ -229,7 +237,7 @@ class _Due:
     lane: int
     busy: bool
     probing: bool
-    offered: bool  # before, and nobody has taken it
+    offered: int  # until when (ms), and nobody has taken it; 0 if it was not
 
 
 def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
@@ -249,7 +257,8 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .correlate(m.cursors)
     )
     query = (
-        sa.select(t.id, t.type, t.name, t.breaker, c.lane, c.lease_token, sa.or_(busy, replay).label("busy"))
+        sa.select(t.id, t.type, t.name, t.breaker, c.lane, c.lease_token, c.leased_until)
+        .add_columns(sa.or_(busy, replay).label("busy"))
         .join_from(m.cursors, m.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
@@ -257,7 +266,7 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .order_by(t.id, c.lane)
     )
     for row in connection.execute(query):
-        target, offered = TargetId(row.type, row.name), row.lease_token == OFFERED
+        target, offered = TargetId(row.type, row.name), row.leased_until if row.lease_token == OFFERED else 0
         yield _Due((row.id, target), row.lane, bool(row.busy), row.breaker != "closed", offered)
 
 
