@@ -69,7 +69,7 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
     if not delivers and (targets or concurrency):
         raise click.UsageError(f"--only {only} delivers nothing, so --targets and --concurrency say nothing to it")
     if only == "spark":
-        _check_spark()
+        check_spark()
     environment = {"BUCKETWIRE_WORKER_TARGETS": "" if not delivers else served(targets) if targets else "*"}
     if settings.metrics_listen.host and delivers and not os.environ.get(figures.VARIABLE):
         try:
@@ -155,7 +155,8 @@ def _checked() -> Settings:
     return Shell().settings
 
 
-def _check_spark() -> None:
+def check_spark() -> None:
+    """Raise `CannotDo` where Spark or its Java is missing."""
     if find_spec("pyspark") is None:
         raise CannotDo("Spark is not installed; it comes with: pip install 'bucketwire[spark]'")
     home = os.environ.get("JAVA_HOME")

@@ -7,19 +7,23 @@ import os
 import shlex
 import shutil
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import click
 
 from app import logs
 from app.api.access import check_listen
-from app.cli.run import say
+from app.cli.problems import CannotDo
+from app.cli.run import check_spark, say
 from app.cli.shell import Shell
 from app.config.settings import Settings
 from app.embedded import SAMPLE
+from app.outbox.database import DatabaseUnavailable
+from app.outbox.schedule import Schedule
 from app.outbox.schema import migrate
 from app.service import figures, start
-from app.service.children import broker, service
+from app.service.children import broker, reconciler, service
 from app.service.supervisor import Supervisor
 
 _EXAMPLE = Path(__file__).parents[2] / "examples" / "event.json"  # in a checkout; a wheel has none
@@ -27,6 +31,7 @@ _SMALL = (
     '{"Records":[{"eventName":"s3:ObjectCreated:Put","eventTime":"2026-11-21T00:33:56.082Z",'
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
 )
+_LOOK = 10  # seconds between two looks at what changes while it runs
 
 
 @click.command()
@@ -36,7 +41,8 @@ _SMALL = (
 def up(concurrency: int) -> None:
     """Run everything here: API, beat, workers, Flower, and a Redis of their own unless BUCKETWIRE_BROKER_URL is set.
 
-    Ctrl-C ends all of it. What dies is started again. Logs are in the folder's log/.
+    A worker on Spark joins them when a target has a schedule of reconciliations. Ctrl-C ends all of it. What dies is
+    started again. Logs are in the folder's log/.
     """
     settings = Shell().settings
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -57,6 +63,7 @@ class _Service:
         self._settings = settings
         self._concurrency = concurrency
         self._sample = False
+        self._reconciles = False
         self._arns: list[str] = []
 
     async def run(self, lock: int) -> None:
@@ -65,7 +72,7 @@ class _Service:
         await Supervisor(folder, self._say, held=[lock], repeat=self._repeat).run(self._start)
 
     async def _start(self, supervisor: Supervisor) -> None:
-        """Start everything in its order, say where it is, and look after the sample for as long as it runs."""
+        """Start everything in its order, say where it is, and look after what changes for as long as it runs."""
         settings = self._settings
         if settings.embedded_broker:
             supervisor.keep([broker(settings)])
@@ -82,9 +89,30 @@ class _Service:
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )
         self._greet(flower)
-        while self._sample:
-            await asyncio.sleep(60)
-            await asyncio.to_thread(start.trim_sample, settings)
+        while True:
+            if not self._reconciles and await asyncio.to_thread(self._is_scheduled):
+                self._reconciles = True
+                self._reconcile(supervisor)
+            await asyncio.sleep(_LOOK)
+            if self._sample:
+                await asyncio.to_thread(start.trim_sample, settings)
+
+    def _is_scheduled(self) -> bool:
+        """Whether a target is to be reconciled by schedule; False while nobody can say."""
+        try:
+            with closing(Shell()) as shell:
+                return Schedule(shell.database).is_wanted()
+        except (CannotDo, *DatabaseUnavailable):
+            return False
+
+    def _reconcile(self, supervisor: Supervisor) -> None:
+        """Start the worker that reconciles, or say what it lacks."""
+        try:
+            check_spark()
+        except CannotDo as error:
+            self._say(f"a target has a schedule; its runs wait for a `bucketwire worker --only spark`: {error}")
+        else:
+            supervisor.keep([reconciler()])
 
     def _prepare(self) -> None:
         shell = Shell()

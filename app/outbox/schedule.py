@@ -58,6 +58,11 @@ class Schedule:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def is_wanted(self) -> bool:
+        """Whether any target has a schedule."""
+        with self._database.reading() as connection:
+            return bool(_expressions(connection))
+
     def register(self, now: int) -> int:
         """Register what is due at `now` (ms) and neither waits nor goes on already; says how much that is."""
         with self._database.reading() as connection:

@@ -28,7 +28,7 @@ def broker(settings: Settings) -> Child:
 
 
 def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = MappingProxyType({})) -> list[Child]:
-    """Everything else, in the order in which it starts. The drain has a worker of its own: no delivery delays it.
+    """What runs always, in the order in which it starts. The drain has a worker of its own: no delivery delays it.
 
     `shared` is the environment that the API and the worker that delivers have in common.
     """
@@ -40,6 +40,11 @@ def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = M
         Child("beat", BEAT, _bucketwire("beat")),
         Child("flower", FLOWER, _bucketwire("flower", "--listen", f"127.0.0.1:{flower_port}"), quiet=True),
     ]
+
+
+def reconciler() -> Child:
+    """The worker that reconciles by schedule."""
+    return Child("spark", WORKERS, _bucketwire("worker", "--only", "spark"))
 
 
 def _bucketwire(*arguments: str) -> list[str]:

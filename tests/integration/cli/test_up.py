@@ -39,16 +39,27 @@ def refused(folder: Path, port: int, **more: str) -> str:
     return done.stderr
 
 
-@pytest.fixture
-def running(tmp_path: Path) -> Iterator[Role]:
-    with up(tmp_path / "var", services.free_port()) as whole:
+SCHEDULED = {
+    "MINIO_NOTIFY_REDIS_ENABLE_ROWS": "on",
+    "MINIO_NOTIFY_REDIS_ADDRESS_ROWS": f"{services.LOOPBACK}:1",
+    "MINIO_NOTIFY_REDIS_KEY_ROWS": "rows",
+    "MINIO_NOTIFY_REDIS_RECONCILE_ROWS": "0 3 * * *",
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
+    """A service without Java."""
+    folder = tmp_path_factory.mktemp("up") / "var"
+    with up(folder, services.free_port(), JAVA_HOME="/nowhere") as whole:
         yield whole.start()
 
 
 @pytest.fixture(scope="module")
 def in_json(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
-    """A service whose logs are in JSON."""
-    whole = up(tmp_path_factory.mktemp("json") / "var", services.free_port(), BUCKETWIRE_LOG_FORMAT="json")
+    """A service whose logs are in JSON, with a schedule."""
+    folder = tmp_path_factory.mktemp("json") / "var"
+    whole = up(folder, services.free_port(), **SCHEDULED, BUCKETWIRE_LOG_FORMAT="json")
     whole.ready = '"flower": "http://127.0.0.1:'
     with whole:
         yield whole.start()
@@ -70,6 +81,20 @@ def test_a_port_that_is_taken_is_named_with_the_setting_and_a_free_one(tmp_path:
 def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path) -> None:
     said = refused(tmp_path / "var", 0, BUCKETWIRE_LISTEN=f"0.0.0.0:{services.free_port()}")
     assert "there is no token; make one with `bucketwire token create" in said
+
+
+def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
+    log = Path(in_json.settings["BUCKETWIRE_VAR"]) / "log" / "spark.log"
+    until(lambda: log.exists() and " ready." in log.read_text(), 30, what="the worker")
+
+
+def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None:
+    target = ["target", "set", "redis:rows", f"address={services.LOOPBACK}:1", "key=rows", "reconcile=0 3 * * *"]
+    subprocess.run([BUCKETWIRE, *target], env=dict(running.settings), check=True)
+    until(lambda: "a target has a schedule" in running.said(), 20, what="the news")
+    said = "its runs wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
+    assert said in running.said()
+    assert not (Path(running.settings["BUCKETWIRE_VAR"]) / "log" / "spark.log").exists()
 
 
 def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role) -> None:
@@ -110,9 +135,9 @@ def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) 
     found = [orjson.loads(line) for line in said[: said.rfind("\n") + 1].splitlines()]
     assert all({"time", "level", "message"} <= line.keys() for line in found)
     [warning, *_] = [line for line in found if "onnection to broker lost" in line["message"]]
-    assert warning["part"] in ("drain", "targets")
+    assert warning["part"] in ("drain", "targets", "spark")
     assert {line["level"] for line in found if "part" in line} <= {"WARNING", "ERROR", "CRITICAL"}
-    for part in ("api", "drain", "targets", "beat"):
+    for part in ("api", "drain", "targets", "beat", "spark"):
         text = (Path(in_json.settings["BUCKETWIRE_VAR"]) / "log" / f"{part}.log").read_text()
         lines = text[: text.rfind("\n") + 1].splitlines()
         assert lines, part
@@ -153,5 +178,5 @@ def _delivered(settings: Mapping[str, str]) -> int:
     shown = subprocess.run(
         [BUCKETWIRE, "status", "--json"], env=dict(settings), capture_output=True, text=True, check=True
     )
-    [row] = orjson.loads(shown.stdout)
-    return int(row["delivered"])
+    [delivered] = [row["delivered"] for row in orjson.loads(shown.stdout) if row["target"] == "redis:sample"]
+    return int(delivered)
