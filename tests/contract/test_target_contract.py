@@ -211,6 +211,7 @@ def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int
 
 @WINDOWS
 def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(probe: Probe, window: int) -> None:
+    time.sleep(probe.settles)
     target = probe.target()
     target.open()
 

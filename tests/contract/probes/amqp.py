@@ -24,6 +24,7 @@ class Queue(Probe):
     """A durable queue, published to by its name."""
 
     type = "amqp"
+    settles = 2.5  # RabbitMQ's log of what was declared is written with a delay of up to two seconds
 
     def __init__(self) -> None:
         self.server: services.RabbitMQ = services.rabbitmq()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from app.events.model import Event
@@ -17,6 +17,7 @@ from tests.contract.probes.base import Probe
 from workers import formats
 
 PARTITIONS = 6
+_LATER = (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT)
 
 
 class Log(Probe):
@@ -56,11 +57,23 @@ class Log(Probe):
         self.create_topic(self.topic, PARTITIONS)
 
     def create_topic(self, name: str, partitions: int, **config: str) -> None:
-        """A topic, ready for use."""
+        """A topic, ready for use. A broker that was short of the processor is fenced for a moment, and makes none."""
         topic = NewTopic(name, num_partitions=partitions, replication_factor=1, config=config)
         admin = self.admin()  # kept until it has answered
-        answers = admin.create_topics([topic], operation_timeout=10, request_timeout=20)
-        answers[name].result(20)
+
+        def made() -> bool:
+            try:
+                admin.create_topics([topic], operation_timeout=10, request_timeout=10)[name].result(20)
+            except KafkaException as error:
+                code = error.args[0].code()
+                if code not in (*_LATER, KafkaError.TOPIC_ALREADY_EXISTS):
+                    raise
+                return code not in _LATER
+            except TimeoutError:
+                return False
+            return True
+
+        services.until(made, 60, what=f"the topic {name}")
         services.until(lambda: len(self.leaders(name)) == partitions, what=f"leaders of {name}")
 
     def admin(self) -> AdminClient:
