@@ -1,4 +1,4 @@
-"""Run migrations on the connection that `app.outbox.schema` hands over; for alembic's own CLI on the configured one."""
+"""Run migrations on the connection that `app.outbox.migration` hands over; alembic's own CLI on the configured one."""
 
 import os
 

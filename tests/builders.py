@@ -10,8 +10,8 @@ from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.events.model import Event
 from app.outbox.database import Database
+from app.outbox.migration import migrate
 from app.outbox.registry import Registry
-from app.outbox.schema import migrate
 from app.rules.model import Rule
 
 _numbers = count(1)

@@ -1,7 +1,6 @@
 """Whether this process lives, and whether the service can do its work."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -57,7 +56,7 @@ def readyz() -> Response:
         503: {description: something does not, content: {application/json: {schema: Readiness}}}
     """
     look = current_app.extensions[_GLANCE].look()
-    checks = checked(look.value, look.error, _head(), now_ms())
+    checks = checked(look.value, look.error, schema.head(), now_ms())
     feeder = parts().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
@@ -85,20 +84,10 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str 
     return {"database": {"ok": True}, "schema": schema_check, "drain": drain_check}
 
 
-@cache
-def _head() -> str | None:
-    return schema.head()
-
-
-@cache
-def _is_later(revision: str) -> bool:
-    return schema.is_later(revision)
-
-
 def _asked(database: Database) -> Mapping[str, Any]:
     revision = schema.current(database)
     pulse = None
     if revision is not None:
         with database.reading() as connection:
             pulse = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
-    return {"revision": revision, "later": revision is not None and _is_later(revision), "pulse": pulse}
+    return {"revision": revision, "later": revision is not None and schema.is_later(revision), "pulse": pulse}

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
-import redis
 import sqlalchemy as sa
 
 from app.config.problems import BadSettings, BadValue
@@ -55,6 +54,5 @@ _WORDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[
         lambda error: f"the outbox database cannot be used: {said(error)}; BUCKETWIRE_DATABASE_URL says where it is",
     ),
     (sa.exc.SQLAlchemyError, lambda error: f"the outbox database refuses: {said(error)}"),
-    (redis.RedisError, lambda error: f"the embedded Redis does not answer: {error}; is `bucketwire up` running?"),
     (OSError, lambda error: f"{error.filename}: {error.strerror}" if error.filename else str(error)),
 )

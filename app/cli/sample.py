@@ -2,12 +2,12 @@
 
 import click
 import orjson
-import redis
 
 from app.cli.problems import CannotDo
 from app.cli.shell import Shell, with_shell
-from app.embedded import SAMPLE, SAMPLE_DB, SAMPLE_KEY
+from app.embedded import SAMPLE
 from app.outbox.registry import UnknownTarget
+from app.service import embedded_redis
 
 
 @click.command()
@@ -21,8 +21,10 @@ def sample(shell: Shell, limit: int) -> None:
         shell.registry.target(SAMPLE)
     except UnknownTarget:
         raise CannotDo("there is no sample target; the first `bucketwire up` makes it if nothing else is set") from None
-    with redis.Redis(unix_socket_path=str(shell.settings.broker_socket), db=SAMPLE_DB) as client:
-        entries = client.lrange(SAMPLE_KEY, -limit, -1)
+    try:
+        entries = embedded_redis.sample(shell.settings, limit)
+    except embedded_redis.RedisSilent as error:
+        raise CannotDo(f"the embedded Redis does not answer: {error}; is `bucketwire up` running?") from None
     rows = []
     for entry in entries:
         found = orjson.loads(entry)

@@ -3,7 +3,7 @@
 import click
 
 from app.cli.shell import Shell, with_shell
-from app.outbox import schema
+from app.outbox import migration, schema
 
 
 @click.command()
@@ -13,8 +13,8 @@ def migrate(shell: Shell, down: str | None) -> None:
     """Make or upgrade the tables of the outbox. Safe to run again and from several machines."""
     shell.settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if down:
-        schema.downgrade(shell.bare_database, down)
+        migration.downgrade(shell.bare_database, down)
     else:
-        schema.migrate(shell.bare_database, lanes=shell.settings.lanes)
+        migration.migrate(shell.bare_database, lanes=shell.settings.lanes)
     found = schema.current(shell.bare_database)
     shell.done(f"the outbox stands at revision {found}" if found else "the outbox is empty", revision=found)

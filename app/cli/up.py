@@ -20,9 +20,9 @@ from app.cli.shell import Shell
 from app.config.settings import Settings
 from app.embedded import SAMPLE
 from app.outbox.database import DatabaseUnavailable
+from app.outbox.migration import migrate
 from app.outbox.schedule import Schedule
-from app.outbox.schema import migrate
-from app.service import figures, start
+from app.service import embedded_redis, figures, start
 from app.service.children import broker, reconciler, service
 from app.service.supervisor import Supervisor
 
@@ -76,7 +76,7 @@ class _Service:
         settings = self._settings
         if settings.embedded_broker:
             supervisor.keep([broker(settings)])
-            await start.until(lambda: start.broker_answers(settings), 15, "the embedded Redis did not answer")
+            await start.until(lambda: embedded_redis.answers(settings), 15, "the embedded Redis did not answer")
         await asyncio.to_thread(self._prepare)
         flower = start.remembered_port(settings.folder / "flower.port")
         # One worker on one machine: the API can tell its figures too, unless they have an address of their own.
@@ -95,7 +95,7 @@ class _Service:
                 self._reconcile(supervisor)
             await asyncio.sleep(_LOOK)
             if self._sample:
-                await asyncio.to_thread(start.trim_sample, settings)
+                await asyncio.to_thread(embedded_redis.trim_sample, settings)
 
     def _is_scheduled(self) -> bool:
         """Whether a target is to be reconciled by schedule; False while nobody can say."""

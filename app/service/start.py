@@ -10,13 +10,11 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import redis
-
 from app.config import tls
 from app.config.addresses import HostPort
 from app.config.declaration import broken, from_environ
 from app.config.settings import Settings
-from app.embedded import SAMPLE, SAMPLE_DB, SAMPLE_KEEPS, SAMPLE_KEY, sample_values
+from app.embedded import SAMPLE, sample_values
 from app.events.names import EVERY
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
@@ -102,15 +100,6 @@ def remembered_port(path: Path) -> int:
     return port
 
 
-def broker_answers(settings: Settings) -> bool:
-    """Whether the embedded Redis takes commands."""
-    try:
-        with redis.Redis(unix_socket_path=str(settings.broker_socket)) as client:
-            return bool(client.ping())
-    except (redis.RedisError, OSError):
-        return False
-
-
 def api_answers(listen: HostPort, *, secure: bool) -> bool:
     """Whether the API answers at all; with TLS by whatever certificate, which may well be for another name."""
     connection = http.client.HTTPConnection(listen.host, listen.port, timeout=2)  # no proxy of the environment's
@@ -150,15 +139,6 @@ def add_sample(registry: Registry, settings: Settings) -> bool:
     if found is not None and found.values.get("address") != str(settings.broker_socket):
         registry.put(SAMPLE, sample_values(settings), origin="sample")  # the folder was moved
     return found is not None
-
-
-def trim_sample(settings: Settings) -> None:
-    """Keep only the newest entries of the sample."""
-    try:
-        with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
-            client.ltrim(SAMPLE_KEY, -SAMPLE_KEEPS, -1)
-    except (redis.RedisError, OSError):
-        return  # the next look is in a minute
 
 
 async def until(condition: Callable[[], bool], patience: float, what: str) -> None:

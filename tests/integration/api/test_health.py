@@ -10,7 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
-from app.outbox.schema import migrate
+from app.outbox.migration import migrate
 from tests import services
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, url_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.events import trial
+from app.outbox import migration
 from app.outbox import models as m
-from app.outbox import schema
 from app.outbox.append import Log
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.database import Database
@@ -77,7 +77,7 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
 
 def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) -> None:
     database = Database(outbox_url)
-    schema.migrate(database, "0001")
+    migration.migrate(database, "0001")
     row = {
         "lane": 0, "key_hash": 1, "name": "n", "key": "k", "version": "", "sequencer": "", "time": 1, "targets": "",
         "record": "{}",
@@ -86,6 +86,6 @@ def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) 
         for seq, bucket in enumerate(["old", "old", "other"], 1):
             told = {"seq": seq, "id": f"{seq:032}", "received_at": seq * 1000, "bucket": bucket}
             connection.execute(m.events.insert().values(**row, **told))
-    schema.migrate(database)
+    migration.migrate(database)
     assert [(bucket.name, bucket.created_at) for bucket in every_bucket(database)] == [("old", 1000), ("other", 3000)]
     database.close()

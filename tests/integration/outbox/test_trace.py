@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.events.model import Event
+from app.outbox import migration
 from app.outbox import models as m
-from app.outbox import schema
 from app.outbox.append import Log
 from app.outbox.database import Database
 from app.outbox.dead_letters import DeadLetters, Filter
@@ -64,10 +64,10 @@ def test_what_code_from_before_it_recorded_has_no_trace_context(database: Databa
 
 def test_the_column_comes_and_goes_with_events_in_the_log(database: Database) -> None:
     Log(database).append([[_traced("a"), event("b")]])
-    schema.downgrade(database, "0003")
+    migration.downgrade(database, "0003")
     with database.reading() as connection:
         assert "trace" not in {column["name"] for column in sa.inspect(connection).get_columns("events")}
-    schema.migrate(database)
+    migration.migrate(database)
     courier = Courier(database, add_target(database))
     Log(database).append([[_traced("c")]])
     courier.run()

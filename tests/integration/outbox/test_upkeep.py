@@ -1,14 +1,18 @@
 """Schema, purge, history and targets on each database."""
 
+from pathlib import Path
+
 import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 
+import migrations
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings
+from app.outbox import migration, schema
 from app.outbox import models as m
-from app.outbox import schema
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
 from app.outbox.history import object_history
@@ -22,19 +26,27 @@ from workers.outcomes import DELIVERED, Rejected
 def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:
     database = Database(outbox_url)
     assert schema.current(database) is None
-    schema.migrate(database, lanes=8)
+    migration.migrate(database, lanes=8)
     assert schema.current(database) == schema.head()
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": False})
         assert compare_metadata(context, m.metadata) == []
         assert connection.execute(sa.select(m.log_head.c.lanes)).scalar_one() == 8
-    schema.migrate(database, lanes=99)
-    schema.downgrade(database, "base")
+    migration.migrate(database, lanes=99)
+    migration.downgrade(database, "base")
     with database.engine.connect() as connection:
         assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
-    schema.migrate(database)
+    migration.migrate(database)
     assert schema.current(database) == schema.head()
     database.close()
+
+
+def test_the_revisions_that_are_known_by_their_files_are_alembics() -> None:
+    scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
+    assert schema.revisions() == {script.revision for script in scripts.walk_revisions()}
+    assert schema.head() == scripts.get_current_head()
+    assert not schema.is_later(schema.head())
+    assert schema.is_later("9999")
 
 
 def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> None:
