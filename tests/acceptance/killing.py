@@ -19,7 +19,7 @@ from tests.acceptance.flow import Flow
 from tests.services import until
 from tests.system import Role, System
 
-PATIENCE = 90  # seconds after a kill until events have to come in and go out again, everywhere
+PATIENCE = 40  # seconds after a kill until events have to come in and go out again, everywhere
 
 
 @dataclass
