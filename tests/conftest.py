@@ -20,6 +20,12 @@ def pytest_configure(config: pytest.Config) -> None:
         del os.environ[name]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What has the longest files begins first, so that no process is left alone with one of them at the end."""
+    folders = ("acceptance", "spark", "contract", "integration", "unit")
+    items.sort(key=lambda item: folders.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+
+
 @pytest.fixture(scope="session")
 def certificates() -> services.Certificates:
     """A certificate authority of this session, a server's and a client's certificate, and a stranger's."""
