@@ -1,5 +1,7 @@
 """Bring the outbox database to the schema that this code needs."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import alembic.command
@@ -16,15 +18,11 @@ def migrate(database: Database, revision: str = "head", *, lanes: int = 16) -> N
 
     Safe to call from several machines at once on PostgreSQL and MySQL: one migrates, the others wait.
     """
-    with database.engine.connect() as connection:
-        _lock(connection)
-        try:
-            alembic.command.upgrade(_config(connection), revision)
-            connection.commit()
-            if sa.inspect(connection).has_table(m.log_head.name):
-                _begin_log(connection, lanes)
-        finally:
-            _unlock(connection)
+    with database.engine.connect() as connection, _locked(connection):
+        alembic.command.upgrade(_config(connection), revision)
+        connection.commit()
+        if sa.inspect(connection).has_table(m.log_head.name):
+            _begin_log(connection, lanes)
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -46,23 +44,28 @@ def _begin_log(connection: sa.Connection, lanes: int) -> None:
     connection.commit()
 
 
-_LOCK = 0x6275636B6574  # "bucket": an advisory lock of our own
+_KEY = 0x6275636B6574  # "bucket": an advisory lock of our own
+_MYSQL = ("SELECT GET_LOCK('bucketwire.migrate', 120)", "SELECT RELEASE_LOCK('bucketwire.migrate')")
+_LOCKS = {
+    "postgresql": (f"SELECT pg_advisory_lock({_KEY})", f"SELECT pg_advisory_unlock({_KEY})"),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+}
 
 
-def _lock(connection: sa.Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK})
-        connection.commit()
-    elif connection.dialect.name in ("mysql", "mariadb"):
-        connection.execute(sa.text("SELECT GET_LOCK('bucketwire.migrate', 120)"))
-        connection.commit()
+@contextmanager
+def _locked(connection: sa.Connection) -> Iterator[None]:
+    """Nobody else migrates meanwhile; what the block left open is rolled back."""
+    take, give = _LOCKS.get(connection.dialect.name, ("", ""))
+    _say(connection, take)
+    try:
+        yield
+    finally:
+        connection.rollback()
+        _say(connection, give)
 
 
-def _unlock(connection: sa.Connection) -> None:
-    connection.rollback()
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.text("SELECT pg_advisory_unlock(:lock)"), {"lock": _LOCK})
-        connection.commit()
-    elif connection.dialect.name in ("mysql", "mariadb"):
-        connection.execute(sa.text("SELECT RELEASE_LOCK('bucketwire.migrate')"))
+def _say(connection: sa.Connection, statement: str) -> None:
+    if statement:
+        connection.execute(sa.text(statement))
         connection.commit()
