@@ -87,11 +87,11 @@ class Leases:
             again = [lanes for lanes in groups if offered.keys() >= set(lanes)]
             again.sort(key=lambda lanes: min(offered[lane] for lane in lanes))
             missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
+            lost, waiting = again[:missing], again[missing:]
             fresh = [lanes for lanes in groups if lanes not in again]
             # A term of its own tells each hint from the others, and keeps the oldest first.
-            for place, lanes in enumerate([*again[missing:], *again[:missing], *fresh]):
-                marked = self._mark(target_id, lanes, now, now + self._lease_ms + place)
-                if marked and lanes not in again[missing:]:
+            for place, lanes in enumerate([*waiting, *lost, *fresh]):
+                if self._mark(target_id, lanes, now, now + self._lease_ms + place) and lanes not in waiting:
                     offers.append(Offer(target, lanes))
         return offers
 
