@@ -22,8 +22,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What has the longest files begins first, so that no process is left alone with one of them at the end."""
-    folders = ("acceptance", "spark", "contract", "integration", "unit")
-    items.sort(key=lambda item: folders.index(item.path.relative_to(Path(__file__).parent).parts[0]))
+    long = ("acceptance", "spark")
+    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)
 
 
 @pytest.fixture(scope="session")

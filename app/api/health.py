@@ -65,7 +65,7 @@ def readyz() -> Response:
     return answer({"ready": ready, "checks": checks}, 200 if ready else 503)
 
 
-def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str | None, now: int) -> dict[str, Any]:
+def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Any]:
     """The checks, from what the database said last and the error since. Names no address: anyone may ask."""
     if error is not None or found is None:
         reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; the log says more"

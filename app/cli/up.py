@@ -63,7 +63,6 @@ class _Service:
         self._settings = settings
         self._concurrency = concurrency
         self._sample = False
-        self._reconciles = False
         self._arns: list[str] = []
 
     async def run(self, lock: int) -> None:
@@ -89,9 +88,10 @@ class _Service:
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )
         self._greet(flower)
+        reconciles = False
         while True:
-            if not self._reconciles and await asyncio.to_thread(self._is_scheduled):
-                self._reconciles = True
+            if not reconciles and await asyncio.to_thread(self._is_scheduled):
+                reconciles = True
                 self._reconcile(supervisor)
             await asyncio.sleep(_LOOK)
             if self._sample:
