@@ -1,5 +1,7 @@
 """Schema, purge, history and targets on each database."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ from app.outbox.purge import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.system import BUCKETWIRE
 from workers.outcomes import DELIVERED, Rejected
 
 
@@ -37,6 +40,20 @@ def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str
     with database.engine.connect() as connection:
         assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
     migration.migrate(database)
+    assert schema.current(database) == schema.head()
+    database.close()
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(outbox_url: str, tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_VAR": str(tmp_path)}
+    runs = [
+        subprocess.Popen([BUCKETWIRE, "migrate"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(3)
+    ]
+    said = [run.communicate(timeout=60)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0, 0], said
+    database = Database(outbox_url)
     assert schema.current(database) == schema.head()
     database.close()
 
