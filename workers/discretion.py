@@ -14,7 +14,7 @@ from app.config.problems import REDACTED
 from app.config.sql import is_url, keywords
 from app.config.targets import PostgresSettings, TargetSettings
 from app.events.model import Event
-from workers.outcomes import Delivered, Outcome
+from workers.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import Target, TargetUnavailable
 
 _SHORTEST = 4  # what is shorter would blot out words that are no secret
@@ -47,7 +47,11 @@ class Discreet:
         self._target.close()
 
     def _told(self, outcome: Outcome) -> Outcome:
-        return outcome if isinstance(outcome, Delivered) else replace(outcome, reason=self._hidden(outcome.reason))
+        return (
+            outcome
+            if isinstance(outcome, Delivered | NotAttempted)
+            else replace(outcome, reason=self._hidden(outcome.reason))
+        )
 
     @contextmanager
     def _discretion(self) -> Iterator[None]:

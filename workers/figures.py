@@ -21,7 +21,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from app.config.addresses import HostPort
 from app.config.arn import TargetId, parse_target
 from app.service.figures import VARIABLE
-from workers.outcomes import BEHIND, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -69,8 +69,7 @@ class OfTarget:
         self._sizes.observe(len(outcomes))
         self._calls.observe(seconds)
         kinds = Tally(map(type, outcomes))
-        if kinds[Unavailable]:
-            kinds[Unavailable] -= sum(outcome == BEHIND for outcome in outcomes)  # not tried
+        del kinds[NotAttempted]
         for kind, count in kinds.items():
             self._attempts[kind].inc(count)
 

@@ -14,7 +14,7 @@ from json.encoder import encode_basestring
 import orjson
 
 from app.events.model import Effect, Event
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Unavailable
 
 # Looked up once: reaching a member through its class costs more than comparing with it.
 _UPSERT, _REMOVE, _REMOVE_VERSION = Effect.UPSERT, Effect.REMOVE, Effect.REMOVE_VERSION
@@ -198,14 +198,14 @@ def waves(events: Sequence[Event]) -> list[list[int]]:
 
 
 def hold_back(events: Sequence[Event], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes, with `BEHIND` for all that follow one of the same object that did not get through."""
+    """The outcomes, with `NotAttempted` for all that follow one of the same object that did not get through."""
     settled = list(outcomes)
     first = next((index for index, outcome in enumerate(settled) if outcome is not DELIVERED), len(settled))
     stuck: set[str] = set()
     for index in range(first, len(settled)):
         path = events[index].path
         if path in stuck:
-            settled[index] = BEHIND
-        elif isinstance(settled[index], Failed | Unavailable):
+            settled[index] = NOT_ATTEMPTED
+        elif isinstance(settled[index], Failed | Unavailable | NotAttempted):
             stuck.add(path)
     return settled

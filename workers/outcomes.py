@@ -1,11 +1,12 @@
-"""What became of one event at one target: four values, nothing else.
+"""What became of one event at one target: five values, nothing else.
 
-| outcome       | meaning                                   | the event then                          | an attempt |
-|---------------|-------------------------------------------|-----------------------------------------|------------|
-| `Delivered`   | the remote confirmed it                   | the cursor passes it                    |            |
-| `Failed`      | this event did not get through this time  | is parked by the retry schedule         | yes        |
-| `Rejected`    | the remote will never take this event     | becomes a dead letter                   | yes        |
-| `Unavailable` | the remote takes nothing now              | stays where it is, the target backs off | no         |
+| outcome        | meaning                                         | the event then                          | attempt |
+|----------------|-------------------------------------------------|-----------------------------------------|---------|
+| `Delivered`    | the remote confirmed it                         | the cursor passes it                    |         |
+| `Failed`       | this event did not get through this time        | is parked by the retry schedule         | yes     |
+| `Rejected`     | the remote will never take this event           | becomes a dead letter                   | yes     |
+| `Unavailable`  | the remote takes nothing now                    | stays where it is, the target backs off | no      |
+| `NotAttempted` | not sent: an earlier event of its object failed | waits behind that event                 | no      |
 """
 
 from dataclasses import dataclass
@@ -47,7 +48,12 @@ class Unavailable:
     pause: bool = False
 
 
-Outcome = Delivered | Failed | Rejected | Unavailable
+@dataclass(frozen=True, slots=True)
+class NotAttempted:
+    """The event was not sent, because an earlier event of the same object was not delivered."""
+
+
+Outcome = Delivered | Failed | Rejected | Unavailable | NotAttempted
 
 DELIVERED = Delivered()
-BEHIND = Unavailable("not tried: an earlier event of the same object did not get through")
+NOT_ATTEMPTED = NotAttempted()

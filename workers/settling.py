@@ -14,7 +14,7 @@ import orjson
 from app.outbox.models import NEVER
 from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
 from workers.mirror import Unsent
-from workers.outcomes import BEHIND, DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 _REMEMBERED = 10  # attempts that a parked event's history keeps
@@ -83,7 +83,7 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                     continue
                 settlement.deaths.append(_death(attempt, logged, result.reason))
                 progress.dead += 1
-            case Unavailable() | Behind():
+            case Unavailable() | NotAttempted() | Behind():
                 continue
         settlement.unpark.append((logged.lane, logged.seq))
         settlement.moved_on.add(logged.object)
@@ -92,14 +92,15 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
 
 def unavailable(results: Iterable[Result]) -> Unavailable | None:
     """The first word that the target takes nothing now, if there is one."""
-    return next((result for result in results if isinstance(result, Unavailable) and result != BEHIND), None)
+    return next((result for result in results if isinstance(result, Unavailable)), None)
 
 
 def _behind_failed(pairs: Sequence[tuple[Logged, Result]]) -> list[tuple[Logged, Result]]:
     """What was not sent because an earlier event of its object failed goes behind that one, whatever else happens."""
     failed = {logged.object for logged, result in pairs if isinstance(result, Failed)}
     return [
-        (logged, BEHIND_PARKED if result == BEHIND and logged.object in failed else result) for logged, result in pairs
+        (logged, BEHIND_PARKED if isinstance(result, NotAttempted) and logged.object in failed else result)
+        for logged, result in pairs
     ]
 
 
@@ -107,7 +108,7 @@ def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
     answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected)]
     answered = answers[-1] if answers else -1
     for index in range(answered + 1, len(pairs)):
-        if isinstance(pairs[index][1], Unavailable):
+        if isinstance(pairs[index][1], Unavailable | NotAttempted):
             return index
     return len(pairs)
 
@@ -123,7 +124,7 @@ def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked:
             settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
         case _ if logged.object in blocked:
             settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
-        case Unavailable():
+        case Unavailable() | NotAttempted():
             settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, 0))
             blocked.add(logged.object)
         case Failed() | Rejected():

@@ -25,7 +25,7 @@ from app.events.trial import trial_events
 from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
 from app.outbox.registry import UnknownTarget, open_registry
 from workers.discretion import Discreet
-from workers.outcomes import Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.pool import as_served
 from workers.reach import Place, places, shake_hands
 from workers.targets import create
@@ -147,6 +147,8 @@ def _confirmed(target: Target, event: Event) -> str:
             return f"{event.name} of {event.path} confirmed, event {event.id}"
         case Failed(reason=reason) | Rejected(reason=reason) | Unavailable(reason=reason):
             raise _Stop(reason)
+        case NotAttempted():
+            raise _Stop("the event was not sent")  # no adapter answers so of a call's only event
 
 
 def _timed(name: str, action: Callable[[], str]) -> Step:

@@ -21,7 +21,7 @@ from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.test_reference_pages import consumers, output
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -216,7 +216,7 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
     assert outcomes[0] == DELIVERED
     assert isinstance(outcomes[1], Failed)
     assert "basic.nack" in outcomes[1].reason
-    assert outcomes[2] == BEHIND
+    assert outcomes[2] == NOT_ATTEMPTED
     with rabbit.channel() as channel:
         channel.queue_purge(QUEUE)
     assert list(target.deliver([second], window)) == [DELIVERED]

@@ -16,7 +16,7 @@ from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Access, Namespace
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.elasticsearch_node import Node
 
@@ -315,7 +315,7 @@ def test_an_index_that_takes_nothing_is_unavailable_until_it_does(mirror: Namesp
         client.cluster.health(index=mirror.index, wait_for_status="yellow")
     assert isinstance(outcomes[0], Unavailable)
     assert word in outcomes[0].reason
-    assert outcomes[1] == BEHIND
+    assert outcomes[1] == NOT_ATTEMPTED
     assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
     target.close()
 

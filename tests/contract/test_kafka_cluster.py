@@ -22,7 +22,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import Log
-from workers.outcomes import BEHIND, DELIVERED, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import partition_of
 
@@ -198,8 +198,8 @@ def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(
     outcomes = attempt(target, again, window)
     assert time.monotonic() - began < LIMIT
     assert isinstance(outcomes[0], Unavailable)
-    assert outcomes[0] != BEHIND
-    assert outcomes[-1] == BEHIND
+    assert outcomes[0] != NOT_ATTEMPTED
+    assert outcomes[-1] == NOT_ATTEMPTED
     back(second)
     services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")
     target.close()

@@ -22,7 +22,7 @@ from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.contract.test_reference_pages import consumers
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.mqtt import verdict
 
@@ -305,7 +305,7 @@ def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_othe
         if window == 1:
             assert last is failed[0]
         assert [type(each) for each in target.deliver([large], window)] == [Failed]
-        assert list(target.deliver([large, events.put("large")], window))[1] == BEHIND
+        assert list(target.deliver([large, events.put("large")], window))[1] == NOT_ATTEMPTED
         assert list(target.deliver(others, window)) == [DELIVERED] * 5
         broker.server.kill()
         (outcome,) = attempt(target, [large], window)

@@ -17,7 +17,7 @@ from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mysql import DATABASE, Access, Namespace
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 
 LAYOUT = (
@@ -370,7 +370,7 @@ def test_a_locked_row_is_unavailable_within_the_time_limit(mysql: Namespace) -> 
         assert 1 <= time.monotonic() - began < LIMIT
     assert isinstance(outcomes[0], Unavailable)
     assert "(error 1205)" in outcomes[0].reason
-    assert outcomes[1] == BEHIND
+    assert outcomes[1] == NOT_ATTEMPTED
     assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     target.close()
 

@@ -20,7 +20,7 @@ from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -130,7 +130,7 @@ def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(cor
     killer.join()
     target.close()
     assert "connection" in unavailable(outcomes[0])
-    assert outcomes[1] == BEHIND
+    assert outcomes[1] == NOT_ATTEMPTED
     assert isinstance(outcomes[2], Unavailable)
 
 

@@ -24,7 +24,7 @@ from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats_connection import CLIENT_NAME
 from workers.targets.nats_streaming import decoded, encoded
@@ -100,7 +100,7 @@ def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, wind
     reason = unavailable(outcomes[0])
     assert "no JetStream stream takes subject 'nobody.listens'" in reason
     assert "--subjects=nobody.listens" in reason
-    assert outcomes[2] == BEHIND
+    assert outcomes[2] == NOT_ATTEMPTED
     with closing(Wire(jetstream.server)) as wire:
         assert wire.ask("STREAM.NAMES")["streams"] == [STREAM]
 
@@ -130,7 +130,7 @@ def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, 
     outcomes = attempt(target, batch, window)
     assert outcomes[:3] == [DELIVERED] * 3
     assert "maximum messages exceeded" in unavailable(outcomes[3])
-    assert outcomes[4] == BEHIND
+    assert outcomes[4] == NOT_ATTEMPTED
     with closing(Wire(jetstream.server)) as wire:
         wire.ask(f"STREAM.PURGE.{STREAM}")
     assert list(target.deliver(batch[3:], window)) == [DELIVERED] * 2

@@ -14,7 +14,7 @@ from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
 from tests.contract.probes.postgresql import Access, Namespace
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
 
@@ -313,7 +313,7 @@ def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace
         assert TIMEOUT <= time.monotonic() - began < LIMIT
     assert isinstance(outcomes[0], Unavailable)
     assert "57014" in outcomes[0].reason
-    assert outcomes[1] == BEHIND
+    assert outcomes[1] == NOT_ATTEMPTED
     assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     target.close()
 

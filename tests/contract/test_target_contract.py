@@ -16,7 +16,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.forking import in_a_child, local_ports
 from tests.contract.probes.base import LIMIT, Probe, attempt
-from workers.outcomes import BEHIND, DELIVERED, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import Target, TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -41,7 +41,7 @@ def assert_orderly(batch: Sequence[Event], outcomes: Sequence[Outcome]) -> None:
     stuck = set()
     for event, outcome in zip(batch, outcomes, strict=True):
         if event.path in stuck:
-            assert outcome == BEHIND, f"{event.path} went on with {outcome}"
+            assert outcome == NOT_ATTEMPTED, f"{event.path} went on with {outcome}"
         elif isinstance(outcome, Failed | Unavailable):
             stuck.add(event.path)
 

@@ -31,7 +31,7 @@ from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.services import Answer, Receiver, Request
 from workers import formats
-from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets import create
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.webhook import authorization
@@ -373,7 +373,7 @@ def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int
     outcomes = list(target.deliver([bad, after, other, after], window))
     target.close()
     assert isinstance(outcomes[0], Failed)
-    assert outcomes[1:] == [BEHIND, DELIVERED, BEHIND]
+    assert outcomes[1:] == [NOT_ATTEMPTED, DELIVERED, NOT_ATTEMPTED]
     assert len(receiver.requests()) == 2
 
 

@@ -35,7 +35,7 @@ from app.config.messaging import AmqpPlace, AmqpSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log, waves
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 
@@ -69,7 +69,7 @@ class AmqpTarget:
         if link.blocked:
             raise TargetUnavailable(f"{self._where}: {_BLOCKED}")
         link.begin(events)
-        left: Outcome = BEHIND
+        left: Outcome = NOT_ATTEMPTED
         try:
             for group in [range(len(events))] if window == 1 else waves(events):
                 for index in group:

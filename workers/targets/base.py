@@ -4,7 +4,7 @@ The rules of `deliver`, which the contract suite checks for each target:
 
 * One outcome for each event, in the order of the events. `Delivered` only after the remote's confirmation.
 * Events of one object (same `path`) reach the remote in the order given. After one that did not get through
-  (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `BEHIND`.
+  (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `NotAttempted`.
   A `Rejected` event holds up nothing.
 * `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
   events only where the remote confirms them as one.

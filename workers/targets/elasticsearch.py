@@ -27,7 +27,7 @@ from app.config.streams import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from app.events.model import Effect, Event
 from workers.formats import Rows, change, collapse, hold_back, line, text, version_name, waves
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.elasticsearch_node import Node, error_words
@@ -68,7 +68,7 @@ class _Work:
     refused: Unavailable | None = None
 
     def __post_init__(self) -> None:
-        self.outcomes = [BEHIND] * len(self.events)
+        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
 
     def settle(self, place: int, outcome: Outcome) -> None:
         """Note an outcome, and whether it ends the call."""
@@ -79,7 +79,7 @@ class _Work:
     def give_up(self, places: Iterable[int]) -> None:
         """What has not been sent shares the reason of what was refused."""
         for place in places:
-            self.outcomes[place] = self.refused or BEHIND
+            self.outcomes[place] = self.refused or NOT_ATTEMPTED
 
 
 class ElasticsearchTarget:

@@ -37,7 +37,7 @@ from app.config.streams import KafkaSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka_client import Client, missing_package, words
@@ -154,7 +154,7 @@ class KafkaTarget:
             self._connect()
         partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
         lines = _lines(events, partitions, headers=headers)
-        work = _Work(events, lines, [BEHIND] * len(events), self._room)
+        work = _Work(events, lines, [NOT_ATTEMPTED] * len(events), self._room)
         while work.lines and work.refused is None:
             self._round(work, window)
             work.end_round(window)
@@ -257,7 +257,7 @@ class KafkaTarget:
             (line, message, self._send(line.partition, message))
             for line, batch in batches
             for message in batch
-            if message.path not in work.stuck  # else it stays BEHIND
+            if message.path not in work.stuck  # else it stays NOT_ATTEMPTED
         ]
         self._await([future for _, _, future in sent])
         unclear: list[tuple[_Line, _Message]] = []

@@ -30,7 +30,7 @@ from app.config.messaging import MqttPlace, MqttSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log, waves
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.mqtt_client import make_client, publish_properties
 
@@ -72,7 +72,7 @@ class MqttTarget:
         """Up to `window` messages unconfirmed; none is sent after the broker refuses the topic or the link is lost."""
         link = self._awake()
         link.begin(events)
-        left: Outcome = BEHIND
+        left: Outcome = NOT_ATTEMPTED
         # What cannot be refused is taken in order, so an object's next message need not wait.
         together = window == 1 or self._settings.version != "5" or not self._settings.qos
         try:

@@ -14,7 +14,7 @@ from nats.errors import Error as NatsError
 
 from app.events.model import Event
 from workers.formats import hold_back
-from workers.outcomes import BEHIND, Delivered, Outcome, Rejected, Unavailable
+from workers.outcomes import NOT_ATTEMPTED, Delivered, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats_connection import Connection
 
@@ -108,7 +108,7 @@ class Flight:
 
     def settled(self) -> list[Outcome]:
         """An outcome for each event."""
-        left = self.refused or BEHIND
+        left = self.refused or NOT_ATTEMPTED
         return hold_back(self.events, [self.outcomes.get(index, left) for index in range(len(self.events))])
 
 

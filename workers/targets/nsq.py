@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from app.config.subjects import NsqSettings
 from app.events.model import Event
 from workers.formats import hold_back, log
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.nsq_wire import LostError, RefusedError, Wire
 
@@ -44,7 +44,7 @@ class _Round:
     losses: int = 0
 
     def __post_init__(self) -> None:
-        self.outcomes = [BEHIND] * len(self.events)
+        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
 
     def settle(self, part: Sequence[int], outcome: Outcome) -> None:
         """The same for each event of this part."""
@@ -74,7 +74,7 @@ class NsqTarget:
                 self._publish(work, part, bodies)
         except TargetUnavailable as error:
             self.close()
-            left = [index for index, outcome in enumerate(work.outcomes) if outcome is BEHIND]
+            left = [index for index, outcome in enumerate(work.outcomes) if outcome is NOT_ATTEMPTED]
             work.settle(left, Unavailable(error.reason))
         return hold_back(events, work.outcomes)
 

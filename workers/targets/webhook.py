@@ -37,7 +37,7 @@ from app.config.targets import WebhookSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.http_wire import PrivateAddressError, Wire, basic_auth, http_pool
@@ -68,7 +68,7 @@ class _Round:
     unanswered: int = 0
 
     def __post_init__(self) -> None:
-        self.outcomes = [BEHIND] * len(self.events)
+        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
 
 
 class WebhookTarget:

@@ -14,7 +14,7 @@ from app.outbox.leases import Leases
 from app.outbox.store import Store
 from workers.lanes import Lanes, Pace, Tally, Work
 from workers.mirror import Policy
-from workers.outcomes import BEHIND, DELIVERED, Outcome, Rejected
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
 from workers.retry import RetrySchedule
 
 Script = Callable[[Event], Outcome]
@@ -36,7 +36,7 @@ class Scripted:
         outcomes: list[Outcome] = []
         for event in events:
             if event.path in stopped:
-                outcomes.append(BEHIND)
+                outcomes.append(NOT_ATTEMPTED)
                 continue
             outcome = self.script(event)
             if outcome == DELIVERED:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from app.events.model import Event
 from tests.contract import events
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.nats_acks import Flight
 from workers.targets.nats_streaming import decoded, encoded, text
 
@@ -78,7 +78,7 @@ def test_a_failed_event_holds_up_its_own_object() -> None:
     assert send(made) == "b"
     made.settle(3, DELIVERED)
     assert made.is_over
-    assert made.settled() == [Failed("once"), BEHIND, DELIVERED, DELIVERED]
+    assert made.settled() == [Failed("once"), NOT_ATTEMPTED, DELIVERED, DELIVERED]
 
 
 def test_after_an_unavailable_nothing_goes_but_what_is_under_way_counts() -> None:
@@ -89,7 +89,7 @@ def test_after_an_unavailable_nothing_goes_but_what_is_under_way_counts() -> Non
     assert not made.is_over
     made.settle(0, DELIVERED)
     assert made.is_over
-    assert made.settled() == [DELIVERED, UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, BEHIND]
+    assert made.settled() == [DELIVERED, UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, NOT_ATTEMPTED]
 
 
 @given(st.text("abcd", max_size=40), st.integers(1, 10), st.randoms(use_true_random=False))

@@ -9,7 +9,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 from app.config.arn import TargetId
 from workers.figures import Bulk, Figures, OfTarget
-from workers.outcomes import BEHIND, DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 
 
 def samples(metric: MetricWrapperBase) -> dict[tuple[str, ...], float]:
@@ -39,7 +39,7 @@ def test_many_observations_at_once_come_to_the_same_as_one_by_one() -> None:
 
 def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_not_at_all() -> None:
     figures = Figures()
-    outcomes: list[Outcome] = [DELIVERED, DELIVERED, Failed("x"), BEHIND, Unavailable(BEHIND.reason), Rejected("x")]
+    outcomes: list[Outcome] = [DELIVERED, DELIVERED, Failed("x"), NOT_ATTEMPTED, Rejected("x")]
     of = OfTarget(figures, TargetId("redis", "a"))
     of.called([*outcomes, Unavailable("away")], 0.2)
     of.called([DELIVERED], 0.2)
@@ -49,7 +49,7 @@ def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_n
         ("bucketwire_worker_attempts_total", "redis", "a", "rejected"): 1,
         ("bucketwire_worker_attempts_total", "redis", "a", "unavailable"): 1,
     }
-    assert samples(figures.sizes)["bucketwire_worker_batch_events_sum", "redis", "a"] == 8
+    assert samples(figures.sizes)["bucketwire_worker_batch_events_sum", "redis", "a"] == 7
     assert samples(figures.calls)["bucketwire_worker_call_seconds_count", "redis", "a"] == 2
 
 

@@ -10,7 +10,7 @@ import pytest
 from app.outbox.store import Batch, Logged, Parked
 from tests.builders import event
 from workers.logs import Setback, counted, lanes_text, setbacks, tell_setback, tell_settled
-from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
 from workers.settling import Result, Rules, settle_batch, settle_parked
 
@@ -39,7 +39,7 @@ def test_each_attempt_that_failed_or_was_rejected_is_told_and_no_other() -> None
     found = said(
         ("good", DELIVERED),
         ("bad", Failed("500")),
-        ("bad", BEHIND),
+        ("bad", NOT_ATTEMPTED),
         ("worse", Rejected("too large")),
         ("good", DELIVERED),
     )

@@ -8,7 +8,7 @@ from app.outbox.models import NEVER
 from app.outbox.store import Batch, Logged, Parked
 from tests.builders import event
 from workers.mirror import Unsent
-from workers.outcomes import BEHIND, DELIVERED, Failed, Rejected, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
 from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
 
@@ -55,7 +55,7 @@ def test_lanes_do_not_disturb_each_other() -> None:
 
 def test_later_events_of_a_parked_object_go_behind_it_with_no_attempt_counted() -> None:
     batch = Batch([logged(1, 7), logged(2, 8), logged(3, 7), logged(4, 7)], {0: 4})
-    settlement = settle_batch(batch, [FAILED, DELIVERED, BEHIND, BEHIND], RULES)
+    settlement = settle_batch(batch, [FAILED, DELIVERED, NOT_ATTEMPTED, NOT_ATTEMPTED], RULES)
     assert [(park.seq, park.attempts, park.not_before == NEVER) for park in settlement.park] == [
         (1, 1, False),
         (3, 0, True),
@@ -86,11 +86,11 @@ def test_parked_events_move_on_one_by_one() -> None:
 
 def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
     parked = [Parked(logged(1, 7), 1, NOW, "[]"), Parked(logged(2, 7), 0, 0, "[]")]
-    settlement = settle_parked(parked, [AWAY, BEHIND], RULES)
+    settlement = settle_parked(parked, [AWAY, NOT_ATTEMPTED], RULES)
     assert (settlement.unpark, settlement.repark, settlement.deaths) == ([], [], [])
     assert 0 in settlement.progress, "the settlement is still guarded by the lease"
 
 
 def test_being_behind_is_not_taken_for_the_target_being_away() -> None:
-    assert unavailable([DELIVERED, FAILED, BEHIND]) is None
-    assert unavailable([DELIVERED, BEHIND, AWAY]) == AWAY
+    assert unavailable([DELIVERED, FAILED, NOT_ATTEMPTED]) is None
+    assert unavailable([DELIVERED, NOT_ATTEMPTED, AWAY]) == AWAY
