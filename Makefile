@@ -7,15 +7,19 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test lint types fmt bench chaos
+.PHONY: run test servers lint types fmt bench chaos
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
 
-test: $(VENV)/.developing
-	$(BIN)/python -m tests.provision
+test:
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it may wait for ever
+
+# Needs the standard library only, so that it goes on beside the installation.
+servers: | $(BIN)/pip
+	@$(BIN)/python -m tests.provision
 
 lint: $(VENV)/.developing
 	$(BIN)/ruff check .
@@ -32,8 +36,7 @@ bench: $(VENV)/.developing
 	$(BIN)/python -m bench
 
 # The long form of the test that kills everything: half an hour. A shorter one: make chaos CHAOS="--events 100000 --rounds 22"
-chaos: $(VENV)/.developing
-	$(BIN)/python -m tests.provision
+chaos: $(VENV)/.developing servers
 	$(BIN)/python -m tests.chaos $(CHAOS)
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip

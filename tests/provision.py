@@ -1,6 +1,7 @@
 """Installs the real servers that the tests run against: `python -m tests.provision [--all] [name ...]`.
 
-Only what is absent is installed, so a second run takes no time. Debian packages come from apt (as root), the rest is
+Only what is absent is installed, so a second run takes no time. Debian's packages, Go's builds and Maven's are fetched
+and made side by side. Debian packages come from apt (as root), the rest is
 built or unpacked into versioned folders under `$BUCKETWIRE_CACHE` (`~/.cache/bucketwire`), each put in its place by
 one rename. A server that cannot be had is named with the reason: its tests are skipped, with CI=true it is an error.
 """
@@ -16,9 +17,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,12 +68,16 @@ class CannotProvideError(Exception):
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one server is had: `files` (glob patterns) that prove its presence, Debian packages, then a build."""
+    """How one server is had: `files` (glob patterns) that prove its presence, Debian packages, then a build.
+
+    Builds of different builders (`go`, `maven`) run side by side, those of one builder in turn.
+    """
 
     name: str
     files: tuple[str, ...]
     packages: tuple[str, ...] = ()
     build: Callable[[], None] | None = None
+    builder: str = ""
     usual: bool = True
 
     def absent(self) -> list[str]:
@@ -248,12 +255,13 @@ RECIPES = {
             ("/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1", f"{MYSQL}/bin/mysqld", f"{MYSQL_DATA}/ibdata1"),
             ("libaio1", "libnuma1"),
             build_mysql,
+            "maven",
         ),
-        Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}")),
-        Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}")),
+        Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}"), "go"),
+        Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}"), "go"),
         Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
-        Recipe("new_nats", (f"{NEW_NATS}/nats-server",), (), go_install(NEW_NATS, f"{NATS}@{NEW_NATS_VERSION}")),
+        Recipe("new_nats", (f"{NEW_NATS}/nats-server",), (), go_install(NEW_NATS, f"{NATS}@{NEW_NATS_VERSION}"), "go"),
         Recipe(
             "nats_streaming",
             (f"{STAN}/nats-streaming-server", f"{STAN}/stan-sub"),
@@ -264,17 +272,19 @@ RECIPES = {
                 f"github.com/nats-io/stan.go/examples/stan-pub@{STAN_CLIENT_VERSION}",
                 f"github.com/nats-io/stan.go/examples/stan-sub@{STAN_CLIENT_VERSION}",
             ),
+            "go",
         ),
-        Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq),
-        Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION)),
-        Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION)),
-        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch),
-        Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch),
+        Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, "go"),
+        Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION), "maven"),
+        Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION), "maven"),
+        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),
+        Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch, "maven"),
         Recipe(
             "spark_jars",
             tuple(f"{SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.COORDINATES),
             (),
             build_spark_jars,
+            "maven",
         ),
     )
 }
@@ -304,25 +314,47 @@ def main(arguments: Sequence[str]) -> int:
     wanted = [RECIPES[name] for name in names]
     wanted = wanted or [recipe for recipe in RECIPES.values() if recipe.usual or "--all" in arguments]
     CACHE.mkdir(parents=True, exist_ok=True)
-    failed = False
     with (CACHE / ".lock").open("w") as lock:
         if any(recipe.absent() for recipe in wanted):
             fcntl.flock(lock, fcntl.LOCK_EX)  # a second run waits for the first one's builds, then finds them
-        reasons = _packages(wanted)
-        for recipe in wanted:
-            began, lacking = time.monotonic(), bool(recipe.absent())
-            try:
-                said = provide(recipe)
-            except CannotProvideError as reason:
-                failed = True
-                said = f"CANNOT BE HAD: {reasons.get(recipe.name) or reason}"
-            spent = f" ({time.monotonic() - began:.0f} s)" if lacking else ""
+        with ThreadPoolExecutor(4) as pool:
+            packages = pool.submit(_packages, wanted)
+            # One queue for each builder: two runs of Maven at once would write the same files of its repository.
+            queues = [pool.submit(_provide_all, queue, packages) for queue in _queues(wanted)]
+            complete = [queue.result() for queue in queues]
+    return 0 if all(complete) or os.environ.get("CI") != "true" else 1
+
+
+def _queues(wanted: Sequence[Recipe]) -> Iterable[list[Recipe]]:
+    """The recipes by their builder, and in each queue those last that wait for packages."""
+    queues: dict[str, list[Recipe]] = {}
+    for recipe in sorted(wanted, key=lambda recipe: bool(recipe.packages)):
+        queues.setdefault(recipe.builder, []).append(recipe)
+    return queues.values()
+
+
+_printing = threading.Lock()
+
+
+def _provide_all(queue: Sequence[Recipe], packages: Future[Mapping[str, str]]) -> bool:
+    """Provide one server after the other, and print a line for each; whether all could be had."""
+    complete = True
+    for recipe in queue:
+        began, lacking = time.monotonic(), bool(recipe.absent())
+        reasons = packages.result() if recipe.packages else {}
+        try:
+            said = provide(recipe)
+        except CannotProvideError as reason:
+            complete = False
+            said = f"CANNOT BE HAD: {reasons.get(recipe.name) or reason}"
+        spent = f" ({time.monotonic() - began:.0f} s)" if lacking else ""
+        with _printing:
             sys.stdout.write(f"{recipe.name:15} {said}{spent}\n")
             sys.stdout.flush()
-    return 1 if failed and os.environ.get("CI") == "true" else 0
+    return complete
 
 
-def _packages(wanted: Sequence[Recipe]) -> dict[str, str]:
+def _packages(wanted: Sequence[Recipe]) -> Mapping[str, str]:
     """Install the packages of the absent servers, all in one go; returns the reasons of those that failed, by name."""
     lacking = [
         recipe for recipe in wanted if recipe.packages and any(not a.startswith(str(CACHE)) for a in recipe.absent())
