@@ -28,3 +28,17 @@ def test_every_page_is_found_from_the_index() -> None:
         if "docs" in page.parts and page.name != "index.md" and not {page, *page.parents} & linked
     ]
     assert lost == []
+
+
+def test_every_cited_section_of_the_reference_is_there() -> None:
+    page = (ROOT / "docs/reference/minio-behaviour.md").read_text()
+    sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?)", page, re.MULTILINE))
+    sources = [path for folder in ("app", "workers", "spark_jobs") for path in (ROOT / folder).rglob("*.py")]
+    cited = {
+        (path.name, number)
+        for path in sources
+        # Pages of our own with sections of their own are cited by their path.
+        for number in re.findall(r"(?<!libraries.md )(?<!design )§(\d+(?:\.\d+)?)", path.read_text())
+    }
+    assert len(cited) > 50
+    assert sorted((name, number) for name, number in cited if number not in sections) == []
