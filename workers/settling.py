@@ -41,9 +41,10 @@ class Rules:
 def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settlement:
     """Settle events read behind the cursors.
 
-    An event that the target was unavailable for stays where it is, unless a later one of its lane got an answer:
-    then it is parked, due at once and with no attempt counted, so that the cursor can pass without sending the
-    later one twice.
+    An event that the target was unavailable for, or that was not attempted, stays where it is, unless a later one of
+    its lane got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
+    the later one twice. It waits behind an earlier event of its object that this batch parked; where there is none,
+    also because that one died, it is the object's head and due at once.
     """
     settlement = Settlement()
     for lane, seq in batch.scanned.items():
@@ -54,7 +55,7 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
         return settlement
     paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].lane, pair[0].seq))
     for lane, group in groupby(paired, key=lambda pair: pair[0].lane):
-        pairs = _behind_failed(list(group))
+        pairs = list(group)
         end = _stays_from(pairs)
         if end < len(pairs):
             settlement.lane(lane).position = pairs[end - 1][0].seq if end else None
@@ -65,8 +66,9 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
 
 
 def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Rules) -> Settlement:
-    """Settle parked events that were tried again, and those tried behind them."""
+    """Settle parked events that were tried again, and those tried behind them; per object oldest first."""
     settlement = Settlement()
+    blocked: set[Object] = set()
     for entry, result in zip(parked, results, strict=True):
         logged = entry.logged
         progress = settlement.lane(logged.lane)
@@ -75,16 +77,19 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                 progress.delivered += 1
             case Unsent():
                 _count_unsent(settlement, logged, result)
+            case Unavailable() | NotAttempted() | Behind():
+                continue
+            case _ if logged.object in blocked:  # it waits for an earlier one, whatever was made of it
+                continue
             case Failed() | Rejected():
                 attempt = _attempt(entry, result.reason, rules.now)
                 due = _next_try(attempt, result, logged, rules)
                 if due is not None:
                     settlement.repark.append(replace(attempt, not_before=due))
+                    blocked.add(logged.object)
                     continue
                 settlement.deaths.append(_death(attempt, logged, result.reason))
                 progress.dead += 1
-            case Unavailable() | NotAttempted() | Behind():
-                continue
         settlement.unpark.append((logged.lane, logged.seq))
         settlement.moved_on.add(logged.object)
     return settlement
@@ -93,15 +98,6 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
 def unavailable(results: Iterable[Result]) -> Unavailable | None:
     """The first word that the target takes nothing now, if there is one."""
     return next((result for result in results if isinstance(result, Unavailable)), None)
-
-
-def _behind_failed(pairs: Sequence[tuple[Logged, Result]]) -> list[tuple[Logged, Result]]:
-    """What was not sent because an earlier event of its object failed goes behind that one, whatever else happens."""
-    failed = {logged.object for logged, result in pairs if isinstance(result, Failed)}
-    return [
-        (logged, BEHIND_PARKED if isinstance(result, NotAttempted) and logged.object in failed else result)
-        for logged, result in pairs
-    ]
 
 
 def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
