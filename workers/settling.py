@@ -12,13 +12,13 @@ from random import Random
 import orjson
 
 from app.outbox.models import NEVER
+from app.outbox.reasons import clean_reason
 from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 _REMEMBERED = 10  # attempts that a parked event's history keeps
-_LONGEST_REASON = 2_000
 
 
 class Behind:
@@ -143,7 +143,7 @@ def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
 
 
 def _attempt(entry: Parked, reason: str, now: int) -> Park:
-    tried = [*orjson.loads(entry.history), [now, reason[:_LONGEST_REASON]]][-_REMEMBERED:]
+    tried = [*orjson.loads(entry.history), [now, clean_reason(reason)]][-_REMEMBERED:]
     logged = entry.logged
     return Park(
         lane=logged.lane,
@@ -168,7 +168,7 @@ def _death(attempt: Park, logged: Logged, reason: str) -> Death:
         lane=logged.lane,
         seq=logged.seq,
         event_id=logged.event.id,
-        reason=reason[:_LONGEST_REASON],
+        reason=clean_reason(reason),
         attempts=attempt.attempts,
         first_tried=attempt.first_tried,
         last_tried=attempt.last_tried,

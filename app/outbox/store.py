@@ -3,22 +3,27 @@
 A settlement is one transaction, guarded by the lease's token: a worker that lost its lease writes nothing.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple
 
+import orjson
 import sqlalchemy as sa
 
 from app.events.mirror import Entry
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.append import chunks
-from app.outbox.database import Database
+from app.outbox.database import REFUSED, Database, refuses_value, said
 from app.outbox.leases import Lease, LeaseLost, ReplayLane, goes_to
 from app.outbox.parked import ObjectKey, restore_heads
+from app.outbox.reasons import PLAIN
+
+log = logging.getLogger("bucketwire.outbox")
 
 Place = tuple[int, int]  # lane and seq: where an event stands in the log
 Object = ObjectKey  # lane and key_hash: an object's line
@@ -264,8 +269,18 @@ class Store:
             yield Reader(connection, lease, newest=newest)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
-        """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written."""
-        self._write(lease, settlement, now)
+        """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written.
+
+        A reason that the database refuses is replaced by `PLAIN`; the settlement is written nevertheless.
+        """
+        try:
+            self._write(lease, settlement, now, _write_rows)
+        except (sa.exc.SQLAlchemyError, *REFUSED) as error:
+            if not refuses_value(error):
+                raise
+            # Else the same events would be delivered, and their settlement refused, again and again.
+            log.warning("the outbox database refused a value, so each event is settled by itself: %s", said(error))
+            self._write(lease, settlement, now, _write_one_by_one)
         for lane, progress in settlement.progress.items():
             if progress.position is not None:
                 lease.positions[lane] = progress.position
@@ -274,13 +289,13 @@ class Store:
             replay.position = position
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
-    def _write(self, lease: Lease, settlement: Settlement, now: int) -> None:
+    def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
         with self._database.writing() as connection:
             for lane in sorted(settlement.progress):
                 self._advance(connection, lease, lane, settlement.progress[lane], now)
             if settlement.replay is not None:
                 _advance_replay(connection, *settlement.replay)
-            _write_rows(connection, settlement, lease.target_id)
+            write_rows(connection, _rows(settlement, lease.target_id))
             _unpark(connection, lease.target_id, settlement.unpark)
             restore_heads(connection, lease.target_id, settlement.objects)
 
@@ -358,6 +373,8 @@ def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int
     )
 
 
+_Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
+_WriteRows = Callable[[sa.Connection, _Rows], None]
 _PARK = m.parked.insert()
 _REPARK = m.parked.update().where(
     m.parked.c.target_id == sa.bindparam("of_target"),
@@ -367,14 +384,13 @@ _REPARK = m.parked.update().where(
 _BURY = m.dead_letters.insert()
 
 
-def _write_rows(connection: sa.Connection, settlement: Settlement, target_id: int) -> None:
-    for statement, values in (
+def _rows(settlement: Settlement, target_id: int) -> _Rows:
+    """What a settlement writes with texts of a remote in it."""
+    return (
         (_PARK, [{"target_id": target_id, **_values(park)} for park in settlement.park]),
         (_REPARK, [_reparked(park, target_id) for park in settlement.repark]),
         (_BURY, [{"target_id": target_id, **_values(death)} for death in settlement.deaths]),
-    ):
-        if values:
-            connection.execute(statement, values)
+    )
 
 
 def _values(entry: Park | Death) -> dict[str, Any]:
@@ -384,6 +400,31 @@ def _values(entry: Park | Death) -> dict[str, Any]:
 def _reparked(park: Park, target_id: int) -> dict[str, Any]:
     values = _values(park)
     return {"of_target": target_id, "of_lane": values.pop("lane"), "of_seq": values.pop("seq"), **values}
+
+
+def _write_rows(connection: sa.Connection, rows: _Rows) -> None:
+    for statement, values in rows:
+        if values:
+            connection.execute(statement, values)
+
+
+def _write_one_by_one(connection: sa.Connection, rows: _Rows) -> None:
+    for statement, values in rows:
+        for row in values:
+            try:
+                with connection.begin_nested():
+                    connection.execute(statement, row)
+            except (sa.exc.SQLAlchemyError, *REFUSED) as error:
+                if not refuses_value(error):
+                    raise
+                connection.execute(statement, _in_plain_words(row))
+
+
+def _in_plain_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same row with reasons that every database stores."""
+    history = [[row["last_tried"], PLAIN]] if row["attempts"] else []
+    plain = {"history": orjson.dumps(history).decode()}
+    return {**row, **plain, **({"reason": PLAIN} if "reason" in row else {})}
 
 
 def _unpark(connection: sa.Connection, target_id: int, places: Sequence[Place]) -> None:

@@ -1,8 +1,11 @@
-"""Parked events: one head for each object, and back-off that nothing bypasses."""
+"""Parked events: one head for each object, back-off that nothing bypasses, and reasons that any database stores."""
 
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 import sqlalchemy as sa
 
@@ -14,12 +17,14 @@ from app.outbox.database import Database, now_ms
 from app.outbox.dead_letters import DeadLetters, Filter
 from app.outbox.leases import Lease, Offer
 from app.outbox.parked import HeadRepair, restore_heads
+from app.outbox.reasons import PLAIN
 from app.outbox.replays import Replays, Selection
-from tests.builders import add_target, event
+from app.outbox.store import Death, Park, Settlement
+from tests.builders import add_target, event, registry
 from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
 from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
 from workers.context import Context
-from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 HOUR = 3_600_000
@@ -228,3 +233,104 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
     assert context.drain(offers.append) == 1
     assert [offer.lanes for offer in offers] == [(rows[0].lane,)]
     context.close()
+
+
+HOSTILE = (
+    "a NUL \x00 in the text",
+    "a lone surrogate \ud800 and \udcff",
+    "control \x01\x1b[31m\x7f\x9f\r\n\u2028 characters",
+    "\U0001f600" * 5_000,
+    '"\\' * 5_000,
+    "\x00" * 5_000,
+)
+
+
+@pytest.mark.parametrize("reason", HOSTILE)
+def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Database, reason: str) -> None:
+    schedule = RetrySchedule(base=0, cap=0, max_attempts=12)
+    courier = Courier(database, add_target(database), schedule=schedule)
+    bad, other = event("bad"), event("other")
+    courier.scripted.script = lambda one: Failed(reason) if one.id == bad.id else DELIVERED
+    record(database, bad, other)
+    courier.run()
+    [letter] = DeadLetters(database).list(Filter())
+    assert (letter.event_id, letter.attempts, len(letter.history)) == (bad.id, 12, 10)
+    assert {said for _, said in letter.history} == {letter.reason}
+    assert letter.reason.isprintable()
+    assert 10 < len(letter.reason) <= 2_000
+    assert [one.id for one in courier.scripted.got] == [other.id]
+    registry(database).unavailable(_target_id(database), reason, now_ms(), probing=False, pause=False)
+    assert registry(database).target(courier.target).reason == letter.reason
+    registry(database).pause(courier.target, reason)
+    assert registry(database).target(courier.target).reason == letter.reason
+    assert_balanced(database)
+
+
+def _target_id(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(m.targets.c.id)).scalar_one())
+
+
+def _refused(database: Database) -> Iterator[str]:
+    """Texts that the database or its driver refuses, this time and any other."""
+    yield "\ud800"
+    if database.dialect == "postgresql":
+        yield "\x00"
+    if database.dialect == "mysql":
+        yield "x" * 70_000
+
+
+def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, text in enumerate(_refused(database)):
+        courier = Courier(database, add_target(database, f"t{number}", bucket=f"b{number}"))
+        events = record(database, *(event("a", bucket=f"b{number}") for _ in range(5)))
+        lease = courier.leases.claim(courier.target, range(4), "token", now_ms())
+        assert isinstance(lease, Lease)
+        with courier.store.reading(lease) as reader:
+            batch = reader.load(100)
+        settlement = Settlement()
+        for logged, reason in zip(batch.events, ("fine", text, "fine", text, "fine"), strict=True):
+            place = {"lane": logged.lane, "seq": logged.seq, "attempts": 1, "first_tried": 5, "last_tried": 5}
+            history = f'[[5,"{reason}"]]'
+            settlement.lane(logged.lane).position = logged.seq
+            if logged.seq < batch.events[3].seq:
+                settlement.deaths.append(
+                    Death(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
+                )
+                settlement.lane(logged.lane).dead += 1
+            else:
+                settlement.park.append(
+                    Park(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
+                )
+        caplog.clear()
+        courier.store.settle(lease, settlement, now_ms())
+        assert "refused" in caplog.text
+        letters = DeadLetters(database).list(Filter(target=courier.target))
+        assert [letter.event_id for letter in letters] == [one.id for one in events[:3]]
+        assert [letter.reason for letter in letters] == ["fine", PLAIN, "fine"]
+        assert [letter.history for letter in letters] == [[(5, "fine")], [(5, PLAIN)], [(5, "fine")]]
+        with database.reading() as connection:
+            query = sa.select(m.parked.c.history).where(m.parked.c.target_id == lease.target_id)
+            kept = connection.execute(query.order_by(m.parked.c.seq)).scalars().all()
+        assert [orjson.loads(history) for history in kept] == [[[5, PLAIN]], [[5, "fine"]]]
+        # The same for one that was parked before.
+        again = replace(settlement.park[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
+        retried = Settlement(repark=[again])
+        retried.lane(again.lane)
+        courier.store.settle(lease, retried, now_ms())
+        with database.reading() as connection:
+            row = connection.execute(sa.select(m.parked).where(m.parked.c.seq == again.seq)).one()
+        assert (row.attempts, orjson.loads(row.history)) == (2, [[5, PLAIN]])
+        assert_each_object_has_one_head(database)
+        assert_balanced(database)
+        courier.leases.release(lease)
+
+
+def test_a_rejection_is_kept_in_the_words_of_the_remote(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    courier.scripted.script = lambda one: Rejected("Ungültig:\n\tfield \u201cé\u201d, \U0001f600\x00")
+    record(database, event())
+    courier.run()
+    assert DeadLetters(database).list(Filter())[0].reason == "Ungültig:  field \u201cé\u201d, \U0001f600\ufffd"
