@@ -20,6 +20,7 @@ from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
 from app.outbox.leases import Lease, LeaseLost, Leases, Offer
+from app.outbox.parked import HeadRepair
 from app.outbox.purge import purge
 from app.outbox.registry import UnknownTarget, open_registry
 from app.outbox.store import Store
@@ -31,6 +32,7 @@ from workers.pool import Pool
 
 log = logging.getLogger("bucketwire.worker")
 
+_REPAIR_INTERVAL = 60.0  # seconds
 _KEPT = 3  # one connection that reads and one that writes may have gone stale
 
 
@@ -47,6 +49,8 @@ class Context:
         self.pool = Pool(self.registry, settings)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0
+        self._head_repair = HeadRepair(self.database)
+        self._repaired = 0.0
         self._away = False
 
     def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
@@ -113,7 +117,20 @@ class Context:
             self._tidied = time.monotonic()
             self.leases.advance_idle(now)
             pulse.note(self.database, pulse.DRAIN, now)
+        if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
+            self._repaired = time.monotonic()
+            self._repair_heads()
         return len(offers)
+
+    def _repair_heads(self) -> None:
+        for target, objects in self._head_repair.run().items():
+            arn = target.arn(self.settings.region)
+            log.warning(
+                "%s: repaired %d objects whose parked events had no head, or several; please report this as a defect",
+                arn,
+                objects,
+                extra={"target": arn, "objects": objects},
+            )
 
     def _deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
         try:

@@ -12,13 +12,13 @@ from random import Random
 import orjson
 
 from app.outbox.models import NEVER
+from app.outbox.reasons import clean_reason
 from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 _REMEMBERED = 10  # attempts that a parked event's history keeps
-_LONGEST_REASON = 2_000
 
 
 class Behind:
@@ -41,9 +41,10 @@ class Rules:
 def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settlement:
     """Settle events read behind the cursors.
 
-    An event that the target was unavailable for stays where it is, unless a later one of its lane got an answer:
-    then it is parked, due at once and with no attempt counted, so that the cursor can pass without sending the
-    later one twice.
+    An event that the target was unavailable for, or that was not attempted, stays where it is, unless a later one of
+    its lane got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
+    the later one twice. It waits behind an earlier event of its object that this batch parked; where there is none,
+    also because that one died, it is the object's head and due at once.
     """
     settlement = Settlement()
     for lane, seq in batch.scanned.items():
@@ -54,7 +55,7 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
         return settlement
     paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].lane, pair[0].seq))
     for lane, group in groupby(paired, key=lambda pair: pair[0].lane):
-        pairs = _behind_failed(list(group))
+        pairs = list(group)
         end = _stays_from(pairs)
         if end < len(pairs):
             settlement.lane(lane).position = pairs[end - 1][0].seq if end else None
@@ -65,8 +66,9 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
 
 
 def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Rules) -> Settlement:
-    """Settle parked events that were tried again, and those tried behind them."""
+    """Settle parked events that were tried again, and those tried behind them; per object oldest first."""
     settlement = Settlement()
+    blocked: set[Object] = set()
     for entry, result in zip(parked, results, strict=True):
         logged = entry.logged
         progress = settlement.lane(logged.lane)
@@ -75,16 +77,19 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                 progress.delivered += 1
             case Unsent():
                 _count_unsent(settlement, logged, result)
+            case Unavailable() | NotAttempted() | Behind():
+                continue
+            case _ if logged.object in blocked:  # it waits for an earlier one, whatever was made of it
+                continue
             case Failed() | Rejected():
                 attempt = _attempt(entry, result.reason, rules.now)
                 due = _next_try(attempt, result, logged, rules)
                 if due is not None:
                     settlement.repark.append(replace(attempt, not_before=due))
+                    blocked.add(logged.object)
                     continue
                 settlement.deaths.append(_death(attempt, logged, result.reason))
                 progress.dead += 1
-            case Unavailable() | NotAttempted() | Behind():
-                continue
         settlement.unpark.append((logged.lane, logged.seq))
         settlement.moved_on.add(logged.object)
     return settlement
@@ -93,15 +98,6 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
 def unavailable(results: Iterable[Result]) -> Unavailable | None:
     """The first word that the target takes nothing now, if there is one."""
     return next((result for result in results if isinstance(result, Unavailable)), None)
-
-
-def _behind_failed(pairs: Sequence[tuple[Logged, Result]]) -> list[tuple[Logged, Result]]:
-    """What was not sent because an earlier event of its object failed goes behind that one, whatever else happens."""
-    failed = {logged.object for logged, result in pairs if isinstance(result, Failed)}
-    return [
-        (logged, BEHIND_PARKED if isinstance(result, NotAttempted) and logged.object in failed else result)
-        for logged, result in pairs
-    ]
 
 
 def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
@@ -147,7 +143,7 @@ def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
 
 
 def _attempt(entry: Parked, reason: str, now: int) -> Park:
-    tried = [*orjson.loads(entry.history), [now, reason[:_LONGEST_REASON]]][-_REMEMBERED:]
+    tried = [*orjson.loads(entry.history), [now, clean_reason(reason)]][-_REMEMBERED:]
     logged = entry.logged
     return Park(
         lane=logged.lane,
@@ -172,7 +168,7 @@ def _death(attempt: Park, logged: Logged, reason: str) -> Death:
         lane=logged.lane,
         seq=logged.seq,
         event_id=logged.event.id,
-        reason=reason[:_LONGEST_REASON],
+        reason=clean_reason(reason),
         attempts=attempt.attempts,
         first_tried=attempt.first_tried,
         last_tried=attempt.last_tried,

@@ -22,10 +22,22 @@ DatabaseUnavailable = (
 # What it comes to when a value cannot be stored: the driver or the database refuses it, this time and any other.
 REFUSED = (sa.exc.DataError, ValueError, OverflowError)
 
+# What MySQL's driver calls an OperationalError although the server refused a value: row or packet too large, a value
+# or a string that the column cannot hold.
+_VALUE_ERRORS_OF_MYSQL = {1118, 1153, 1292, 1301, 1366, 1406, 3988}
+
 
 def now_ms() -> int:
     """The time, as every table of the outbox holds it."""
     return time.time_ns() // 1_000_000
+
+
+def refuses_value(error: BaseException) -> bool:
+    """Whether a statement failed because of one of its values, and will fail again with it."""
+    if isinstance(error, (*REFUSED, sa.exc.ProgrammingError)):
+        return True
+    orig = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    return bool(orig and orig.args and orig.args[0] in _VALUE_ERRORS_OF_MYSQL)
 
 
 def said(error: BaseException) -> str:
@@ -171,5 +183,7 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION innodb_lock_wait_timeout=15, time_zone='+00:00'")
+            # Without it a server that is set so cuts a value that is too long, and says that all went well.
+            cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
 
     return engine

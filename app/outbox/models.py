@@ -134,6 +134,7 @@ parked = sa.Table(
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
     sa.Index(None, "target_id", "lane", "not_before"),
     sa.Index(None, "target_id", "lane", "key_hash", "seq"),
+    sa.Index(None, "target_id", "lane", "key_hash", "not_before"),  # finds a head before the many that wait behind it
     **MYSQL,
 )
 

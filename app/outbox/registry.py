@@ -20,6 +20,7 @@ from app.config.settings import Settings
 from app.config.targets import TargetSettings
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
+from app.outbox.reasons import clean_reason
 from app.rules.model import Rule, check
 
 
@@ -217,7 +218,7 @@ class Registry:
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Deliver nothing to it until it is resumed; its events wait."""
-        self._update(target, paused=True, reason=reason)
+        self._update(target, paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
         """End a pause, and an open breaker's wait with it."""
@@ -245,7 +246,7 @@ class Registry:
                     breaker="open",
                     failures=t.failures + 1,
                     resume_at=resume_at,
-                    reason=reason[:2000],
+                    reason=clean_reason(reason),
                     **({"paused": True} if pause else {}),
                 )
             )

@@ -3,23 +3,30 @@
 A settlement is one transaction, guarded by the lease's token: a worker that lost its lease writes nothing.
 """
 
+import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
+import orjson
 import sqlalchemy as sa
 
 from app.events.mirror import Entry
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.append import chunks
-from app.outbox.database import Database
+from app.outbox.database import REFUSED, Database, refuses_value, said
 from app.outbox.leases import Lease, LeaseLost, ReplayLane, goes_to
+from app.outbox.parked import ObjectKey, restore_heads
+from app.outbox.reasons import PLAIN
+
+log = logging.getLogger("bucketwire.outbox")
 
 Place = tuple[int, int]  # lane and seq: where an event stands in the log
-Object = tuple[int, int]  # lane and key_hash: an object's line
+Object = ObjectKey  # lane and key_hash: an object's line
 
 
 class Logged(NamedTuple):
@@ -104,11 +111,16 @@ class Settlement:
     repark: list[Park] = field(default_factory=list)
     unpark: list[Place] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
-    moved_on: set[Object] = field(default_factory=set)  # objects whose next parked event may be at the head now
+    moved_on: set[Object] = field(default_factory=set)  # objects of `unpark`
 
     def lane(self, lane: int) -> Progress:
         """The lane's progress, begun where there is none yet."""
         return self.progress.setdefault(lane, Progress())
+
+    @property
+    def objects(self) -> set[Object]:
+        """The objects whose parked events it adds, changes or removes."""
+        return self.moved_on | {(park.lane, park.key_hash) for park in chain(self.park, self.repark)}
 
 
 _HEAD = sa.select(m.log_head.c.last_seq)
@@ -156,7 +168,7 @@ class Reader:
         self._ahead = _ahead(lease.target_id, newest=newest)
         p = m.parked.c
         self._mine = sa.and_(p.target_id == lease.target_id, p.lane.in_(list(lease.positions)))
-        self._heads = sa.select(p.lane, p.key_hash, p.not_before).where(self._mine, p.not_before < m.NEVER)
+        self._heads = sa.select(p.lane, p.key_hash, p.seq, p.not_before).where(self._mine, p.not_before < m.NEVER)
 
     def load(self, limit: int) -> Batch:
         """The next `limit` events behind the lease's cursors, per lane oldest first; a replaying lane waits."""
@@ -189,7 +201,8 @@ class Reader:
 
     def parked_heads(self) -> dict[Object, int]:
         """The objects of the lease's lanes that have parked events, and when the first of each is due (ms)."""
-        return {(row.lane, row.key_hash): row.not_before for row in self._connection.execute(self._heads)}
+        rows = sorted(self._connection.execute(self._heads), key=lambda row: row.seq, reverse=True)
+        return {(row.lane, row.key_hash): row.not_before for row in rows}
 
     def load_parked(self, objects: Iterable[Object], limit: int) -> list[Parked]:
         """Parked events of some objects, per object oldest first."""
@@ -256,17 +269,18 @@ class Store:
             yield Reader(connection, lease, newest=newest)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
-        """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written."""
-        with self._database.writing() as connection:
-            for lane in sorted(settlement.progress):
-                self._advance(connection, lease, lane, settlement.progress[lane], now)
-            if settlement.replay is not None:
-                _advance_replay(connection, *settlement.replay)
-            _write_parked(connection, lease.target_id, settlement)
-            if settlement.deaths:
-                connection.execute(
-                    m.dead_letters.insert(), [_row(death, lease.target_id) for death in settlement.deaths]
-                )
+        """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written.
+
+        A reason that the database refuses is replaced by `PLAIN`; the settlement is written nevertheless.
+        """
+        try:
+            self._write(lease, settlement, now, _write_rows)
+        except (sa.exc.SQLAlchemyError, *REFUSED) as error:
+            if not refuses_value(error):
+                raise
+            # Else the same events would be delivered, and their settlement refused, again and again.
+            log.warning("the outbox database refused a value, so each event is settled by itself: %s", said(error))
+            self._write(lease, settlement, now, _write_one_by_one)
         for lane, progress in settlement.progress.items():
             if progress.position is not None:
                 lease.positions[lane] = progress.position
@@ -274,6 +288,16 @@ class Store:
             replay, position = settlement.replay
             replay.position = position
             lease.replays = [other for other in lease.replays if other.position < other.until]
+
+    def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
+        with self._database.writing() as connection:
+            for lane in sorted(settlement.progress):
+                self._advance(connection, lease, lane, settlement.progress[lane], now)
+            if settlement.replay is not None:
+                _advance_replay(connection, *settlement.replay)
+            write_rows(connection, _rows(settlement, lease.target_id))
+            _unpark(connection, lease.target_id, settlement.unpark)
+            restore_heads(connection, lease.target_id, settlement.objects)
 
     def _advance(self, connection: sa.Connection, lease: Lease, lane: int, progress: Progress, now: int) -> None:
         updated = connection.execute(
@@ -342,14 +366,6 @@ def _logged(row: Any) -> Logged:
     return Logged(event, row[8], row[9], row[10], row[11], newest or "")
 
 
-def _row(death: Death, target_id: int) -> dict[str, Any]:
-    return {name: getattr(death, name) for name in Death.__slots__} | {"target_id": target_id}
-
-
-def _parked_row(park: Park, target_id: int) -> dict[str, Any]:
-    return {name: getattr(park, name) for name in Park.__slots__} | {"target_id": target_id}
-
-
 def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int) -> None:
     c = m.cursors.c
     connection.execute(
@@ -357,25 +373,62 @@ def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int
     )
 
 
-def _write_parked(connection: sa.Connection, target_id: int, settlement: Settlement) -> None:
+_Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
+_WriteRows = Callable[[sa.Connection, _Rows], None]
+_PARK = m.parked.insert()
+_REPARK = m.parked.update().where(
+    m.parked.c.target_id == sa.bindparam("of_target"),
+    m.parked.c.lane == sa.bindparam("of_lane"),
+    m.parked.c.seq == sa.bindparam("of_seq"),
+)
+_BURY = m.dead_letters.insert()
+
+
+def _rows(settlement: Settlement, target_id: int) -> _Rows:
+    """What a settlement writes with texts of a remote in it."""
+    return (
+        (_PARK, [{"target_id": target_id, **_values(park)} for park in settlement.park]),
+        (_REPARK, [_reparked(park, target_id) for park in settlement.repark]),
+        (_BURY, [{"target_id": target_id, **_values(death)} for death in settlement.deaths]),
+    )
+
+
+def _values(entry: Park | Death) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__slots__}
+
+
+def _reparked(park: Park, target_id: int) -> dict[str, Any]:
+    values = _values(park)
+    return {"of_target": target_id, "of_lane": values.pop("lane"), "of_seq": values.pop("seq"), **values}
+
+
+def _write_rows(connection: sa.Connection, rows: _Rows) -> None:
+    for statement, values in rows:
+        if values:
+            connection.execute(statement, values)
+
+
+def _write_one_by_one(connection: sa.Connection, rows: _Rows) -> None:
+    for statement, values in rows:
+        for row in values:
+            try:
+                with connection.begin_nested():
+                    connection.execute(statement, row)
+            except (sa.exc.SQLAlchemyError, *REFUSED) as error:
+                if not refuses_value(error):
+                    raise
+                connection.execute(statement, _in_plain_words(row))
+
+
+def _in_plain_words(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The same row with reasons that every database stores."""
+    history = [[row["last_tried"], PLAIN]] if row["attempts"] else []
+    plain = {"history": orjson.dumps(history).decode()}
+    return {**row, **plain, **({"reason": PLAIN} if "reason" in row else {})}
+
+
+def _unpark(connection: sa.Connection, target_id: int, places: Sequence[Place]) -> None:
     p = m.parked.c
-    if settlement.park:
-        connection.execute(m.parked.insert(), [_parked_row(park, target_id) for park in settlement.park])
-    for park in settlement.repark:
-        row = _parked_row(park, target_id)
-        connection.execute(
-            m.parked.update().where(p.target_id == target_id, p.lane == park.lane, p.seq == park.seq).values(**row)
-        )
-    for lane in {lane for lane, _ in settlement.unpark}:
-        for some in chunks([seq for other, seq in settlement.unpark if other == lane]):
+    for lane in {lane for lane, _ in places}:
+        for some in chunks([seq for other, seq in places if other == lane]):
             connection.execute(m.parked.delete().where(p.target_id == target_id, p.lane == lane, p.seq.in_(some)))
-    for lane, hashed in sorted(settlement.moved_on):
-        first = connection.execute(
-            sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.lane == lane, p.key_hash == hashed)
-        ).scalar_one()
-        if first is not None:
-            connection.execute(
-                m.parked.update()
-                .where(p.target_id == target_id, p.lane == lane, p.seq == first, p.not_before == m.NEVER)
-                .values(not_before=0)
-            )

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from app.outbox import models as m
 from app.outbox.books import snapshot
-from app.outbox.database import Database, DatabaseUnavailable
+from app.outbox.database import Database, DatabaseUnavailable, refuses_value
 from tests import services
 from tests.builders import add_target
 from tests.services import until
@@ -56,6 +57,21 @@ def _answers(connecting: Any) -> bool:
             return bool(connection.execute(sa.text("SELECT 1")).scalar_one())
     except DatabaseUnavailable:
         return False
+
+
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_sql_mode(database: Database) -> None:
+    with database.engine.connect() as connection:
+        before = connection.exec_driver_sql("SELECT @@GLOBAL.sql_mode").scalar_one()
+        connection.exec_driver_sql("SET GLOBAL sql_mode=''")
+        try:
+            again = Database(database.url.render_as_string(hide_password=False))
+            with pytest.raises(sa.exc.DBAPIError) as refused, again.writing() as writer:
+                writer.execute(m.buckets.insert().values(name="x" * 256, created_at=1))
+            again.close()
+        finally:
+            connection.exec_driver_sql("SET GLOBAL sql_mode=%s", (before,))
+    assert refuses_value(refused.value)
 
 
 def test_a_snapshot_sees_one_moment(database: Database) -> None:

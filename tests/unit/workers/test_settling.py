@@ -54,14 +54,37 @@ def test_lanes_do_not_disturb_each_other() -> None:
 
 
 def test_later_events_of_a_parked_object_go_behind_it_with_no_attempt_counted() -> None:
-    batch = Batch([logged(1, 7), logged(2, 8), logged(3, 7), logged(4, 7)], {0: 4})
-    settlement = settle_batch(batch, [FAILED, DELIVERED, NOT_ATTEMPTED, NOT_ATTEMPTED], RULES)
+    batch = Batch([logged(1, 7), logged(2, 7), logged(3, 7), logged(4, 8)], {0: 4})
+    settlement = settle_batch(batch, [FAILED, NOT_ATTEMPTED, NOT_ATTEMPTED, DELIVERED], RULES)
     assert [(park.seq, park.attempts, park.not_before == NEVER) for park in settlement.park] == [
         (1, 1, False),
+        (2, 0, True),
         (3, 0, True),
-        (4, 0, True),
     ]
     assert settlement.progress[0].delivered == 1
+
+
+def test_what_was_not_attempted_after_the_last_answer_stays_in_the_log() -> None:
+    settlement = settle_batch(
+        Batch([logged(1, 7), logged(2, 7), logged(3, 8)], {0: 9}), [FAILED, NOT_ATTEMPTED, AWAY], RULES
+    )
+    assert [park.seq for park in settlement.park] == [1]
+    assert settlement.progress[0].position == 1
+
+
+@pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(base=1, cap=1, max_age=999)])
+def test_what_was_not_attempted_behind_an_event_that_died_is_the_next_head(schedule: RetrySchedule) -> None:
+    batch = Batch([logged(1, 7), logged(2, 7), logged(3, 7), logged(4, 8)], {0: 4})
+    settlement = settle_batch(batch, [FAILED, NOT_ATTEMPTED, NOT_ATTEMPTED, DELIVERED], Rules(schedule, NOW, Random(7)))
+    assert [death.seq for death in settlement.deaths] == [1]
+    assert [(park.seq, park.attempts, park.not_before) for park in settlement.park] == [(2, 0, 0), (3, 0, NEVER)]
+
+
+def test_only_the_first_of_an_objects_failures_counts_as_an_attempt() -> None:
+    parked = [Parked(logged(seq, 7), 0, 0, "[]") for seq in (1, 2, 3)]
+    settlement = settle_parked(parked, [FAILED, FAILED, Rejected("bad")], RULES)
+    assert [(park.seq, park.attempts) for park in settlement.repark] == [(1, 1)]
+    assert (settlement.unpark, settlement.deaths) == ([], [])
 
 
 def test_an_unavailable_hole_is_due_at_once_and_costs_no_attempt() -> None:

@@ -1,0 +1,48 @@
+"""Read parked rows as they are in the database, and check the invariant that every object of theirs must keep."""
+
+from itertools import groupby
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox.database import Database
+
+
+class ParkedRow(NamedTuple):
+    """One row of `parked`."""
+
+    target_id: int
+    lane: int
+    key_hash: int
+    seq: int
+    not_before: int
+    attempts: int
+
+
+def parked_rows(database: Database) -> list[ParkedRow]:
+    """Every parked row, by target and object, oldest event first."""
+    p = m.parked.c
+    query = sa.select(p.target_id, p.lane, p.key_hash, p.seq, p.not_before, p.attempts)
+    with database.reading() as connection:
+        rows = connection.execute(query.order_by(p.target_id, p.lane, p.key_hash, p.seq))
+        return [ParkedRow(*row) for row in rows]
+
+
+def due_times(database: Database) -> dict[tuple[int, int], int]:
+    """When each object that has parked events is due, by partition and key hash; for an outbox with one target.
+
+    Fails unless the object's oldest parked event, and no other, has a due time.
+    """
+    due = {}
+    for (_, lane, key_hash), group in groupby(parked_rows(database), key=lambda row: row[:3]):
+        head, *others = group
+        assert head.not_before < m.NEVER, f"no parked event of this object is ever due: {[head, *others]}"
+        assert all(row.not_before == m.NEVER for row in others), f"two events of an object are due: {[head, *others]}"
+        due[lane, key_hash] = head.not_before
+    return due
+
+
+def assert_each_object_has_one_head(database: Database) -> None:
+    """The oldest parked event of each object is due some day, and each later one waits behind it."""
+    due_times(database)

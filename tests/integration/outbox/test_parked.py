@@ -1,0 +1,336 @@
+"""Parked events: one head for each object, back-off that nothing bypasses, and reasons that any database stores."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+import sqlalchemy as sa
+
+from app.config.settings import Settings
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import Log
+from app.outbox.database import Database, now_ms
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.leases import Lease, Offer
+from app.outbox.parked import HeadRepair, restore_heads
+from app.outbox.reasons import PLAIN
+from app.outbox.replays import Replays, Selection
+from app.outbox.store import Death, Park, Settlement
+from tests.builders import add_target, event, registry
+from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
+from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from workers.context import Context
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.retry import RetrySchedule
+
+HOUR = 3_600_000
+
+
+def record(database: Database, *events: Event) -> list[Event]:
+    Log(database).append([events])
+    return list(events)
+
+
+def work(courier: Courier, now: int, *, turns: int) -> Counter[str]:
+    """Work off what is due when the clock shows `now` (ms)."""
+    lanes = courier.lanes()
+    assert lanes is not None
+    lanes._clock = lambda: now
+    left = iter(range(turns))
+    counts = lanes.work_off(lambda: next(left, None) is None).counts
+    courier.leases.release(lanes._lease)
+    return counts
+
+
+def answering(outcomes: dict[str, Outcome]) -> Scripted:
+    """A target that answers these events, by their ids, and takes every other one."""
+    return Scripted(lambda one: outcomes.get(one.id, DELIVERED))
+
+
+@pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(max_age=1)])
+@pytest.mark.parametrize("others", [0, 5])
+def test_what_waits_behind_an_event_that_dies_at_its_first_attempt_is_delivered_next(
+    database: Database, schedule: RetrySchedule, others: int
+) -> None:
+    first, second, third = (event("a") for _ in range(3))
+    courier = Courier(database, add_target(database), answering({first.id: Failed("no")}), schedule=schedule, batch=100)
+    # Those recorded later are delivered in the same batch, so that the partition's cursor goes on.
+    record(database, first, second, third, *(event(f"k{number}") for number in range(others * 8)))
+    work(courier, now_ms() + 100, turns=100)  # beyond max_age
+    assert [one.id for one in courier.scripted.got if one.key == "a"] == [second.id, third.id]
+    assert [letter.event_id for letter in DeadLetters(database).list(Filter())] == [first.id]
+    assert parked_rows(database) == []
+    assert_balanced(database)
+
+
+def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_waiting_one(database: Database) -> None:
+    first, second, third, other = event("a"), event("a"), event("a"), event("b0")
+    outcomes: dict[str, Outcome] = {first.id: Failed("no"), second.id: Unavailable("reset"), third.id: DELIVERED}
+    courier = Courier(
+        database, add_target(database), answering(outcomes), schedule=RetrySchedule(max_attempts=1), batch=100
+    )
+    record(database, first, second, third, *(event(f"b{number}") for number in range(40)), other)
+    courier.run(turns=1)
+    assert list(due_times(database).values()) == [0]
+    assert_balanced(database)
+
+
+def test_a_defect_of_an_adapter_makes_one_head_of_an_object_whose_events_all_failed(database: Database) -> None:
+    schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    courier = Courier(database, add_target(database), Scripted(_defect), schedule=schedule, batch=100)
+    record(database, *(event("a") for _ in range(4)))
+    courier.run()
+    for hours in range(1, 4):
+        assert_each_object_has_one_head(database)
+        work(courier, now_ms() + hours * (HOUR + 1), turns=1)
+    assert [row.attempts for row in parked_rows(database)] == [4, 0, 0, 0]
+    assert_balanced(database)
+
+
+def _defect(_: Event) -> Outcome:
+    raise ZeroDivisionError
+
+
+def _delivered_then_failing(database: Database, schedule: RetrySchedule) -> tuple[Courier, list[Event]]:
+    """An object whose first event is delivered, and whose second one failed once."""
+    courier = Courier(database, add_target(database), schedule=schedule)
+    events = record(database, event("a"))
+    courier.run()
+    events += record(database, event("a"))
+    courier.scripted.script = lambda one: Failed("no")
+    courier.run(turns=1)
+    return courier, events
+
+
+def test_an_older_event_that_a_replay_parks_in_front_waits_as_long_as_the_head_did(database: Database) -> None:
+    courier, events = _delivered_then_failing(database, RetrySchedule(base=HOUR, cap=HOUR))
+    [due] = due_times(database).values()
+    Replays(database).begin(courier.target, Selection(before=_received(database, events[0]) + 1))
+    courier.scripted.got.clear()
+    sent: list[str] = []
+    courier.scripted.script = lambda one: sent.append(one.id) or Failed("still no")  # type: ignore[func-returns-value]
+    courier.run(turns=50)
+    assert sent == []
+    assert list(due_times(database).values()) == [due]
+    assert [(row.attempts, row.not_before == m.NEVER) for row in parked_rows(database)] == [(0, False), (1, True)]
+    assert_balanced(database)
+    work(courier, due + 1, turns=30)
+    assert sent == [events[0].id], "one attempt for each back-off"
+    assert [row.attempts for row in parked_rows(database)] == [1, 1]
+    assert_each_object_has_one_head(database)
+    assert_balanced(database)
+
+
+def _received(database: Database, one: Event) -> int:
+    with database.reading() as connection:
+        query = sa.select(m.events.c.received_at).where(m.events.c.id == one.id)
+        return int(connection.execute(query).scalar_one())
+
+
+def _break(database: Database, *rows: tuple[int, int]) -> None:
+    """Give parked events, by seq, the due times that an older version or a defect may have left."""
+    with database.writing() as connection:
+        for seq, not_before in rows:
+            connection.execute(m.parked.update().where(m.parked.c.seq == seq).values(not_before=not_before))
+
+
+def _park_three(database: Database) -> tuple[Courier, list[Event]]:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    events = record(database, *(event("a") for _ in range(3)))
+    courier.run()
+    assert len(parked_rows(database)) == 3
+    return courier, events
+
+
+def test_when_an_object_is_due_does_not_depend_on_the_order_of_its_rows(database: Database) -> None:
+    courier, _ = _park_three(database)
+    first, second, third = (row.seq for row in parked_rows(database))
+    for times in ((50, 70, 60), (70, 50, 60), (60, 70, 50)):
+        _break(database, *zip((first, second, third), times, strict=True))
+        lease = courier.leases.claim(courier.target, range(4), "token", now_ms())
+        assert isinstance(lease, Lease)
+        with courier.store.reading(lease) as reader:
+            assert list(reader.parked_heads().values()) == [times[0]]
+        courier.leases.release(lease)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((m.NEVER, m.NEVER, m.NEVER), 0),  # nothing is ever due
+        ((m.NEVER, 70, m.NEVER), 70),  # an older event was parked in front of the head
+        ((50, 70, m.NEVER), 50),  # the head keeps its own time
+        ((0, 70, 60), 0),
+        ((m.NEVER, 70, 60), 60),
+        ((50, m.NEVER, m.NEVER), 50),
+    ],
+)
+def test_the_oldest_parked_event_becomes_the_head_again(
+    database: Database, before: tuple[int, ...], after: int
+) -> None:
+    _park_three(database)
+    rows = parked_rows(database)
+    _break(database, *zip((row.seq for row in rows), before, strict=True))
+    objects = {(rows[0].lane, rows[0].key_hash), (0, 12345)}
+    with database.writing() as connection:
+        changed = restore_heads(connection, rows[0].target_id, objects)
+    assert [row.not_before for row in parked_rows(database)] == [after, m.NEVER, m.NEVER]
+    assert [row.attempts for row in parked_rows(database)] == [row.attempts for row in rows]
+    assert changed == (0 if before == (50, m.NEVER, m.NEVER) else 1)
+
+
+def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(database: Database) -> None:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
+    courier.run()
+    repair = HeadRepair(database, chunk=5)
+    assert repair.run() == {}
+    healthy = due_times(database)
+    rows = parked_rows(database)
+    _break(database, (rows[0].seq, m.NEVER), (rows[10].seq, 77))  # one without a head, one with two
+    assert repair.run() == {courier.target: 2}
+    due = due_times(database)
+    assert due.pop((rows[0].lane, rows[0].key_hash)) == 0
+    healthy.pop((rows[0].lane, rows[0].key_hash))
+    assert due == healthy
+    assert repair.run() == {}
+    courier.scripted.script = lambda one: DELIVERED
+    assert work(courier, now_ms() + HOUR, turns=100) == {"delivered": 27}
+    assert_balanced(database)
+
+
+def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_ended(database: Database) -> None:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
+    courier.run()
+    rows = parked_rows(database)
+    _break(database, *((row.seq, m.NEVER) for row in rows))
+    repair = HeadRepair(database, chunk=3, chunks_each_run=2)
+    mended = [repair.run().total() for _ in range(10)]
+    assert max(mended) <= 4
+    assert sum(mended) == 9
+    assert_each_object_has_one_head(database)
+
+
+def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
+    database: Database, outbox_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _park_three(database)
+    rows = parked_rows(database)
+    _break(database, (rows[0].seq, m.NEVER))
+    context = Context(Settings.from_environ({"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}))
+    offers: list[Offer] = []
+    assert context.drain(offers.append) == 0
+    assert list(due_times(database).values()) == [0]
+    assert "repaired 1 objects" in caplog.text
+    assert context.drain(offers.append) == 1
+    assert [offer.lanes for offer in offers] == [(rows[0].lane,)]
+    context.close()
+
+
+HOSTILE = (
+    "a NUL \x00 in the text",
+    "a lone surrogate \ud800 and \udcff",
+    "control \x01\x1b[31m\x7f\x9f\r\n\u2028 characters",
+    "\U0001f600" * 5_000,
+    '"\\' * 5_000,
+    "\x00" * 5_000,
+)
+
+
+@pytest.mark.parametrize("reason", HOSTILE)
+def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Database, reason: str) -> None:
+    schedule = RetrySchedule(base=0, cap=0, max_attempts=12)
+    courier = Courier(database, add_target(database), schedule=schedule)
+    bad, other = event("bad"), event("other")
+    courier.scripted.script = lambda one: Failed(reason) if one.id == bad.id else DELIVERED
+    record(database, bad, other)
+    courier.run()
+    [letter] = DeadLetters(database).list(Filter())
+    assert (letter.event_id, letter.attempts, len(letter.history)) == (bad.id, 12, 10)
+    assert {said for _, said in letter.history} == {letter.reason}
+    assert letter.reason.isprintable()
+    assert 10 < len(letter.reason) <= 2_000
+    assert [one.id for one in courier.scripted.got] == [other.id]
+    registry(database).unavailable(_target_id(database), reason, now_ms(), probing=False, pause=False)
+    assert registry(database).target(courier.target).reason == letter.reason
+    registry(database).pause(courier.target, reason)
+    assert registry(database).target(courier.target).reason == letter.reason
+    assert_balanced(database)
+
+
+def _target_id(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(m.targets.c.id)).scalar_one())
+
+
+def _refused(database: Database) -> Iterator[str]:
+    """Texts that the database or its driver refuses, this time and any other."""
+    yield "\ud800"
+    if database.dialect == "postgresql":
+        yield "\x00"
+    if database.dialect == "mysql":
+        yield "x" * 70_000
+
+
+def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, text in enumerate(_refused(database)):
+        courier = Courier(database, add_target(database, f"t{number}", bucket=f"b{number}"))
+        events = record(database, *(event("a", bucket=f"b{number}") for _ in range(5)))
+        lease = courier.leases.claim(courier.target, range(4), "token", now_ms())
+        assert isinstance(lease, Lease)
+        with courier.store.reading(lease) as reader:
+            batch = reader.load(100)
+        settlement = Settlement()
+        for logged, reason in zip(batch.events, ("fine", text, "fine", text, "fine"), strict=True):
+            place = {"lane": logged.lane, "seq": logged.seq, "attempts": 1, "first_tried": 5, "last_tried": 5}
+            history = f'[[5,"{reason}"]]'
+            settlement.lane(logged.lane).position = logged.seq
+            if logged.seq < batch.events[3].seq:
+                settlement.deaths.append(
+                    Death(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
+                )
+                settlement.lane(logged.lane).dead += 1
+            else:
+                settlement.park.append(
+                    Park(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
+                )
+        caplog.clear()
+        courier.store.settle(lease, settlement, now_ms())
+        assert "refused" in caplog.text
+        letters = DeadLetters(database).list(Filter(target=courier.target))
+        assert [letter.event_id for letter in letters] == [one.id for one in events[:3]]
+        assert [letter.reason for letter in letters] == ["fine", PLAIN, "fine"]
+        assert [letter.history for letter in letters] == [[(5, "fine")], [(5, PLAIN)], [(5, "fine")]]
+        with database.reading() as connection:
+            query = sa.select(m.parked.c.history).where(m.parked.c.target_id == lease.target_id)
+            kept = connection.execute(query.order_by(m.parked.c.seq)).scalars().all()
+        assert [orjson.loads(history) for history in kept] == [[[5, PLAIN]], [[5, "fine"]]]
+        # The same for one that was parked before.
+        again = replace(settlement.park[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
+        retried = Settlement(repark=[again])
+        retried.lane(again.lane)
+        courier.store.settle(lease, retried, now_ms())
+        with database.reading() as connection:
+            row = connection.execute(sa.select(m.parked).where(m.parked.c.seq == again.seq)).one()
+        assert (row.attempts, orjson.loads(row.history)) == (2, [[5, PLAIN]])
+        assert_each_object_has_one_head(database)
+        assert_balanced(database)
+        courier.leases.release(lease)
+
+
+def test_a_rejection_is_kept_in_the_words_of_the_remote(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    courier.scripted.script = lambda one: Rejected("Ungültig:\n\tfield \u201cé\u201d, \U0001f600\x00")
+    record(database, event())
+    courier.run()
+    assert DeadLetters(database).list(Filter())[0].reason == "Ungültig:  field \u201cé\u201d, \U0001f600\ufffd"

@@ -1,0 +1,204 @@
+"""Whatever a target answers and whatever is replayed: parked events are due some day, and never sent too early."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from app.events.model import Event
+from app.outbox.append import Log, key_hash
+from app.outbox.books import read_books
+from app.outbox.database import Database, now_ms
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.replays import Replays, Selection
+from tests.builders import add_target, event, registry
+from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times
+from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced, assert_in_order
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.retry import RetrySchedule
+
+MAX_AGE = 3_600_000
+LANES = 4  # of the fixture's log
+_numbers = count(1)
+
+ANSWERS: dict[str, Outcome | None] = {
+    "delivered": DELIVERED,
+    "failed": Failed("HTTP 500"),
+    "rejected": Rejected("HTTP 400"),
+    "unavailable": Unavailable("connection reset"),
+    "defect": None,  # the adapter raises
+}
+
+
+@dataclass(frozen=True)
+class Record:
+    """Events of these keys are recorded."""
+
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Work:
+    """A worker takes the lease, `later` milliseconds after the step before; then everything else is delivered."""
+
+    answers: tuple[str, ...]
+    turns: int
+    later: int
+    killed: bool  # between a delivery and its settlement
+
+
+@dataclass(frozen=True)
+class ReplayLog:
+    """Events that were settled are delivered again."""
+
+    prefix: str
+
+
+@dataclass(frozen=True)
+class ReplayDead:
+    """Dead letters are sent again, from this one on."""
+
+    first: int
+
+
+Step = Record | Work | ReplayLog | ReplayDead
+keys = st.sampled_from("ab")
+records = st.builds(Record, st.lists(keys, min_size=1, max_size=5).map(tuple))
+steps = st.one_of(
+    records,
+    st.builds(
+        Work,
+        st.lists(st.sampled_from(sorted(ANSWERS)), max_size=6).map(tuple),
+        st.integers(1, 6),
+        st.sampled_from((0, 0, 1_000, MAX_AGE + 1)),
+        st.sampled_from((False, False, True)),
+    ),
+    st.builds(ReplayLog, st.sampled_from(("", "a"))),
+    st.builds(ReplayDead, st.integers(0, 2)),
+)
+schedules = st.builds(
+    RetrySchedule,
+    base=st.sampled_from((0, 60_000)),
+    cap=st.just(60_000),
+    max_attempts=st.integers(1, 3),
+    max_age=st.sampled_from((0, MAX_AGE)),
+)
+
+
+class History:
+    """One target of its own, taken through the steps of an example; checks what must hold after each."""
+
+    def __init__(self, database: Database, schedule: RetrySchedule, batch: int) -> None:
+        self.database = database
+        name = f"t{next(_numbers)}"
+        self.bucket = f"bucket-{name}"
+        self.target = add_target(database, name, bucket=self.bucket)
+        self.courier = Courier(database, self.target, Scripted(), schedule=schedule, batch=batch)
+        self.now = now_ms()
+        self.recorded: list[Event] = []
+        self.early: list[Event] = []  # sent before the parked events of their object were due
+        self.replayed = False
+
+    def take(self, step: Step) -> None:
+        match step:
+            case Record():
+                events = [event(key, bucket=self.bucket) for key in step.keys]
+                Log(self.database).append([events])
+                self.recorded += events
+            case Work():
+                self.now += step.later
+                self.work(iter(step.answers), step.turns, killed=step.killed)
+            case ReplayLog():
+                Replays(self.database).begin(self.target, Selection(prefix=step.prefix))
+                self.replayed = True
+            case ReplayDead():
+                letters = DeadLetters(self.database)
+                some = [letter.letter_id for letter in letters.list(Filter(target=self.target))][step.first :]
+                if some:
+                    letters.replay(Filter(ids=some))
+                    self.replayed = True
+        assert_each_object_has_one_head(self.database)
+        assert_balanced(self.database)
+
+    def work(self, answers: Iterator[str], turns: int, *, killed: bool = False) -> None:
+        due = due_times(self.database)
+
+        def script(one: Event) -> Outcome:
+            hashed = key_hash(one.bucket, one.key)
+            # Only what was there when the step began: what fails in it may be due at once.
+            if due.pop((hashed % LANES, hashed), 0) > self.now:
+                self.early.append(one)  # an error raised here would count as the adapter's own
+            outcome = ANSWERS[next(answers, "delivered")]
+            if outcome is None:
+                raise ZeroDivisionError
+            return outcome
+
+        self.courier.scripted.script = script
+        lanes = self.courier.lanes(self.now)
+        assert lanes is not None
+        lanes._clock = lambda: self.now
+        left = iter(range(turns))
+        if killed:
+            lanes._settle = _killed  # type: ignore[method-assign]
+        with suppress(KeyboardInterrupt):
+            lanes.work_off(lambda: next(left, None) is None)
+        self.courier.leases.release(lanes._lease)
+        assert self.early == []
+
+    def finish(self) -> None:
+        """Every event is delivered or a dead letter once the target takes everything, and the clock has gone on."""
+        for _ in range(3):
+            self.now += 2 * MAX_AGE
+            self.work(iter(()), 1_000)
+            assert_balanced(self.database)
+        with self.database.reading() as connection:
+            [books] = [entry for entry in read_books(connection) if entry.target == self.target]
+        assert (books.pending, books.parked) == (0, 0)
+        if not self.replayed:  # else older events rightly come after newer ones
+            letters = DeadLetters(self.database).list(Filter(target=self.target), limit=10_000)
+            dead = {letter.event_id for letter in letters}
+            got = [one for one in self.courier.scripted.got if one.id not in dead]
+            assert_in_order(self.recorded, got, [one for one in self.recorded if one.id in dead])
+
+
+def _killed(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def live(database: Database, schedule: RetrySchedule, batch: int, taken: Sequence[Step]) -> None:
+    """Take one example through its steps, and leave no target behind for the next one."""
+    history = History(database, schedule, batch)
+    try:
+        for step in taken:
+            history.take(step)
+        history.finish()
+    finally:
+        registry(database).remove(history.target, force=True)
+
+
+def explore(database: Database, examples: int) -> Callable[[], None]:
+    @settings(
+        deadline=None,
+        max_examples=examples,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    )
+    @given(schedules, st.sampled_from((LANES, 3 * LANES, 10 * LANES)), records, st.lists(steps, max_size=12))
+    def property_holds(schedule: RetrySchedule, batch: int, first: Record, then: list[Step]) -> None:
+        live(database, schedule, batch, [first, *then])
+
+    return property_holds
+
+
+@pytest.mark.timeout(900)
+def test_each_object_with_parked_events_has_one_head_that_is_due_some_day(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "bucketwire.lanes")
+    explore(database, 300 if database.dialect == "sqlite" else 40)()
