@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -11,6 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import Database
+from app.outbox.locks import lock_cursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +67,11 @@ class DeadLetters:
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
-                # They are undelivered again: a writer must not go by the count of settled events that it remembers.
-                connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
+                # A settlement that unparks the event before one of these must see it, or else be seen.
+                places = sa.select(d.target_id, d.lane).where(d.id.in_(some)).distinct()
+                ordered = connection.execute(places.order_by(d.target_id, d.lane)).all()
+                for target, group in groupby(ordered, key=lambda row: row.target_id):
+                    lock_cursors(connection, target, [row.lane for row in group])
                 rows = connection.execute(
                     sa.select(m.dead_letters, m.events.c.key_hash)
                     .join_from(m.dead_letters, m.events, _is_event())
@@ -89,19 +94,18 @@ class DeadLetters:
         return total
 
     def purge(self, which: Filter) -> int:
-        """Throw them away, counted as purged in the target's books; says how many."""
+        """Throw them away, counted as purged in the target's counters; says how many."""
         d, t = m.dead_letters.c, m.targets.c
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
-                counts = connection.execute(
-                    sa.select(d.target_id, sa.func.count().label("letters")).where(d.id.in_(some)).group_by(d.target_id)
-                ).all()
-                for row in counts:
+                of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
+                for target in connection.execute(of_targets).scalars().all():
+                    # Counted by what is deleted: a replay or another purge may have taken some of them meanwhile.
                     gone = connection.execute(
-                        m.dead_letters.delete().where(d.id.in_(some), d.target_id == row.target_id)
+                        m.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
                     ).rowcount
-                    connection.execute(m.targets.update().where(t.id == row.target_id).values(purged=t.purged + gone))
+                    connection.execute(m.targets.update().where(t.id == target).values(purged=t.purged + gone))
                     total += gone
         return total
 
