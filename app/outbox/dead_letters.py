@@ -61,7 +61,8 @@ class DeadLetters:
     def replay(self, which: Filter) -> int:
         """Send them on their way again, due at once, in the order of their objects; says how many.
 
-        They keep their ids. Attempts count from nothing again; the history is kept.
+        They keep their ids. Attempts count from nothing again; the history is kept. They take no room of the target's
+        `queue_limit`, so that no live event is discarded for them.
         """
         d, p = m.dead_letters.c, m.parked.c
         total = 0
@@ -170,4 +171,5 @@ def _parked(row: Any) -> dict[str, Any]:
         "first_tried": row.first_tried,
         "last_tried": row.last_tried,
         "history": row.history,
+        "replayed": True,
     }

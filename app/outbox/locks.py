@@ -1,6 +1,6 @@
 """Lock rows in one order, so that operations wait for each other and never in a circle.
 
-The order is `log_head`, then cursors (by target and partition, ascending), then parked events and dead
+The order is `log_head` or `log_tail`, then cursors (by target and partition, ascending), then parked events and dead
 letters, then targets. Lock first and read afterwards: what was read before the lock may be out of date.
 """
 
@@ -10,6 +10,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import models as m
+
+
+def lock_tail(connection: sa.Connection) -> None:
+    """Keep others from removing events of the log, and from beginning a replay, until the transaction ends.
+
+    It is not the lock under which events are recorded: intake never waits for the holder.
+    """
+    connection.execute(sa.select(m.log_tail.c.id).with_for_update()).all()
 
 
 def lock_cursors(connection: sa.Connection, target_id: int, lanes: Collection[int] | None = None) -> Sequence[Any]:

@@ -376,7 +376,7 @@ def _uses(connection: sa.Connection, row: Any) -> list[str]:
         sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == row.id)
     ).scalar_one()
     done = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(
+        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded - c.replayed), 0)).where(
             c.target_id == row.id
         )
     ).scalar_one()
