@@ -111,7 +111,8 @@ class Deliverer:
     def __init__(self, database: Database, target: TargetId) -> None:
         books = registry(database)
         settings = books.settings(books.target(target))
-        self.leases, self.store, self.target = Leases(database, 60_000), Store(database, 60_000), target
+        self.leases, self.store = Leases(database, 60_000), Store(database, 60_000)
+        self.row_id = books.target(target).row_id
         self.adapter = create(target.type, settings)
         self.work = Work(
             str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
@@ -121,7 +122,7 @@ class Deliverer:
     def run(self, lanes: Iterable[int] = range(16)) -> int:
         delivered = 0
         for lane in lanes:
-            lease = self.leases.claim(self.target, [lane], f"bench-{lane}", now_ms())
+            lease = self.leases.claim(self.row_id, [lane], f"bench-{lane}", now_ms())
             assert lease is not None
             delivered += Lanes(self.store, self.work, lease).work_off(lambda: False).counts["delivered"]
             self.leases.release(lease)

@@ -137,7 +137,7 @@ class Context:
             stored = self.registry.target(target)
         except UnknownTarget:
             return "the target is gone"
-        lease = self.leases.claim(target, lanes, uuid.uuid4().hex, now_ms())
+        lease = self.leases.claim(stored.row_id, lanes, uuid.uuid4().hex, now_ms())
         if lease is None:
             return "nothing to claim"
         try:

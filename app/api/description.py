@@ -168,7 +168,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "Replay": _object(
         id=_NUMBER, target=_TEXT, since=_TIME, before=_TIME, bucket=_TEXT, prefix=_TEXT,
         events={"type": "array", "items": _TEXT}, created_at=_TIME,
-        matched={**_NUMBER, "description": "events that it delivers again"}, finished=_FLAG,
+        replayed={**_NUMBER, "description": "events delivered again, parked or given up so far"},
+        progress={
+            "type": "number", "minimum": 0, "maximum": 1,
+            "description": "how much of the log it has passed; its partitions may differ in events for the target",
+        },
+        finished=_FLAG,
     ),
     "Replays": _object(replays=_list("Replay")),
     "RepairReceipt": _object(

@@ -36,7 +36,9 @@ def begin() -> Response:
     ---
     post:
       summary: Deliver retained events to a target again
-      description: Events that are still pending come anyway and are not counted. Needs a selection, or `all`.
+      description: >-
+        Events that are still pending come anyway and are not part of it. Needs a selection, or `all`. How many events
+        the selection has is not known at the beginning: `replayed` and `progress` grow while it runs.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: NewReplay}}}
       responses:
@@ -71,6 +73,7 @@ def _replay_json(replay: Replay) -> dict[str, Any]:
         "prefix": chosen.prefix,
         "events": list(chosen.names),
         "created_at": written_time(replay.created_at),
-        "matched": replay.matched,
+        "replayed": replay.replayed,
+        "progress": round(replay.progress, 4),
         "finished": replay.finished,
     }

@@ -23,6 +23,9 @@ def object_history(remote: Remote, bucket: str, key: str, *, limit: int) -> list
     return [_recorded(each) for each in found["events"]]
 
 
+_WHOLE = 10_000  # parts of a replay: the API tells its progress with four digits
+
+
 class RemoteDeadLetters:
     """As `DeadLetters`. Every method raises `CannotDo` in the service's own words."""
 
@@ -72,9 +75,9 @@ class RemoteReplays:
         body |= {name: value for name, value in given.items() if value}
         return _replay(self._remote.ask("POST", "/v1/replays", target=target, json=body))
 
-    def progress(self, replay_id: int) -> tuple[int, int]:
-        """0 of 1 while it runs, 1 of 1 when it is over: how far it has come is not told from afar."""
-        return int(all(each.finished for each in self.list() if each.replay_id == replay_id)), 1
+    def get(self, replay_id: int) -> Replay:
+        """The replay of this number, which must be there."""
+        return next(each for each in self.list() if each.replay_id == replay_id)
 
     def list(self) -> Sequence[Replay]:
         """Every replay, newest first."""
@@ -128,8 +131,9 @@ def _replay(shown: dict[str, Any]) -> Replay:
         parse_arn(shown["target"])[1],
         selection,
         milliseconds(shown["created_at"]),
-        shown["matched"],
-        finished=shown["finished"],
+        shown["replayed"],
+        _WHOLE if shown["finished"] else min(_WHOLE - 1, round(shown["progress"] * _WHOLE)),
+        _WHOLE,
     )
 
 

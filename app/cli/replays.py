@@ -39,7 +39,8 @@ def replay(
             "replay": "number",
             "target": "target",
             "begun": "created_at",
-            "events": "matched",
+            "events": "replayed",
+            "progress": "progress",
             "done": "finished",
         }
         shell.rows([_row(each) for each in replays.list()], columns, "no replays")
@@ -51,26 +52,24 @@ def replay(
         raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
     begun = replays.begin(target, selection)
     if wait:
-        _wait(shell, begun)
-        shell.done(
-            f"replay {begun.replay_id}: {counted(begun.matched, 'event')} delivered or parked",
-            **_row(begun) | {"finished": True},
-        )
+        ended = _wait(shell, begun)
+        shell.done(f"replay {ended.replay_id}: {counted(ended.replayed, 'event')} delivered or parked", **_row(ended))
         return
     shell.done(
-        f"replay {begun.replay_id}: {counted(begun.matched, 'event')} on the way to {target} again", **_row(begun)
+        f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows how far it has come", **_row(begun)
     )
 
 
-def _wait(shell: Shell, begun: Replay) -> None:
-    replays = shell.replays
-    come, whole = replays.progress(begun.replay_id)
+def _wait(shell: Shell, begun: Replay) -> Replay:
+    """Return the replay once it is finished."""
+    replay = shell.replays.get(begun.replay_id)
     with bar(shell) as shown:
-        task = shown.add_task(f"replay {begun.replay_id}", total=whole)
-        while come < whole:
+        task = shown.add_task(f"replay {begun.replay_id}", total=1.0)
+        while not replay.finished:
             time.sleep(_PERIOD)
-            come, whole = replays.progress(begun.replay_id)
-            shown.update(task, completed=come, total=whole)
+            replay = shell.replays.get(begun.replay_id)
+            shown.update(task, completed=replay.progress)
+    return replay
 
 
 def _row(replay: Replay) -> dict[str, object]:
@@ -84,6 +83,7 @@ def _row(replay: Replay) -> dict[str, object]:
         "bucket": chosen.bucket,
         "prefix": chosen.prefix,
         "events": list(chosen.names),
-        "matched": replay.matched,
+        "replayed": replay.replayed,
+        "progress": round(replay.progress, 4),
         "finished": replay.finished,
     }

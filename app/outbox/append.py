@@ -69,7 +69,7 @@ class Log:
         self._database = database
         self._routing = Routing.empty()
         self._buckets = Remembered()
-        self._settled: dict[int, int] = {}  # lower bounds: settled events only grow in number
+        self._settled: dict[int, int] = {}  # lower bounds: what has given its room back only grows in number
 
     def append(
         self, requests: Sequence[Sequence[Event]], *, promised: bool = False, routed: bool = True
@@ -141,13 +141,19 @@ class Log:
 
 
 def settled(connection: sa.Connection, target_id: int) -> int:
-    """How many of a target's recorded events are done with: delivered, superseded, dead or purged."""
-    c, d = m.cursors.c, m.dead_letters.c
-    done = sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(c.target_id == target_id)
+    """How many of the events that were taken for a target take no room of its queue any more; never fewer than before.
+
+    They were delivered, superseded, purged, or are dead. A replay changes nothing here: it takes no room, also not for
+    those of its events that are parked.
+    """
+    c, d, p = m.cursors.c, m.dead_letters.c, m.parked.c
+    done = sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded - c.replayed), 0))
     dead = sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == target_id)
+    again = sa.select(sa.func.count()).select_from(m.parked).where(p.target_id == target_id, p.replayed)
     purged = sa.select(m.targets.c.purged).where(m.targets.c.id == target_id)
-    total = sa.select(done.scalar_subquery() + dead.scalar_subquery() + purged.scalar_subquery())
-    return int(connection.execute(total).scalar_one())
+    done = done.where(c.target_id == target_id)
+    parts = [part.scalar_subquery() for part in (done, dead, again, purged)]
+    return int(sum(connection.execute(sa.select(*parts)).one()))
 
 
 class _Intake:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -11,6 +12,8 @@ from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import Database
+from app.outbox.locks import lock_cursors
+from app.outbox.parked import restore_heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,18 @@ class DeadLetters:
     def replay(self, which: Filter) -> int:
         """Send them on their way again, due at once, in the order of their objects; says how many.
 
-        They keep their ids. Attempts count from nothing again; the history is kept.
+        They keep their ids. Attempts count from nothing again; the history is kept. They take no room of the target's
+        `queue_limit`, so that no live event is discarded for them.
         """
-        d, p = m.dead_letters.c, m.parked.c
+        d = m.dead_letters.c
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
-                # They are undelivered again: a writer must not go by the count of settled events that it remembers.
-                connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
+                # A settlement that unparks the event before one of these must see it, or else be seen.
+                places = sa.select(d.target_id, d.lane).where(d.id.in_(some)).distinct()
+                ordered = connection.execute(places.order_by(d.target_id, d.lane)).all()
+                for target, group in groupby(ordered, key=lambda row: row.target_id):
+                    lock_cursors(connection, target, [row.lane for row in group])
                 rows = connection.execute(
                     sa.select(m.dead_letters, m.events.c.key_hash)
                     .join_from(m.dead_letters, m.events, _is_event())
@@ -77,31 +84,25 @@ class DeadLetters:
                     continue
                 connection.execute(m.parked.insert(), [_parked(row) for row in rows])
                 connection.execute(m.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
-                for target, lane, hashed in {(row.target_id, row.lane, row.key_hash) for row in rows}:
-                    mine = sa.and_(p.target_id == target, p.lane == lane, p.key_hash == hashed)
-                    first = connection.execute(sa.select(sa.func.min(p.seq)).where(mine)).scalar_one()
-                    # The object's oldest goes first, so whatever stood at its head waits behind.
-                    connection.execute(m.parked.update().where(mine, p.seq != first).values(not_before=m.NEVER))
-                    connection.execute(
-                        m.parked.update().where(mine, p.seq == first, p.not_before == m.NEVER).values(not_before=0)
-                    )
+                for target in {row.target_id for row in rows}:
+                    objects = {(row.lane, row.key_hash) for row in rows if row.target_id == target}
+                    restore_heads(connection, target, objects)
                 total += len(rows)
         return total
 
     def purge(self, which: Filter) -> int:
-        """Throw them away, counted as purged in the target's books; says how many."""
+        """Throw them away, counted as purged in the target's counters; says how many."""
         d, t = m.dead_letters.c, m.targets.c
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
-                counts = connection.execute(
-                    sa.select(d.target_id, sa.func.count().label("letters")).where(d.id.in_(some)).group_by(d.target_id)
-                ).all()
-                for row in counts:
+                of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
+                for target in connection.execute(of_targets).scalars().all():
+                    # Counted by what is deleted: a replay or another purge may have taken some of them meanwhile.
                     gone = connection.execute(
-                        m.dead_letters.delete().where(d.id.in_(some), d.target_id == row.target_id)
+                        m.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
                     ).rowcount
-                    connection.execute(m.targets.update().where(t.id == row.target_id).values(purged=t.purged + gone))
+                    connection.execute(m.targets.update().where(t.id == target).values(purged=t.purged + gone))
                     total += gone
         return total
 
@@ -166,4 +167,5 @@ def _parked(row: Any) -> dict[str, Any]:
         "first_tried": row.first_tried,
         "last_tried": row.last_tried,
         "history": row.history,
+        "replayed": True,
     }

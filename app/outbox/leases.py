@@ -50,6 +50,7 @@ class ReplayLane:
     bucket: str
     prefix: str
     names: tuple[str, ...]
+    window: int = 0  # the seq up to which the next events are looked for
 
 
 @dataclass(slots=True)
@@ -114,13 +115,16 @@ class Leases:
             )
         return bool(marked.rowcount)
 
-    def claim(self, target: TargetId, lanes: Sequence[int], token: str, now: int) -> Lease | None:
-        """Take those of `lanes` that nobody works on; None if there is none or the target takes nothing now."""
+    def claim(self, row_id: int, lanes: Sequence[int], token: str, now: int) -> Lease | None:
+        """Take those of `lanes` that nobody works on; None if there is none or the target takes nothing now.
+
+        The target is the row that the worker has looked up: one of the same name made since then has another.
+        """
         c, t = m.cursors.c, m.targets.c
         with self._database.writing() as connection:
             row = connection.execute(
                 sa.select(t.id, t.breaker, t.resume_at).where(
-                    t.type == target.type, t.name == target.name, t.enabled, sa.not_(t.paused), t.problem == ""
+                    t.id == row_id, t.enabled, sa.not_(t.paused), t.problem == ""
                 )
             ).one_or_none()
             if row is None:
@@ -179,9 +183,9 @@ class Leases:
         with self._database.reading() as connection:
             head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
             lagging = connection.execute(
-                sa.select(c.target_id, c.lane, c.position).where(
-                    c.replay_id == m.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting()
-                )
+                sa.select(c.target_id, c.lane, c.position)
+                .where(c.replay_id == m.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting())
+                .order_by(c.target_id, c.lane)
             ).all()
         if not lagging:
             return

@@ -35,6 +35,14 @@ log_head = sa.Table(
     **MYSQL,
 )
 
+log_tail = sa.Table(
+    "log_tail",
+    metadata,
+    # One row, to be locked by whoever removes events of the log or begins a replay of them (`locks.lock_tail`).
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    **MYSQL,
+)
+
 targets = sa.Table(
     "targets",
     metadata,
@@ -111,6 +119,10 @@ cursors = sa.Table(
     sa.Column("replay_id", sa.Integer, primary_key=True, autoincrement=False, default=WHOLE_LOG),
     sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
     sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
+    # Where a replay began.
+    sa.Column("begins_after", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    # Events that a replay has settled or parked so far: recorded once more, counted when they are reached.
+    sa.Column("replayed", sa.BigInteger, nullable=False, default=0, server_default="0"),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
@@ -132,6 +144,9 @@ parked = sa.Table(
     sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
+    # Parked by a replay, or a replayed dead letter: takes no room of a target's queue_limit.
+    sa.Column("replayed", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    sa.Index(None, "target_id", "replayed"),
     sa.Index(None, "target_id", "lane", "not_before"),
     sa.Index(None, "target_id", "lane", "key_hash", "seq"),
     sa.Index(None, "target_id", "lane", "key_hash", "not_before"),  # finds a head before the many that wait behind it
@@ -167,7 +182,7 @@ replays = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False, default=""),
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
-    sa.Column("matched", sa.BigInteger, nullable=False),  # events that it will deliver again
+    sa.Column("matched", sa.BigInteger, nullable=False),  # not used any more: its cursors count
     sqlite_autoincrement=True,  # 0 is the log itself
     **MYSQL,
 )

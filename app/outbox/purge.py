@@ -4,45 +4,57 @@ import sqlalchemy as sa
 
 from app.outbox import models as m
 from app.outbox.database import Database
+from app.outbox.locks import lock_tail
 
 
 def purge(database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing refers to.
 
-    Says how many went; stops after `most`, so that a purge is never long: the next one goes on.
+    Returns how many; stops after `most`, so that a purge is never long: the next one goes on. It looks at a partition
+    up to the first batch that ends with a newer event, not at all of it.
     """
-    c = m.cursors.c
     with database.reading() as connection:
         lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
-        head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
-        passed = dict.fromkeys(range(lanes), head)
-        unfinished = sa.select(c.lane, sa.func.min(c.position).label("position")).where(c.position < c.until)
-        for row in connection.execute(unfinished.group_by(c.lane)):
-            passed[row.lane] = min(row.position, head)
-    gone = 0
-    for lane, position in passed.items():
-        while gone < most:
-            count = _purge_some(database, lane, position, older_than, batch)
-            gone += count
-            if count < batch:
-                break
-    return gone
+    removed = 0
+    for lane in range(lanes):
+        after: int | None = 0
+        while after is not None and removed < most:
+            count, after = _purge_batch(database, lane, after, older_than, batch)
+            removed += count
+    return removed
 
 
-def _purge_some(database: Database, lane: int, position: int, older_than: int, batch: int) -> int:
+def _purge_batch(database: Database, lane: int, after: int, older_than: int, batch: int) -> tuple[int, int | None]:
+    """Look at a batch of events from `after` on; how many were removed, and where to go on (None: it was the last)."""
     e = m.events.c
-    referred = [
+    with database.writing() as connection:
+        # A replay that begins adds a cursor at the tail of the log: it must be seen here, or begin after the COMMIT.
+        lock_tail(connection)
+        query = (
+            sa.select(e.seq, e.received_at, sa.or_(*_referred()).label("kept"))
+            .where(e.lane == lane, e.seq > after, e.seq <= _passed(connection, lane))
+            .order_by(e.seq)
+            .limit(batch)
+        )
+        rows = connection.execute(query).all()
+        seqs = [row.seq for row in rows if row.received_at < older_than and not row.kept]
+        if seqs:
+            connection.execute(m.events.delete().where(e.lane == lane, e.seq.in_(seqs)))
+    goes_on = len(rows) == batch and rows[-1].received_at < older_than
+    return len(seqs), rows[-1].seq if goes_on else None
+
+
+def _passed(connection: sa.Connection, lane: int) -> int:
+    """The seq up to which every cursor of the partition has come; the log's head where there is none."""
+    c = m.cursors.c
+    least = sa.select(sa.func.min(c.position)).where(c.lane == lane, c.position < c.until).scalar_subquery()
+    return int(connection.execute(sa.select(sa.func.coalesce(least, m.log_head.c.last_seq))).scalar_one())
+
+
+def _referred() -> list[sa.ColumnElement[bool]]:
+    """The conditions under which an event is still needed although every cursor has passed it."""
+    e = m.events.c
+    return [
         sa.exists().where(table.c.lane == e.lane, table.c.seq == e.seq).correlate(m.events)
         for table in (m.parked, m.dead_letters)
     ]
-    query = (
-        sa.select(e.seq)
-        .where(e.lane == lane, e.seq <= position, e.received_at < older_than, *(~one for one in referred))
-        .order_by(e.seq)
-        .limit(batch)
-    )
-    with database.writing() as connection:
-        seqs = connection.execute(query).scalars().all()
-        if seqs:
-            connection.execute(m.events.delete().where(e.lane == lane, e.seq.in_(seqs)))
-    return len(seqs)

@@ -20,6 +20,7 @@ from app.config.settings import Settings
 from app.config.targets import TargetSettings
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
+from app.outbox.locks import lock_cursors
 from app.outbox.reasons import clean_reason
 from app.rules.model import Rule, check
 
@@ -206,6 +207,7 @@ class Registry:
         with self._database.writing() as connection:
             _change(connection)
             row = _find(connection, target)
+            lock_cursors(connection, row.id)  # before parked events and dead letters, as a settlement does
             if row.origin == "environment" and row.enabled:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
             lost = _uses(connection, row)
@@ -375,7 +377,9 @@ def _uses(connection: sa.Connection, row: Any) -> list[str]:
         sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == row.id)
     ).scalar_one()
     done = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded), 0)).where(c.target_id == row.id)
+        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded - c.replayed), 0)).where(
+            c.target_id == row.id
+        )
     ).scalar_one()
     undelivered = row.recorded - done - dead - row.purged
     return [

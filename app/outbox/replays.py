@@ -1,7 +1,7 @@
 """Deliver retained events again: a temporary cursor in each lane over a part of the log.
 
 In its lanes a replay goes first and the log's own cursor waits, so that per object the target still sees one order.
-Its events are counted as recorded anew, so that the books balance while it runs.
+Its events are counted as recorded once more when it reaches them, so that the counters balance at any moment.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
-from app.outbox.leases import OFFERED, REVOKED, ReplayLane
+from app.outbox.leases import OFFERED, REVOKED
+from app.outbox.locks import lock_cursors, lock_tail
 from app.outbox.registry import UnknownTarget
-from app.outbox.store import selected
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,33 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay as it stands."""
+    """A replay as it is now.
+
+    `replayed` is how many events it has delivered, superseded, parked or given up so far. `advanced` of `length` is how
+    much of the log it has passed, in sequence numbers summed over its partitions; they are equal when it is finished.
+    """
 
     replay_id: int
     target: TargetId
     selection: Selection
     created_at: int
-    matched: int
-    finished: bool
+    replayed: int
+    advanced: int
+    length: int
+
+    @property
+    def finished(self) -> bool:
+        """Whether every selected event was delivered again, parked or given up."""
+        return self.advanced >= self.length
+
+    @property
+    def progress(self) -> float:
+        """How much of the log it has passed, from 0 to 1."""
+        return 1.0 if self.finished else self.advanced / self.length
 
 
 class Replays:
-    """Begin, list and end replays."""
+    """Begin and list replays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -50,19 +65,24 @@ class Replays:
     def begin(self, target: TargetId, selection: Selection) -> Replay:
         """Start delivering the selected events that the target was past already; those pending come anyway.
 
-        Raises `UnknownTarget`.
+        Takes as long with a million events as with one: they are counted when they are reached. Recording events never
+        waits for it. Raises `UnknownTarget`.
         """
-        t, c, e = m.targets.c, m.cursors.c, m.events.c
+        t, c = m.targets.c, m.cursors.c
         now = now_ms()
         with self._database.writing() as connection:
-            # The head's lock keeps the log as it is until the replay's ends are set.
-            connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
-            row = connection.execute(sa.select(t.id).where(t.type == target.type, t.name == target.name)).one_or_none()
-            if row is None:
+            lock_tail(connection)  # what is in the log now is there until the replay has passed it
+            row_id = connection.execute(
+                sa.select(t.id).where(t.type == target.type, t.name == target.name)
+            ).scalar_one_or_none()
+            oldest = {} if row_id is None else _oldest(connection, row_id)
+            # Locked, so that no settlement moves a position between here and the commit.
+            cursors = [] if row_id is None else lock_cursors(connection, row_id)
+            if not cursors:
                 raise UnknownTarget(target)
             made = connection.execute(
                 m.replays.insert().values(
-                    target_id=row.id,
+                    target_id=row_id,
                     created_at=now,
                     since=selection.since,
                     before=selection.before,
@@ -73,56 +93,53 @@ class Replays:
                 )
             )
             replay_id = made.inserted_primary_key[0]
-            # Locked, so that no settlement moves a position between here and the commit.
-            cursors = connection.execute(
-                sa.select(c.lane, c.position)
-                .where(c.target_id == row.id, c.replay_id == m.WHOLE_LOG)
-                .order_by(c.lane)
-                .with_for_update()
-            ).all()
-            matched = 0
-            for cursor in cursors:
-                lane = ReplayLane(
-                    replay_id, cursor.lane, 0, cursor.position, selection.since, selection.before,
-                    selection.bucket, selection.prefix, selection.names,
-                )  # fmt: skip
-                count = connection.execute(
-                    sa.select(sa.func.count())
-                    .select_from(m.events)
-                    .where(e.lane == cursor.lane, *selected(row.id, lane))
-                ).scalar_one()
-                matched += count
-                if count:
-                    connection.execute(
-                        m.cursors.insert().values(
-                            target_id=row.id, lane=cursor.lane, replay_id=replay_id, position=0, until=cursor.position
-                        )
-                    )
+            new = [
+                {"target_id": row_id, "lane": row.lane, "replay_id": replay_id}
+                | {"position": first - 1, "begins_after": first - 1, "until": row.position}
+                for row in cursors
+                if (first := oldest.get(row.lane, row.position + 1)) <= row.position
+            ]
+            if new:
+                connection.execute(m.cursors.insert(), new)
             # A worker at one of these lanes does not know of the replay: its lease is not renewed and runs out.
             connection.execute(
                 m.cursors.update()
-                .where(c.target_id == row.id, c.replay_id == m.WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
+                .where(c.target_id == row_id, c.replay_id == m.WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
                 .values(lease_token=REVOKED)
             )
-            connection.execute(m.targets.update().where(t.id == row.id).values(recorded=t.recorded + matched))
-            connection.execute(m.replays.update().where(m.replays.c.id == replay_id).values(matched=matched))
-        return Replay(replay_id, target, selection, now, matched, finished=not matched)
+        length = sum(cursor["until"] - cursor["position"] for cursor in new)
+        return Replay(replay_id, target, selection, now, 0, 0, length)
 
-    def progress(self, replay_id: int) -> tuple[int, int]:
-        """How far a replay's cursors have come and how far they have to, in seqs; equal when it is over."""
-        c = m.cursors.c
-        query = sa.select(*(sa.func.coalesce(sa.func.sum(column), 0) for column in (c.position, c.until)))
-        with self._database.reading() as connection:
-            come, whole = connection.execute(query.where(c.replay_id == replay_id)).one()
-        return int(come), int(whole)
+    def get(self, replay_id: int) -> Replay:
+        """The replay of this number, which must be there."""
+        [found] = self._read(m.replays.c.id == replay_id)
+        return found
 
-    def list(self, replay_id: int | None = None) -> Sequence[Replay]:
-        """Every replay, or the one asked for, newest first."""
+    def list(self) -> Sequence[Replay]:
+        """Every replay, newest first."""
+        return self._read(sa.true())
+
+    def _read(self, chosen: sa.ColumnElement[bool]) -> Sequence[Replay]:
         r, t, c = m.replays.c, m.targets.c, m.cursors.c
-        running = sa.exists().where(c.replay_id == r.id, c.position < c.until).correlate(m.replays)
-        query = sa.select(m.replays, t.type, t.name, running.label("running")).join_from(m.replays, m.targets)
-        if replay_id is not None:
-            query = query.where(r.id == replay_id)
+        sums = {
+            "replayed": c.replayed,
+            "advanced": c.position - c.begins_after,
+            "length": c.until - c.begins_after,
+        }
+        cursors = (
+            sa.select(c.replay_id, *(sa.func.sum(column).label(name) for name, column in sums.items()))
+            .where(c.replay_id != m.WHOLE_LOG)
+            .group_by(c.replay_id)
+            .subquery()
+        )
+        query = (
+            sa.select(m.replays, t.type, t.name)
+            .add_columns(*(sa.func.coalesce(cursors.c[name], 0).label(name) for name in sums))
+            .join_from(m.replays, m.targets)
+            .join(cursors, cursors.c.replay_id == r.id, isouter=True)
+            .where(chosen)
+            .order_by(r.id.desc())
+        )
         with self._database.reading() as connection:
             return [
                 Replay(
@@ -130,8 +147,17 @@ class Replays:
                     TargetId(row.type, row.name),
                     Selection(row.since, row.before, row.bucket, row.prefix, tuple(orjson.loads(row.events))),
                     row.created_at,
-                    row.matched,
-                    finished=not row.running,
+                    int(row.replayed),
+                    int(row.advanced),
+                    int(row.length),
                 )
-                for row in connection.execute(query.order_by(r.id.desc()))
+                for row in connection.execute(query)
             ]
+
+
+def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:
+    """The seq of the log's oldest event in each partition that has any."""
+    c, e = m.cursors.c, m.events.c
+    first = sa.select(e.seq).where(e.lane == c.lane).order_by(e.seq).limit(1).correlate(m.cursors).scalar_subquery()
+    query = sa.select(c.lane, first.label("seq")).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
+    return {row.lane: row.seq for row in connection.execute(query) if row.seq is not None}

@@ -113,6 +113,11 @@ class Settlement:
     deaths: list[Death] = field(default_factory=list)
     moved_on: set[Object] = field(default_factory=set)  # objects of `unpark`
 
+    @property
+    def settled(self) -> int:
+        """How many events read behind a cursor it settles or parks."""
+        return len(self.park) + sum(one.delivered + one.superseded + one.dead for one in self.progress.values())
+
     def lane(self, lane: int) -> Progress:
         """The lane's progress, begun where there is none yet."""
         return self.progress.setdefault(lane, Progress())
@@ -123,6 +128,7 @@ class Settlement:
         return self.moved_on | {(park.lane, park.key_hash) for park in chain(self.park, self.repark)}
 
 
+_WINDOW = 10_000  # events of the log that one look of a replay passes over at most
 _HEAD = sa.select(m.log_head.c.last_seq)
 _COLUMNS = (
     m.events.c.id,
@@ -193,11 +199,24 @@ class Reader:
         return Batch(events, scanned)
 
     def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
-        """The next events of a replay, which ends at `replay.until`."""
-        query = self._ahead.where(*selected(self._lease.target_id, replay))
+        """The next events of a replay, which ends at `replay.until`.
+
+        It looks at `_WINDOW` events of the log at most: where none of many millions is selected, each look stays short,
+        and the replay moves on all the same.
+        """
+        if replay.position >= replay.window:
+            replay.window = self._window(replay)
+        query = self._ahead.where(m.events.c.seq <= replay.window, *selected(self._lease.target_id, replay))
         place = {"lane": replay.lane, "position": replay.position, "share": limit}
         events = [_logged(row) for row in self._connection.execute(query, place)]
-        return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.until})
+        return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.window})
+
+    def _window(self, replay: ReplayLane) -> int:
+        """The seq up to which there are `_WINDOW` events of any target after the replay's position."""
+        e = m.events.c
+        last = sa.select(e.seq).where(e.lane == replay.lane, e.seq > replay.position, e.seq <= replay.until)
+        found = self._connection.execute(last.order_by(e.seq).offset(_WINDOW - 1).limit(1)).scalar_one_or_none()
+        return replay.until if found is None else int(found)
 
     def parked_heads(self) -> dict[Object, int]:
         """The objects of the lease's lanes that have parked events, and when the first of each is due (ms)."""
@@ -222,7 +241,7 @@ class Reader:
     def standing(self, places: Sequence[Place]) -> set[Place]:
         """Those of some events that are parked or dead for the target already, as a replay finds them."""
         found: set[Place] = set()
-        for table in (m.parked, m.dead_letters):
+        for table in (m.dead_letters, m.parked):  # so that one that is replayed just now is found in one of them
             for some in chunks(places):
                 lanes, seqs = {lane for lane, _ in some}, [seq for _, seq in some]
                 query = sa.select(table.c.lane, table.c.seq).where(
@@ -294,7 +313,7 @@ class Store:
             for lane in sorted(settlement.progress):
                 self._advance(connection, lease, lane, settlement.progress[lane], now)
             if settlement.replay is not None:
-                _advance_replay(connection, *settlement.replay)
+                _advance_replay(connection, *settlement.replay, settlement.settled)
             write_rows(connection, _rows(settlement, lease.target_id))
             _unpark(connection, lease.target_id, settlement.unpark)
             restore_heads(connection, lease.target_id, settlement.objects)
@@ -366,11 +385,10 @@ def _logged(row: Any) -> Logged:
     return Logged(event, row[8], row[9], row[10], row[11], newest or "")
 
 
-def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int) -> None:
+def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int, events: int) -> None:
     c = m.cursors.c
-    connection.execute(
-        m.cursors.update().where(c.replay_id == replay.replay_id, c.lane == replay.lane).values(position=position)
-    )
+    moved = {"position": position, "replayed": c.replayed + events}
+    connection.execute(m.cursors.update().where(c.replay_id == replay.replay_id, c.lane == replay.lane).values(moved))
 
 
 _Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
@@ -386,8 +404,9 @@ _BURY = m.dead_letters.insert()
 
 def _rows(settlement: Settlement, target_id: int) -> _Rows:
     """What a settlement writes with texts of a remote in it."""
+    replayed = settlement.replay is not None
     return (
-        (_PARK, [{"target_id": target_id, **_values(park)} for park in settlement.park]),
+        (_PARK, [{"target_id": target_id, "replayed": replayed, **_values(park)} for park in settlement.park]),
         (_REPARK, [_reparked(park, target_id) for park in settlement.repark]),
         (_BURY, [{"target_id": target_id, **_values(death)} for death in settlement.deaths]),
     )

@@ -101,8 +101,10 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     letters = [event("bad", bucket=bucket) for bucket in buckets]
     deliver(database, TargetId("webhook", "audit"), [event("good"), *letters], rejecting="bad")
     begun = there("replay", "--target", "webhook:audit", "--event", "put", "--since", "1h", "--json").json
-    assert (begun["matched"], begun["finished"]) == (4, False)
-    assert there("replay", "--target", "webhook:audit", "--before", "1h", "--wait", "--json").json["finished"]
+    assert (begun["replayed"], begun["finished"]) == (0, False)
+    deliver(database, TargetId("webhook", "audit"), [])
+    done = there("replay", "--list", "--json").json[0]
+    assert (done["replayed"], done["progress"], done["finished"]) == (4, 1, True)
     assert there("replay", "--target", "webhook:typo", "--all").code == 1
 
     monkeypatch.setenv("BUCKETWIRE_VAR", api.settings["BUCKETWIRE_VAR"])

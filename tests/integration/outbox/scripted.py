@@ -12,6 +12,7 @@ from app.outbox.books import audit
 from app.outbox.database import Database, now_ms
 from app.outbox.leases import Leases
 from app.outbox.store import Store
+from tests.builders import registry
 from workers.lanes import Lanes, Pace, Tally, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
@@ -72,7 +73,8 @@ class Courier:
 
     def lanes(self, now: int | None = None) -> Lanes | None:
         """A claim of whatever is free, ready to work."""
-        lease = self.leases.claim(self.target, range(64), uuid4().hex, now_ms() if now is None else now)
+        row_id = registry(self.database).target(self.target).row_id
+        lease = self.leases.claim(row_id, range(64), uuid4().hex, now_ms() if now is None else now)
         if lease is None:
             return None
         work = Work(str(self.target), self.scripted, self.policy, self.schedule, 1000, Pace(self.batch, self.batch))

@@ -13,7 +13,8 @@ from app.outbox.dead_letters import DeadLetters, Filter
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted
-from workers.outcomes import Rejected
+from workers.outcomes import DELIVERED, Failed, Rejected
+from workers.retry import RetrySchedule
 
 
 def _seqs(database: Database) -> list[int]:
@@ -77,7 +78,7 @@ def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None
     assert (books.recorded, books.discarded) == (30, 50)
 
 
-def test_replayed_dead_letters_count_against_the_limit_again(database: Database) -> None:
+def test_no_live_event_is_discarded_for_replayed_dead_letters(database: Database) -> None:
     target = add_target(database, queue_limit=4)
     courier = Courier(database, target, Scripted(lambda one: Rejected("no")))
     log = Log(database)
@@ -85,6 +86,12 @@ def test_replayed_dead_letters_count_against_the_limit_again(database: Database)
     courier.run()
     log.append([[event("fills"), event("the"), event("writer's memory")]])
     assert DeadLetters(database).replay(Filter()) == 4
+    [receipt] = log.append([[event("one more")]])
+    assert isinstance(receipt, Receipt)
+    assert receipt.discarded == {}
+    courier.scripted.script = lambda one: DELIVERED if one.key.startswith("k") else Failed("later")
+    courier.schedule = RetrySchedule(base=3_600_000, cap=3_600_000)
+    courier.run()
     [receipt] = log.append([[event("one too many")]])
     assert isinstance(receipt, Receipt)
     assert receipt.discarded == {target: 1}

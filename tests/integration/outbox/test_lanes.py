@@ -14,7 +14,7 @@ from app.outbox.database import Database, now_ms
 from app.outbox.dead_letters import DeadLetters, Filter
 from app.outbox.leases import Lease, LeaseLost
 from app.outbox.replays import Replays, Selection
-from tests.builders import DELETE, add_target, event
+from tests.builders import DELETE, add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced, assert_in_order, sometimes
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
@@ -162,7 +162,7 @@ def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None
     slow = courier.lanes()
     assert slow is not None
     lapsed = now_ms() + 60_000
-    other = courier.leases.claim(courier.target, range(4), "other", lapsed)
+    other = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "other", lapsed)
     assert isinstance(other, Lease)
     with pytest.raises(LeaseLost):
         slow.work_off(lambda: False)
@@ -188,16 +188,16 @@ def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: 
     courier = Courier(database, add_target(database))
     first = record(database, *(event(f"k{number % 3}") for number in range(12)))
     courier.run()
-    replay = Replays(database).begin(courier.target, Selection(prefix="k1"))
+    Replays(database).begin(courier.target, Selection(prefix="k1"))
     later = record(database, *(event(f"k{number % 3}") for number in range(6)))
-    assert replay.matched == 4
     assert_balanced(database)
     courier.scripted.got.clear()
     assert courier.run().counts == {"delivered": 10}
     again = [one for one in first if one.key == "k1"]
     got = [one.id for one in courier.scripted.got if one.key == "k1"]
     assert got == [one.id for one in again] + [one.id for one in later if one.key == "k1"]
-    assert Replays(database).list()[0].finished
+    [replay] = Replays(database).list()
+    assert (replay.replayed, replay.finished) == (4, True)
     assert_balanced(database)
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from app.config.arn import TargetId
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
 from app.outbox.leases import Leases, grouped
@@ -17,6 +18,10 @@ def leases(database: Database) -> Leases:
 
 def _record(database: Database, count: int = 40) -> None:
     Log(database).append([[event(f"k{number}") for number in range(count)]])
+
+
+def _row_id(database: Database, target: TargetId) -> int:
+    return registry(database).target(target).row_id
 
 
 def test_only_lanes_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
@@ -68,7 +73,7 @@ def test_a_lost_hint_is_made_up_for_also_while_others_wait(database: Database, l
     queue.remove((3,))
     for _ in range(40):  # one hint is read each four seconds, and the queue is never empty
         lanes = queue.pop(0)
-        taken = leases.claim(target, lanes, "taken", now)
+        taken = leases.claim(_row_id(database, target), lanes, "taken", now)
         now += 4_000
         if taken is not None:
             leases.release(taken)
@@ -94,14 +99,26 @@ def test_a_lane_has_one_worker_at_a_time_however_many_hints_there_are(database: 
     target = add_target(database)
     _record(database)
     now = now_ms()
-    first = leases.claim(target, range(4), "first", now)
+    first = leases.claim(_row_id(database, target), range(4), "first", now)
     assert first is not None
-    assert leases.claim(target, range(4), "second", now) is None
+    assert leases.claim(_row_id(database, target), range(4), "second", now) is None
     assert leases.renew(first, now + 9_000)
-    assert leases.claim(target, range(4), "second", now + 11_000) is None
-    taken = leases.claim(target, range(4), "second", now + 19_001)
+    assert leases.claim(_row_id(database, target), range(4), "second", now + 11_000) is None
+    taken = leases.claim(_row_id(database, target), range(4), "second", now + 19_001)
     assert taken is not None
     assert not leases.renew(first, now + 19_002)
+
+
+def test_who_looked_a_target_up_before_it_was_made_anew_gets_nothing_of_the_new_one(
+    database: Database, leases: Leases
+) -> None:
+    target = add_target(database)
+    before = _row_id(database, target)
+    registry(database).remove(target, force=True)
+    add_target(database)
+    _record(database)
+    assert leases.claim(before, range(4), "late", now_ms()) is None
+    assert leases.claim(_row_id(database, target), range(4), "new", now_ms()) is not None
 
 
 def test_a_late_hint_takes_lanes_that_were_offered_anew(database: Database, leases: Leases) -> None:
@@ -110,7 +127,7 @@ def test_a_late_hint_takes_lanes_that_were_offered_anew(database: Database, leas
     now = now_ms()
     leases.offer(now)
     leases.offer(now + 10_001)
-    assert leases.claim(target, range(4), "late", now + 10_002) is not None
+    assert leases.claim(_row_id(database, target), range(4), "late", now + 10_002) is not None
 
 
 def test_a_paused_or_disabled_target_gets_no_offer_and_holds_no_other_up(database: Database, leases: Leases) -> None:
@@ -119,7 +136,7 @@ def test_a_paused_or_disabled_target_gets_no_offer_and_holds_no_other_up(databas
     registry(database).pause(paused, "for a test")
     registry(database).put(off, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
     assert [offer.target for offer in leases.offer(now_ms())] == [running]
-    assert leases.claim(paused, range(4), "token", now_ms()) is None
+    assert leases.claim(_row_id(database, paused), range(4), "token", now_ms()) is None
     registry(database).resume(paused)
     assert [offer.target for offer in leases.offer(now_ms())] == [paused]
 
@@ -133,11 +150,11 @@ def test_an_open_breaker_lets_one_lane_probe_when_its_time_has_come(database: Da
     assert leases.offer(now) == []
     [offer] = leases.offer(now + 501)
     assert offer.lanes == (0,)
-    lease = leases.claim(target, [0], "probe", now + 502)
+    lease = leases.claim(_row_id(database, target), [0], "probe", now + 502)
     assert lease is not None
     assert lease.probing
     assert leases.offer(now + 503) == []
-    assert leases.claim(target, [1, 2], "stale hint", now + 503) is None
+    assert leases.claim(_row_id(database, target), [1, 2], "stale hint", now + 503) is None
     registry(database).available(row)
     leases.release(lease)
     assert sum(len(one.lanes) for one in leases.offer(now + 504)) == 4
@@ -148,7 +165,7 @@ def test_idle_cursors_move_over_events_of_other_targets(database: Database, leas
     add_target(database, "busy")
     _record(database, 1_200)
     leases.advance_idle(now_ms())
-    lease = leases.claim(quiet, range(4), "token", now_ms())
+    lease = leases.claim(_row_id(database, quiet), range(4), "token", now_ms())
     assert lease is not None
     assert set(lease.positions.values()) == {1_200}
 

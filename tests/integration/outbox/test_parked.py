@@ -152,7 +152,7 @@ def test_when_an_object_is_due_does_not_depend_on_the_order_of_its_rows(database
     first, second, third = (row.seq for row in parked_rows(database))
     for times in ((50, 70, 60), (70, 50, 60), (60, 70, 50)):
         _break(database, *zip((first, second, third), times, strict=True))
-        lease = courier.leases.claim(courier.target, range(4), "token", now_ms())
+        lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", now_ms())
         assert isinstance(lease, Lease)
         with courier.store.reading(lease) as reader:
             assert list(reader.parked_heads().values()) == [times[0]]
@@ -286,7 +286,7 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
     for number, text in enumerate(_refused(database)):
         courier = Courier(database, add_target(database, f"t{number}", bucket=f"b{number}"))
         events = record(database, *(event("a", bucket=f"b{number}") for _ in range(5)))
-        lease = courier.leases.claim(courier.target, range(4), "token", now_ms())
+        lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", now_ms())
         assert isinstance(lease, Lease)
         with courier.store.reading(lease) as reader:
             batch = reader.load(100)
