@@ -213,7 +213,8 @@ class Registry:
             lost = _uses(connection, row)
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-            for table in (m.rules, m.parked, m.dead_letters, m.cursors, m.replays):
+            # The cursors first: a worker that settles holds theirs, and may be about to park events.
+            for table in (m.rules, m.cursors, m.parked, m.dead_letters, m.replays):
                 connection.execute(table.delete().where(table.c.target_id == row.id))
             connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
         return lost

@@ -2,8 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Event as Signal
 
 import orjson
 import pytest
@@ -334,3 +336,31 @@ def test_a_rejection_is_kept_in_the_words_of_the_remote(database: Database) -> N
     record(database, event())
     courier.run()
     assert DeadLetters(database).list(Filter())[0].reason == "Ungültig:  field \u201cé\u201d, \U0001f600\ufffd"
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+def test_a_target_can_be_removed_while_a_worker_parks_events_of_it(database: Database, outbox_url: str) -> None:
+    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")))
+    record(database, event("a"))
+    other = Database(outbox_url)
+    deletes_cursors = Signal()
+    removals: list[Future[list[str]]] = []
+
+    with ThreadPoolExecutor(1) as pool:
+
+        def before_it_parks(_: object, cursor: object, statement: str, *rest: object) -> None:
+            if statement.startswith("INSERT INTO parked"):
+                removals.append(pool.submit(registry(other).remove, courier.target, force=True))
+                assert deletes_cursors.wait(30)
+
+        def seen(_: object, cursor: object, statement: str, *rest: object) -> None:
+            if statement.startswith("DELETE FROM cursors"):
+                deletes_cursors.set()
+
+        sa.event.listen(database.engine, "before_cursor_execute", before_it_parks)
+        sa.event.listen(other.engine, "before_cursor_execute", seen)
+        courier.run(turns=0)
+        [removal] = removals
+        assert removal.result(30) == ["1 rule(s) name it", "1 event(s) are not delivered yet"]
+    other.close()
+    assert parked_rows(database) == []

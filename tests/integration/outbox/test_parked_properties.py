@@ -201,4 +201,4 @@ def test_each_object_with_parked_events_has_one_head_that_is_due_some_day(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.CRITICAL, "bucketwire.lanes")
-    explore(database, 300 if database.dialect == "sqlite" else 40)()
+    explore(database, 200 if database.dialect == "sqlite" else 25)()
