@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test lint types fmt bench chaos
+.PHONY: run test lint types fmt bench chaos explore
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -35,6 +35,11 @@ bench: $(VENV)/.developing
 chaos: $(VENV)/.developing
 	$(BIN)/python -m tests.provision
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+# The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
+explore: $(VENV)/.developing
+	$(BIN)/python -m tests.provision
+	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."
