@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench chaos
+.PHONY: run test servers lint types fmt bench chaos explore
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -38,6 +38,10 @@ bench: $(VENV)/.developing
 # The long form of the test that kills everything: half an hour. A shorter one: make chaos CHAOS="--events 100000 --rounds 22"
 chaos: $(VENV)/.developing servers
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+# The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
+explore: $(VENV)/.developing servers
+	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."

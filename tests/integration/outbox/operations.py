@@ -1,0 +1,339 @@
+"""The operations that the explorer runs against each other, the outbox they meet, and what must hold afterwards."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import Log, key_hash
+from app.outbox.books import audit
+from app.outbox.database import Database, now_ms
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.leases import Lease, LeaseLost
+from app.outbox.purge import purge
+from app.outbox.registry import StoredTarget, UnknownTarget
+from app.outbox.replays import Replays, Selection
+from app.outbox.store import Settlement
+from app.rules.model import Rule
+from tests.builders import add_target, event, registry
+from tests.integration.outbox.interleaving import Side
+from tests.integration.outbox.scripted import Courier, Scripted
+from workers.context import Context
+from workers.lanes import Pace, Work
+from workers.mirror import Policy
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.retry import RetrySchedule
+from workers.settling import BEHIND_PARKED, Rules, settle_batch, settle_parked
+
+_LEASE = 600_000  # ms: no lease runs out while an operation is stopped
+_LATER = 3_600_000
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A settlement that the stopped worker is about to write, and the events that it has sent."""
+
+    settlement: Settlement
+    sent: frozenset[str]
+
+
+@dataclass
+class World:
+    """One outbox, put back before each run, and what the operations did that no table shows.
+
+    Target `x` gets everything. Of object `k` there are a delivered event, a parked one that is due, a dead letter after
+    it, and a pending one; of object `j`, in another partition, a dead letter, a delivered and a pending event. A worker
+    that was stopped for longer than its lease still has its token in both partitions' cursors.
+    """
+
+    database: Database
+    target: TargetId
+    row_id: int
+    lease: Lease
+    parked: "Prepared"
+    pending: "Prepared"
+    rows: Mapping[str, Sequence[Mapping[str, Any]]]
+    base: frozenset[tuple[int, str]]
+    delivered: set[tuple[int, str]] = field(default_factory=set)  # row id of the opened target, and event id
+    claimed: list[tuple[int, ...]] = field(default_factory=list)
+    letters: frozenset[tuple[int, int, int]] = frozenset()  # dead letters that there are at the beginning
+    retained: list[frozenset[str]] = field(default_factory=list)  # ids that a replay found in the log when it began
+
+    def reset(self) -> None:
+        """Make the outbox what it was."""
+        self.delivered = set(self.base)
+        self.claimed.clear()
+        self.retained.clear()
+        with self.database.writing() as connection:
+            for table in reversed(m.metadata.sorted_tables):
+                connection.execute(table.delete())
+            for table in m.metadata.sorted_tables:
+                if self.rows[table.name]:
+                    connection.execute(table.insert(), self.rows[table.name])
+
+
+def build(database: Database) -> World:
+    """The outbox that every run begins with, on a fresh database of two partitions."""
+    target = add_target(database)
+    row_id = registry(database).target(target).row_id
+    refused: dict[str, Outcome] = {}
+    courier = Courier(database, target, Scripted(lambda one: refused.get(one.id, DELIVERED)), lease_ms=_LEASE)
+    log = Log(database)
+    k, j = _apart()
+    first, second, third = event(k), event(k), event(k)
+    dead = event(j)
+    log.append([[first, second, third, dead, event(j)]])
+    refused |= {third.id: Rejected("no"), dead.id: Rejected("no")}
+    courier.run()
+    refused[second.id] = Failed("perhaps later")
+    Replays(database).begin(target, Selection(prefix=k))
+    courier.run(turns=0)
+    log.append([[event(k), event(j)]])
+    lease = courier.leases.claim(row_id, range(2), "stopped", now_ms())
+    assert lease is not None
+    with database.writing() as connection:
+        connection.execute(m.cursors.update().where(m.cursors.c.lease_token == "stopped").values(leased_until=1))
+    rules = Rules(courier.schedule, now_ms(), Random(0))
+    with courier.store.reading(lease) as reader:
+        batch = reader.load(10)
+        heads = reader.parked_heads()
+        results = [BEHIND_PARKED if one.object in heads else DELIVERED for one in batch.events]
+        sent = frozenset(one.event.id for one in batch.events if one.object not in heads)
+        pending = Prepared(settle_batch(batch, results, rules), sent)
+        tried = reader.load_parked(heads, 10)
+        again = frozenset(one.logged.event.id for one in tried)
+        parked = Prepared(settle_parked(tried, [DELIVERED] * len(tried), rules), again)
+    with database.reading() as connection:
+        rows = {
+            table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
+            for table in m.metadata.sorted_tables
+        }
+    base = frozenset((row_id, one.id) for one in courier.scripted.got)
+    assert [len(rows[name]) for name in ("parked", "dead_letters")] == [1, 2]
+    letters = frozenset((row["target_id"], row["lane"], row["seq"]) for row in rows["dead_letters"])
+    return World(database, target, row_id, lease, parked, pending, rows, base, letters=letters)
+
+
+def _apart() -> tuple[str, str]:
+    """Two keys of different partitions."""
+    keys = [f"key-{number}" for number in range(20)]
+    return keys[0], next(key for key in keys if key_hash("images", key) % 2 != key_hash("images", keys[0]) % 2)
+
+
+class Worker:
+    """What one of the two sides works with: a worker's context, whose target takes everything."""
+
+    def __init__(self, name: str, url: str, folder: Path) -> None:
+        environ = {
+            "BUCKETWIRE_DATABASE_URL": url,
+            "BUCKETWIRE_VAR": str(folder),
+            "BUCKETWIRE_LEASE": f"{_LEASE // 1000}s",
+        }
+        self.context = Context(Settings.from_environ(environ))
+        self.side = Side(name, self.context.database)
+        self.world: World
+        self.context.pool.work = self._work  # type: ignore[method-assign]
+
+    def _work(self, stored: StoredTarget) -> Work:
+        def take(one: Event) -> Outcome:
+            self.world.delivered.add((stored.row_id, one.id))
+            return DELIVERED
+
+        return Work(str(stored.target), Scripted(take), Policy.LOG, RetrySchedule(), 1000, Pace(10, 10))
+
+    def close(self) -> None:
+        """Close its connections."""
+        self.context.close()
+
+
+Operation = Callable[[Worker, World], None]
+
+
+def append(worker: Worker, world: World) -> None:
+    """A frontend's request with one event of each object."""
+    k, j = _apart()
+    Log(worker.context.database).append([[event(k), event(j)]])
+
+
+def offer(worker: Worker, world: World) -> None:
+    """A drain."""
+    worker.context.leases.offer(now_ms())
+    worker.context.leases.advance_idle(now_ms())
+
+
+def claim(worker: Worker, world: World) -> None:
+    """A worker that takes the lanes of the stopped one, and begins."""
+    lease = worker.context.leases.claim(world.row_id, range(2), uuid4().hex, now_ms())
+    if lease is not None:
+        world.claimed.append(tuple(lease.positions))
+
+
+def renew(worker: Worker, world: World) -> None:
+    """The stopped worker's renewal, late."""
+    worker.context.leases.renew(copy.deepcopy(world.lease), now_ms())
+
+
+def release(worker: Worker, world: World) -> None:
+    """The stopped worker gives back what it held."""
+    worker.context.leases.release(copy.deepcopy(world.lease))
+
+
+def settle_parked_event(worker: Worker, world: World) -> None:
+    """The stopped worker settles the parked event, which was delivered."""
+    _settle(worker, world, world.parked)
+
+
+def settle_pending_events(worker: Worker, world: World) -> None:
+    """The stopped worker settles the next events of both partitions; one goes behind a parked one."""
+    _settle(worker, world, world.pending)
+
+
+def _settle(worker: Worker, world: World, prepared: Prepared) -> None:
+    world.delivered |= {(world.row_id, event_id) for event_id in prepared.sent}
+    worker.context.store.settle(copy.deepcopy(world.lease), copy.deepcopy(prepared.settlement), now_ms())
+
+
+def deliver(worker: Worker, world: World) -> None:
+    """A task: look the target up, claim, work off everything that is due, release."""
+    worker.context.deliver(world.target, range(2))
+
+
+def begin_replay(worker: Worker, world: World) -> None:
+    """An operator begins a replay of everything."""
+    begun = Replays(worker.context.database).begin(world.target, Selection())
+    c, e = m.cursors.c, m.events.c
+    query = sa.select(e.id).where(
+        sa.exists().where(c.replay_id == begun.replay_id, c.lane == e.lane, c.position < e.seq, e.seq <= c.until)
+    )
+    with world.database.reading() as connection:  # not of this side, so nothing happens in between
+        world.retained.append(frozenset(connection.execute(query).scalars()))
+
+
+def replay_dead_letters(worker: Worker, world: World) -> None:
+    """An operator replays every dead letter."""
+    DeadLetters(worker.context.database).replay(Filter())
+
+
+def purge_dead_letters(worker: Worker, world: World) -> None:
+    """An operator throws every dead letter away."""
+    DeadLetters(worker.context.database).purge(Filter())
+
+
+def purge_log(worker: Worker, world: World) -> None:
+    """The retention removes what is done with, whatever its age."""
+    purge(worker.context.database, now_ms() + _LATER)
+
+
+def pause(worker: Worker, world: World) -> None:
+    """An operator pauses the target."""
+    registry(worker.context.database).pause(world.target, "for a test")
+
+
+def recreate(worker: Worker, world: World) -> None:
+    """An operator removes the target with all it has and makes one of the same name."""
+    found = registry(worker.context.database)
+    found.remove(world.target, force=True)
+    add_target(worker.context.database)
+
+
+def recreate_and_append(worker: Worker, world: World) -> None:
+    """As `recreate`; then an event is recorded for the new target."""
+    recreate(worker, world)
+    append(worker, world)
+
+
+def change_rules(worker: Worker, world: World) -> None:
+    """An operator replaces the rules of a bucket."""
+    rule = Rule(bucket="images", events=("s3:ObjectCreated:*",), prefix="", suffix="", target=world.target, rule_id="r")
+    registry(worker.context.database).replace_rules("images", [rule])
+
+
+OPERATIONS: Sequence[Operation] = (
+    append, offer, claim, renew, release, settle_parked_event, settle_pending_events, deliver, begin_replay,
+    replay_dead_letters, purge_dead_letters, purge_log, pause, recreate, change_rules,
+)  # fmt: skip
+
+_OF_ONE_THREAD = {settle_parked_event, settle_pending_events, release}  # of the stopped worker, one after the other
+
+
+def pairs() -> Iterator[tuple[Operation, Operation]]:
+    """Every two operations that can run at once, also one with itself."""
+    for place, first in enumerate(OPERATIONS):
+        for second in OPERATIONS[place:]:
+            if not {first, second} <= _OF_ONE_THREAD:
+                yield first, second
+
+
+def violations(world: World, workers: Sequence[Worker]) -> list[str]:
+    """What of the outbox's promises does not hold after a run; nothing is at work any more."""
+    found = [
+        f"{worker.side.name} failed: {worker.side.failure!r}"
+        for worker in workers
+        if worker.side.failure is not None and not isinstance(worker.side.failure, LeaseLost | UnknownTarget)
+    ]
+    found += [f"{worker.side.name} was refused: {text}" for worker in workers for text in worker.side.refused]
+    for entry in audit(world.database):
+        figures = (entry.books.pending, entry.books.parked, entry.books.dead, entry.books.purged)
+        if entry.difference or min(figures) < 0:
+            found.append(f"the counters do not balance: {entry}")
+    taken = [lane for lanes in world.claimed for lane in lanes]
+    if len(taken) != len(set(taken)):
+        found.append(f"partitions were claimed twice: {world.claimed}")
+    with world.database.reading() as connection:
+        tables = {
+            table.name: connection.execute(sa.select(table)).all()
+            for table in (m.events, m.cursors, m.parked, m.dead_letters, m.targets)
+        }
+    return found + list(_wrong(world, tables))
+
+
+def _wrong(world: World, tables: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    logged = {(row.lane, row.seq): row for row in tables["events"]}
+    positions = {(row.target_id, row.lane): row.position for row in tables["cursors"] if row.replay_id == m.WHOLE_LOG}
+    parked = {(row.target_id, row.lane, row.seq) for row in tables["parked"]}
+    dead = {(row.target_id, row.lane, row.seq) for row in tables["dead_letters"]}
+    if both := parked & dead:
+        yield f"parked and dead at once: {both}"
+    for target_id, lane, seq in parked | dead:
+        if (lane, seq) not in logged:
+            yield f"the event of {(target_id, lane, seq)} is gone from the log"
+        if seq > positions[target_id, lane]:
+            yield f"{(target_id, lane, seq)} is ahead of its cursor"
+    purged = world.letters if any(row.purged for row in tables["targets"]) else frozenset()
+    for (lane, seq), row in logged.items():
+        for target_id in map(int, filter(None, row.targets.split(","))):
+            place = (target_id, lane, seq)
+            passed = seq <= positions.get((target_id, lane), 0)
+            if passed and place not in parked | dead | purged and (target_id, row.id) not in world.delivered:
+                yield f"{place} counts as settled and was never delivered"
+    yield from _headless(tables["parked"])
+    yield from _missent(world, {row.id: row.targets for row in logged.values()})
+    if any(row.id == world.row_id for row in tables["targets"]):
+        left = {row.id for row in logged.values()}
+        for retained in world.retained:
+            if gone := retained - left:
+                yield f"a running replay lost events: {gone}"
+
+
+def _headless(parked: Sequence[Any]) -> Iterator[str]:
+    heads: dict[tuple[int, int, int], Any] = {}
+    for row in sorted(parked, key=lambda row: row.seq):
+        heads.setdefault((row.target_id, row.lane, row.key_hash), row)
+    for place, row in heads.items():
+        if row.not_before >= m.NEVER:
+            yield f"no parked event of {place} is ever due"
+
+
+def _missent(world: World, targets: Mapping[str, str]) -> Iterator[str]:
+    for row_id, event_id in world.delivered:
+        if f",{row_id}," not in targets.get(event_id, f",{row_id},"):
+            yield f"an event for {targets[event_id]} was sent to target {row_id}"

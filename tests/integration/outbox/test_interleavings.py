@@ -1,0 +1,119 @@
+"""Any two operations of the outbox at once, in any order of their statements, keep what the outbox promises."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.outbox import dead_letters, purge
+from app.outbox.database import Database
+from tests.builders import migrated, registry
+from tests.integration.outbox.interleaving import Done, Explorer, LockWaits, Operations
+from tests.integration.outbox.operations import (
+    Operation,
+    Worker,
+    World,
+    begin_replay,
+    build,
+    deliver,
+    pairs,
+    purge_log,
+    recreate_and_append,
+    replay_dead_letters,
+    settle_parked_event,
+    violations,
+)
+
+on_servers = pytest.mark.parametrize("outbox_url", ["postgresql", "mysql"], indirect=True)
+Orders = Callable[[Explorer, Operations], Iterator[Done]]
+
+
+@pytest.fixture
+def database(outbox_url: str) -> Iterator[Database]:
+    """An empty log of two partitions."""
+    opened = migrated(outbox_url, lanes=2)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def workers(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Sequence[Worker]]:
+    """The two sides; the database is migrated already."""
+    made = [Worker(name, outbox_url, tmp_path) for name in ("A", "B")]
+    yield made
+    for worker in made:
+        worker.close()
+
+
+def broken(
+    workers: Sequence[Worker], world: World, first: Operation, second: Operation, orders: Orders
+) -> Iterator[str]:
+    """For each order after which something did not hold: what that was, and the order."""
+
+    def operations() -> list[partial[None]]:
+        world.reset()
+        for worker in workers:
+            worker.world = world
+        return [partial(one, worker, world) for one, worker in zip((first, second), workers, strict=True)]
+
+    explorer = Explorer([worker.side for worker in workers], LockWaits(world.database))
+    for done in orders(explorer, operations):
+        if wrong := violations(world, workers):
+            steps = [f"  {workers[number].side.name}: {step.text[:180]}" for number, step in done]
+            yield "\n".join([f"A {first.__name__}, B {second.__name__}", *wrong, *steps])
+
+
+@on_servers
+@pytest.mark.timeout(600)
+def test_two_operations_of_which_one_interrupts_the_other_keep_every_promise(
+    database: Database, workers: Sequence[Worker]
+) -> None:
+    world = build(database)
+    for first, second in [*pairs(), (deliver, recreate_and_append)]:
+        assert next(broken(workers, world, first, second, Explorer.interrupted_once), "") == ""
+
+
+@on_servers
+@pytest.mark.heavy
+@pytest.mark.timeout(7200)
+def test_two_operations_in_every_order_of_their_statements_keep_every_promise(
+    database: Database, workers: Sequence[Worker]
+) -> None:
+    world = build(database)
+    for first, second in [*pairs(), (deliver, recreate_and_append)]:
+        assert next(broken(workers, world, first, second, Explorer.every_order), "") == ""
+
+
+@on_servers
+def test_the_explorer_finds_a_dead_letter_that_is_replayed_without_the_locks_of_its_cursors(
+    database: Database, workers: Sequence[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "lock_cursors", lambda *_: [])
+    found = broken(workers, build(database), settle_parked_event, replay_dead_letters, Explorer.interrupted_once)
+    assert any("is ever due" in text for text in found)
+
+
+@on_servers
+def test_the_explorer_finds_a_purge_that_does_not_see_a_replay_begin(
+    database: Database, workers: Sequence[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(purge, "lock_tail", lambda _: None)
+    found = broken(workers, build(database), purge_log, begin_replay, Explorer.interrupted_once)
+    assert any("a running replay lost events" in text for text in found)
+
+
+@on_servers
+def test_the_explorer_finds_a_claim_by_the_name_of_a_target(
+    database: Database, workers: Sequence[Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = build(database)
+    for worker in workers:
+
+        def by_name(_row_id: int, *rest: Any, worker: Worker = worker, claim: Any = worker.context.leases.claim) -> Any:
+            return claim(registry(worker.context.database).target(world.target).row_id, *rest)
+
+        monkeypatch.setattr(worker.context.leases, "claim", by_name)
+    found = broken(workers, world, deliver, recreate_and_append, Explorer.interrupted_once)
+    assert any("was sent to target" in text for text in found)
