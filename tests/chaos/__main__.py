@@ -20,7 +20,7 @@ from tests.acceptance.flow import Flow, Poster
 from tests.acceptance.killing import BROKERS, OUTBOXES, make_targets, serving
 from tests.acceptance.ledger import Ledger
 from tests.chaos.operations import Operator
-from tests.chaos.plan import draw, parts_of
+from tests.chaos.plan import KILL, PARTS, STOP, draw, parts_of
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
 from tests.system import stop_all, system
@@ -37,7 +37,7 @@ def write(line: str) -> None:
 
 def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
     """Do it over one set-up, and print a row for each round; whether all were sound."""
-    plan = draw(given.seed, given.rounds, parts_of(outbox))
+    plan = draw(given.seed, given.rounds, parts_of(outbox), given.only)
     rng, began, sound = Random(given.seed), time.monotonic(), True
     write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
     with (
@@ -86,6 +86,8 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--lease", type=float, default=6, help="BUCKETWIRE_LEASE in seconds; a stop lasts three (default %(default)s)")
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
+    singles = [f"{action} {part}" for action in (KILL, STOP) for part in PARTS]
+    add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
     names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
     add("--all", action="store_true", help=f"one after the other: {names}")
     return parser.parse_args(given)

@@ -72,11 +72,19 @@ def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server 
 def _child(role: Role, fault: Fault, number: signal.Signals) -> Effect:
     def pick() -> int:
         children = sorted(role.children(), key=lambda process: process.pid)
-        return children[int(fault.pick * len(children))].pid
+        some = _at_work(children) or children
+        return some[int(fault.pick * len(some))].pid
 
     if number is signal.SIGSTOP:
         return _stopped(pick)
     return Effect(lambda: os.kill(pick(), number), lambda: None)
+
+
+def _at_work(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that are doing something: what is stopped shall have something in hand."""
+    before = [process.cpu_times() for process in processes]
+    time.sleep(0.05)
+    return [process for process, then in zip(processes, before, strict=True) if process.cpu_times() != then]
 
 
 def _stopped(pick: Callable[[], int]) -> Effect:

@@ -57,14 +57,19 @@ class Round:
         return " + ".join(map(str, self.faults))
 
 
-def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS) -> list[Round]:
-    """So many rounds over these parts: each single fault and each operation as often as another."""
+def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[str] = ()) -> list[Round]:
+    """So many rounds over these parts: each single fault and each operation as often as another.
+
+    `only` names single faults ("stop worker's child"): then there are no others, and no two at once.
+    """
     rng = Random(seed)
-    singles = _cycled(rng, [(action, part) for action in (KILL, STOP) for part in parts])
+    all_singles = [(action, part) for action in (KILL, STOP) for part in parts]
+    singles = _cycled(rng, [each for each in all_singles if not only or " ".join(each) in only])
     operations = _cycled(rng, OPERATIONS)
     drawn = []
     for number in range(1, rounds + 1):
-        faults = (_fault(rng, *next(singles)),) if number % EVERY_DOUBLE else _two_at_once(rng, parts)
+        single = only or number % EVERY_DOUBLE
+        faults = (_fault(rng, *next(singles)),) if single else _two_at_once(rng, parts)
         drawn.append(Round(faults, next(operations), rng.random(), rng.random(), rng.random()))
     return drawn
 

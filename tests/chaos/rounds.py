@@ -18,6 +18,7 @@ from tests.services import until
 from tests.system import System
 
 RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
+AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
 SETTLE_WITHIN = 600  # seconds until everything of a round has to be delivered
 _LINE = "{:<42}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>9}{:>11}"
 _COLUMNS = ("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "at work", "caught up")
@@ -76,10 +77,11 @@ class Chaos:
 
     def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> None:
         """Let the faults begin with posts and deliveries on their way, and return when all goes on again."""
-        before, deliveries, quarter = self.flow.taken, sum(watch.look()), share // 4
-        drops = [share // 2 // MEANWHILE] * MEANWHILE
-        self.flow.allow_more(quarter)
-        posts, posters = int(plan.posts * quarter), len(self.flow.posters)
+        before, deliveries, first = self.flow.taken, sum(watch.look()), int(share * AT_FIRST)
+        drops = [int(share * DURING / MEANWHILE)] * MEANWHILE
+        rest = share - first - sum(drops)
+        self.flow.allow_more(first)
+        posts, posters = int(plan.posts * first), len(self.flow.posters)
         until(lambda: self.flow.taken >= before + posts * posters, RESUME_WITHIN, what="posts before the fault")
         enough = deliveries + int(plan.deliveries * posts * posters)
         until(lambda: sum(watch.settled) >= enough or watch.idle(), RESUME_WITHIN, what="deliveries before the fault")
@@ -88,7 +90,7 @@ class Chaos:
         def last_is_over() -> None:
             at_end.append((self.flow.taken, watch.known, time.monotonic()))
             watch.killed(incident)
-            self.flow.allow_more(share - quarter - share // 2 // MEANWHILE * MEANWHILE + sum(drops))
+            self.flow.allow_more(rest + sum(drops))
 
         carried = effects(plan.faults, self.whole, self.servers)
         with ThreadPoolExecutor(1) as pool:

@@ -32,7 +32,7 @@ HOUR = 3600
 DOWN = (1 / 10, 1 / 10 + 1 / 6)  # of each hour: from the 6th minute for ten minutes
 PURGE_EVERY = 600  # seconds, as beat has it; a shorter run asks for purges of its own
 SETTLE_WITHIN = 300  # seconds after the last event
-_LINE = "{:<13}{:<13}{:>13}{:>13}{:>13}{:>16}{:>13}{:>13}  {}"
+_LINE = "{:<13}{:<13}{:>15}{:>15}{:>15}{:>16}{:>15}{:>15}  {}"
 
 
 def write(line: str) -> None:
@@ -174,7 +174,7 @@ def report(series: Mapping[Measure, Sequence[Sample]], rate: float, purge_every:
         if found.grows and not verdict:
             clean, verdict = False, "<-- GROWS"
         write(line(measure, found, rate, verdict))
-    memory = LIMITS["PSS"].absolute
+    memory = LIMITS["memory"].absolute
     span = max((samples[-1][0] for samples in series.values() if samples), default=0.0) * (1 - WARM_UP)
     if span and rate:
         write(
@@ -187,7 +187,7 @@ def report(series: Mapping[Measure, Sequence[Sample]], rate: float, purge_every:
 def line(measure: Measure, found: Trend, rate: float, verdict: str) -> str:
     """One row of the table."""
     shown = _seconds if measure.what.startswith("latency") else _count
-    if measure.what in ("PSS", "RSS", "bytes"):
+    if measure.what in ("memory", "RSS", "bytes"):
         shown = _kib
     values = (found.first, found.last, found.slope * HOUR, found.slope * 1000 / rate, found.drift, found.limit)
     return _LINE.format(measure.of, measure.what, *map(shown, values), verdict)

@@ -149,6 +149,12 @@ def test_a_plan_has_every_single_fault_and_every_operation() -> None:
     assert sum(len(each.faults) == 2 for each in plan) == 12
 
 
+def test_a_plan_of_one_fault_has_no_other() -> None:
+    plan = draw("1", 9, only=["stop worker's child"])
+    assert {str(each) for each in plan} == {"stop worker's child"}
+    assert len({each.operation for each in plan}) == len(OPERATIONS)
+
+
 def test_two_faults_at_once_meet_while_the_first_lasts_and_never_in_one_process() -> None:
     doubles = [each.faults for number in range(20) for each in draw(str(number), 36) if len(each.faults) == 2]
     for one, two in doubles:

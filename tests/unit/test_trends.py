@@ -40,10 +40,10 @@ def test_what_stays_or_falls_does_not_grow() -> None:
 def test_a_leak_of_1_kib_in_1000_events_shows_in_the_default_run_among_noise() -> None:
     wobble, rate = noise(400 * KIB), 500
     leaking = series(lambda at: 80_000 * KIB + at * rate / 1000 * KIB + wobble(at))
-    assert trend(judged(leaking), LIMITS["PSS"]).grows
+    assert trend(judged(leaking), LIMITS["memory"]).grows
     wobble = noise(400 * KIB)
     sound = series(lambda at: 80_000 * KIB + wobble(at))
-    assert not trend(judged(sound), LIMITS["PSS"]).grows
+    assert not trend(judged(sound), LIMITS["memory"]).grows
 
 
 def test_neither_outliers_nor_one_step_are_a_trend() -> None:
