@@ -63,7 +63,6 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
                 write(str(row))
                 sound = sound and row.sound
                 if row.problem:
-                    write(chaos.describe())
                     break
         stop_all(whole.roles)  # by now each has written what it still had in hand
         row = Row("service stopped", "", figures=chaos.verification.look())

@@ -69,7 +69,7 @@ class Chaos:
                 self._hurt(plan, share, lease, watch, incident)
                 self._settle()
         except (AssertionError, RuntimeError) as error:  # too late, or a server that does not start
-            row.problem = str(error).splitlines()[0]
+            row.problem = f"{str(error).splitlines()[0]}; {self.describe()}"
         row.events = self.flow.taken - taken
         row.resumed, row.recovered = max(incident.resumed, default=None), max(incident.recovered, default=None)
         row.figures = self.verification.look()
@@ -109,7 +109,7 @@ class Chaos:
         """Return when everything is delivered, dead letters included."""
         until(lambda: self.flow.all_taken, SETTLE_WITHIN, what="the last event taken")
         while True:
-            until(self._quiet, SETTLE_WITHIN, what=f"everything delivered: {self.describe()}")
+            until(self._quiet, SETTLE_WITHIN, what="everything delivered")
             if not self.operator.replay_dead_letters():
                 return
 
@@ -123,7 +123,7 @@ class Chaos:
             f"{entry.target} pending {entry.pending} parked {entry.parked} dead {entry.dead}"
             for entry in self.flow.books()
             if entry.pending or entry.parked or entry.dead
-        )
+        ) or ("nothing waits" if self.flow.books() else "the outbox cannot be read")
 
 
 def end_all(carried: Sequence[Effect]) -> None:
