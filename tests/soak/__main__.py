@@ -25,7 +25,7 @@ from tests.services import until
 from tests.services.child import run_to_end
 from tests.soak.load import LIST, Latencies, Load
 from tests.soak.sampling import LIMITS, NOT_JUDGED, Measure, Sampler, write_samples
-from tests.soak.trends import WARM_UP, Sample, Trend, envelope, judged, trend
+from tests.soak.trends import WARM_UP, Sample, Trend, envelope, judged, trend, warm_up
 from tests.system import BUCKETWIRE, System, system
 
 HOUR = 3600
@@ -175,7 +175,8 @@ def report(series: Mapping[Measure, Sequence[Sample]], rate: float, purge_every:
             clean, verdict = False, "<-- GROWS"
         write(line(measure, found, rate, verdict))
     memory = LIMITS["memory"].absolute
-    span = max((samples[-1][0] for samples in series.values() if samples), default=0.0) * (1 - WARM_UP)
+    whole = max((samples[-1][0] for samples in series.values() if samples), default=0.0)
+    span = whole - warm_up(whole)
     if span and rate:
         write(
             f"a leak shows here from {memory / 1024 / (span * rate / 1000):.2f} KiB per 1,000 events on; one of 1 KiB "

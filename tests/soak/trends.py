@@ -10,6 +10,7 @@ from statistics import median
 POINTS = 240  # a longer series is thinned to so many medians: every pair of points is looked at
 STEADY = 0.25  # share of the slope that each half has to have for itself: with one step a half has none
 WARM_UP = 1 / 3  # share of a run that is not judged: caches fill, pools open, and the first outage passes
+LEAST_WARM_UP = 300.0  # seconds of it, but never more than half of a run: so long do processes grow by themselves
 
 Sample = tuple[float, float]  # seconds, value
 
@@ -64,11 +65,16 @@ def trend(samples: Sequence[Sample], limit: Limit) -> Trend:
     return Trend(median(values[:end]), median(values[-end:]), slope, span, steady, limit.of(values))
 
 
-def judged(samples: Sequence[Sample], warm_up: float = WARM_UP) -> Sequence[Sample]:
-    """The samples after the warm-up, a share of the time that all of them span."""
+def warm_up(span: float) -> float:
+    """How many seconds of a run of so many are not judged."""
+    return min(max(WARM_UP * span, LEAST_WARM_UP), span / 2)
+
+
+def judged(samples: Sequence[Sample]) -> Sequence[Sample]:
+    """The samples after the warm-up of the time that all of them span."""
     if not samples:
         return samples
-    begin = samples[0][0] + warm_up * (samples[-1][0] - samples[0][0])
+    begin = samples[0][0] + warm_up(samples[-1][0] - samples[0][0])
     return [sample for sample in samples if sample[0] >= begin]
 
 

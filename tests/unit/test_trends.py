@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from tests.soak.sampling import KIB, LIMITS
-from tests.soak.trends import Limit, Sample, envelope, judged, trend
+from tests.soak.trends import Limit, Sample, envelope, judged, trend, warm_up
 
 HOUR = 3600
 EVERY = 5
@@ -70,10 +70,11 @@ def test_a_limit_may_be_a_share_of_what_is_usual() -> None:
 
 def test_the_warm_up_is_not_judged() -> None:
     warming = series(lambda at: min(at, HOUR / 3))
-    assert judged(warming)[0][0] == HOUR / 3
+    assert judged(warming)[0][0] == pytest.approx(HOUR / 3, abs=EVERY)
     assert not trend(judged(warming), Limit(1)).grows
     assert trend(warming, Limit(1)).drift > 1
     assert judged([]) == []
+    assert [warm_up(60 * minutes) for minutes in (4, 10, 12, 60)] == [120, 300, 300, 1200]
 
 
 def test_a_few_samples_are_no_series() -> None:
