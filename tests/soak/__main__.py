@@ -30,7 +30,6 @@ from tests.system import BUCKETWIRE, System, system
 
 HOUR = 3600
 DOWN = (1 / 10, 1 / 10 + 1 / 6)  # of each hour: from the 6th minute for ten minutes
-PURGE_EVERY = 600  # seconds, as beat has it; a shorter run asks for purges of its own
 SETTLE_WITHIN = 300  # seconds after the last event
 _LINE = "{:<13}{:<13}{:>15}{:>15}{:>15}{:>16}{:>15}{:>15}  {}"
 
@@ -62,12 +61,13 @@ class Scenario:
         if seconds > self.hour / 12 * (self._replays + 1):
             self._replays += 1
             self._replay()
+        # Beat purges every ten minutes; only a shorter run asks for purges of its own.
         if self.hour < HOUR and seconds > self.hour / 6 * self._purges:
             self._purges += 1
             self._purge()
 
     def _replay(self) -> None:
-        """Deliver the last twelfth of five minutes again."""
+        """Deliver the newest events again: of an hour's run those of 25 seconds."""
         target = ("webhook:all", "redis:namespace", "postgresql:namespace")[self._replays % 3]
         since = now_ms() - int(self.hour / 12 / 12 * 1000)
         self.whole.ask("POST", "/v1/replays", json={"target": target, "since": since})
