@@ -81,18 +81,14 @@ class Verification:
             self.ledger.record(poster.sent, spans)
             poster.sent.clear()
             poster.spans.clear()
+        delivered = [request for request in self.servers.receiver.take() if request.status == 200]
         for name, path in (("webhook", "/"), ("strict", "/strict")):
-            self.ledger.arrive(name, self._posted(path))
-        self.servers.receiver.forget()
+            self.ledger.arrive(name, [request.json()["Records"][0] for request in delivered if request.path == path])
         self.ledger.arrive("Redis list", self._listed("list"))
         for key in self.operator.streams:
             if key != "strict":
                 self.ledger.arrive(key, self._listed(key))
         self.ledger.arrive("PostgreSQL log", self._logged())
-
-    def _posted(self, path: str) -> list[Record]:
-        requests = self.servers.receiver.requests(path)
-        return [orjson.loads(request.body)["Records"][0] for request in requests if request.status == 200]
 
     def _listed(self, key: str) -> list[Record]:
         with self.servers.redis.client() as client, client.pipeline(transaction=True) as both:
