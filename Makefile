@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench chaos explore
+.PHONY: run test servers lint types fmt bench chaos soak explore
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -35,9 +35,14 @@ fmt: $(VENV)/.developing
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench
 
-# The long form of the test that kills everything: half an hour. A shorter one: make chaos CHAOS="--events 100000 --rounds 22"
+# Kill and stop processes while events flow: make chaos CHAOS=--all (three set-ups, 300,000 events each), or a short
+# one: make chaos CHAOS="--events 20000 --rounds 11"
 chaos: $(VENV)/.developing servers
 	$(BIN)/python -m tests.chaos $(CHAOS)
+
+# An hour at 500 events a second, to see whether anything grows. A shorter one: make soak SOAK="--minutes 10 --rate 50"
+soak: $(VENV)/.developing servers
+	$(BIN)/python -m tests.soak $(SOAK)
 
 # The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
 explore: $(VENV)/.developing servers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ class Poster:
     rng: Random
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
+    spans: list[tuple[float, float]] = field(init=False, default_factory=list)  # each taken one's post: from, to
     taken: int = 0
     refused: Counter[str] = field(default_factory=Counter)  # what posts were answered that were not answered 202
 
@@ -43,11 +45,12 @@ class Poster:
             while share := flow.wait_for_share(self.taken):
                 batch = [self.rng.choice(self.buckets).next() for _ in range(min(share, self.rng.randint(20, 200)))]
                 self.sent += batch
-                content = orjson.dumps({"Records": batch})
+                content, began = orjson.dumps({"Records": batch}), time.monotonic()
                 while refusal := self._refusal(client, flow.whole.api.url, content):
                     self.refused[refusal] += 1
                     if flow.over.wait(0.05):
                         return
+                self.spans += [(began, time.monotonic())] * len(batch)
                 self.taken += len(batch)
 
     @staticmethod

@@ -26,20 +26,41 @@ PATIENCE = 40  # seconds after a kill until events have to come in and go out ag
 class Servers:
     """What the service works with; the outbox and Redis keep what they confirmed, the broker comes back empty."""
 
-    broker: services.Redis
-    database: services.Postgres
+    broker: services.Redis | services.RabbitMQ
+    database: services.Postgres | services.MariaDB | None  # none where the outbox is an SQLite file
     redis: services.Redis
     postgres: services.Postgres
     receiver: services.Receiver
 
+    def create_outbox(self) -> str:
+        """The URL of an empty outbox database."""
+        if self.database is None:
+            return f"sqlite:///{services.new_folder('outbox')}/outbox.db"
+        return self.database.create_database("outbox")
+
+
+OUTBOXES: dict[str, Callable[[], services.Postgres | services.MariaDB | None]] = {
+    "postgresql": lambda: services.postgres(durable=True),
+    "mariadb": services.mariadb,
+    "sqlite": lambda: None,
+}
+BROKERS: dict[str, Callable[[], services.Redis | services.RabbitMQ]] = {
+    "redis": services.redis,
+    "rabbitmq": services.rabbitmq,
+}
+
 
 @contextmanager
-def serving() -> Iterator[Servers]:
-    """Servers of one's own, as they will be killed."""
+def serving(outbox: str = "postgresql", broker: str = "redis") -> Iterator[Servers]:
+    """Servers of one's own, as they will be killed; `outbox` and `broker` as `OUTBOXES` and `BROKERS` name them."""
     with ExitStack() as stack:
+        task_broker, database = BROKERS[broker](), OUTBOXES[outbox]()
+        for server in (task_broker, database):
+            if server is not None:
+                stack.callback(server.stop)
         yield Servers(
-            broker=stack.enter_context(services.redis()),
-            database=stack.enter_context(services.postgres(durable=True)),
+            broker=task_broker,
+            database=database,
             redis=stack.enter_context(services.redis(durable=True)),
             postgres=stack.enter_context(services.postgres()),
             receiver=stack.enter_context(services.receiver()),
@@ -63,6 +84,7 @@ class Victim:
 def victims(whole: System, servers: Servers, rng: Random) -> list[Victim]:
     """Each role, its children, and each server."""
     [worker] = whole.workers
+    assert servers.database is not None
 
     def restart(server: services.Server) -> Callable[[], None]:
         def kill() -> None:
@@ -95,11 +117,18 @@ def victims(whole: System, servers: Servers, rng: Random) -> list[Victim]:
 
 @dataclass
 class Watch:
-    """Looks at the books ten times a second, and notes for each kill when all from before it was delivered."""
+    """Looks at the books ten times a second, and notes for each kill when all from before it was delivered.
+
+    Only targets that get everything, for the whole of the run, are looked at.
+    """
 
     flow: Flow
     patience: float = PATIENCE  # seconds until all from before the last kill has to be delivered
+    targets: frozenset[str] = frozenset()  # `type:name` of those that are looked at; none named: all
+    known: Sequence[int] = ()  # how many were settled at each target when that was last known
     _settled: Sequence[int] = ()
+    _done: Sequence[bool] = ()  # whether each target had settled all that was taken by then
+    _taken: int = 0  # how many were, by then
     _open: list[tuple[Victim, int]] = field(default_factory=list)
     _over: threading.Event = field(default_factory=threading.Event)
     _looking: Future[None] = field(default_factory=Future)
@@ -132,8 +161,12 @@ class Watch:
 
     def look(self) -> Sequence[int]:
         """Look now; what is settled at each target."""
-        books = self.flow.books()
+        taken = self.flow.taken
+        books = [entry for entry in self.flow.books() if not self.targets or str(entry.target) in self.targets]
         self._settled = [entry.delivered + entry.superseded for entry in books]
+        self.known = self._settled or self.known
+        self._done = [not entry.pending + entry.parked for entry in books]
+        self._taken = taken
         oldest = min((entry.oldest or now_ms() for entry in books), default=0)
         for victim, at in [(victim, at) for victim, at in self._open if oldest > at]:
             self._open.remove((victim, at))
@@ -142,12 +175,18 @@ class Watch:
 
     def idle(self) -> bool:
         """Nothing is left to deliver, and nothing more may be posted."""
-        return self.flow.all_taken and set(self.settled) == {self.flow.taken}
+        return self._all_known and bool(self.settled) and all(self._done)
+
+    @property
+    def _all_known(self) -> bool:
+        """Everything that may be posted was taken before the last look."""
+        return self.flow.all_taken and self._taken == self.flow.taken
 
     def moves(self, taken: int, before: Sequence[int]) -> bool:
         """Events come in, unless all have, and go out to every target, unless all have."""
         comes_in = self.flow.taken > taken or self.flow.all_taken
-        goes_out = [new > old or new == self.flow.taken for new, old in zip(self.settled, before, strict=False)]
+        over, now = self._all_known, zip(self.settled, before, self._done, strict=False)
+        goes_out = [new > old or (over and done) for new, old, done in now]
         return comes_in and bool(goes_out) and all(goes_out)
 
     def _run(self) -> None:
@@ -155,16 +194,24 @@ class Watch:
             self.look()
 
 
+def target_settings(servers: Servers) -> dict[str, dict[str, str]]:
+    """A log and a namespace in Redis and in PostgreSQL each, and a webhook: `type:name` to settings."""
+    place, dsn = f"{services.LOOPBACK}:{servers.redis.port}", servers.postgres.dsn("target")
+    return {
+        "redis:list": {"address": place, "key": "list", "format": "access"},
+        "redis:namespace": {"address": place, "key": "rows"},
+        "postgresql:access": {"connection_string": dsn, "table": "log", "format": "access"},
+        "postgresql:namespace": {"connection_string": dsn, "table": "rows"},
+        "webhook:all": {"endpoint": servers.receiver.url},
+    }
+
+
 def make_targets(whole: System, servers: Servers) -> None:
-    """A log and a namespace in Redis and in PostgreSQL each, and a webhook, all of which get everything."""
+    """Make the targets of `target_settings`, all of which get everything."""
     servers.postgres.create_database("target")
     create_log(servers.postgres, "target", "log")
-    place, dsn = f"{services.LOOPBACK}:{servers.redis.port}", servers.postgres.dsn("target")
-    whole.add_target("redis:list", address=place, key="list", format="access")
-    whole.add_target("redis:namespace", address=place, key="rows")
-    whole.add_target("postgresql:access", connection_string=dsn, table="log", format="access")
-    whole.add_target("postgresql:namespace", connection_string=dsn, table="rows")
-    whole.add_target("webhook:all", endpoint=servers.receiver.url)
+    for name, settings in target_settings(servers).items():
+        whole.add_target(name, **settings)
 
 
 def texts(found: dict[str, Record]) -> dict[str, bytes]:

@@ -45,7 +45,7 @@ def test_whatever_is_killed_nothing_is_lost_and_every_object_stays_in_order(
     servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rng = Random(os.environ.get("SEED", "1"))
-    with system(servers.database.create_database("outbox"), servers.broker.url) as whole:
+    with system(servers.create_outbox(), servers.broker.url) as whole:
         make_targets(whole, servers)
         began = time.monotonic()
         flow = Flow(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])

@@ -134,10 +134,15 @@ class Receiver(Server):
         until(lambda: len(self.requests()) >= count, timeout, what=f"{count} requests at the receiver")
         return self.requests()
 
+    def take(self) -> list[Request]:
+        """All requests so far, each only once: from here on they are forgotten."""
+        taken = self.requests()
+        self._seen.clear()
+        return taken
+
     def forget(self) -> None:
         """From here on `requests()` and `wait()` count from nothing."""
-        self.requests()
-        self._seen.clear()
+        self.take()
 
 
 def receiver(*, tls: bool = False, client_cert: bool = False) -> Receiver:

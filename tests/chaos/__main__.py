@@ -1,0 +1,108 @@
+"""`make chaos`: the long form of the acceptance tests that kill processes, with what each fault came to.
+
+    python -m tests.chaos --events 20000 --rounds 11
+    python -m tests.chaos --all --seed 7
+
+In each round processes are killed, or stopped for three leases and then continued, one or two at a time, while events
+flow and an operator changes something. When all is delivered again every target is read by a client of its own. A row
+is about one round. Ends with 1 where something was lost, made up, out of order or otherwise not as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from random import Random
+
+from tests.acceptance.flow import Flow, Poster
+from tests.acceptance.killing import BROKERS, OUTBOXES, make_targets, serving
+from tests.acceptance.ledger import Ledger
+from tests.chaos.operations import Operator
+from tests.chaos.plan import KILL, PARTS, STOP, draw, parts_of
+from tests.chaos.rounds import HEADINGS, Chaos, Row
+from tests.chaos.verification import Verification
+from tests.system import stop_all, system
+
+POSTERS = 4
+SET_UPS = (("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "redis"))
+
+
+def write(line: str) -> None:
+    """Write a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
+    """Do it over one set-up, and print a row for each round; whether all were sound."""
+    plan = draw(given.seed, given.rounds, parts_of(outbox), given.only)
+    rng, began, sound = Random(given.seed), time.monotonic(), True
+    write(f"outbox {outbox}, broker {broker}, seed {given.seed}, lease {given.lease} s\n{HEADINGS}")
+    with (
+        serving(outbox, broker) as servers,
+        system(
+            servers.create_outbox(),
+            servers.broker.url,
+            workers=2,
+            lease=f"{given.lease}s",
+            time_slice=f"{given.lease * 5 / 6:.1f}s",
+        ) as whole,
+    ):
+        make_targets(whole, servers)
+        flow = Flow(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
+        ledger = Ledger()
+        operator = Operator(whole, servers, ledger, given.lease)
+        operator.make_targets()
+        chaos = Chaos(whole, servers, flow, operator, Verification(whole, servers, flow, ledger, operator))
+        with flow.running():
+            for number, each in enumerate(plan):
+                share = given.events * (number + 1) // len(plan) - given.events * number // len(plan)
+                row = chaos.carry_out(each, share // POSTERS, given.lease)
+                write(str(row))
+                sound = sound and row.sound
+                if row.problem:
+                    break
+        stop_all(whole.roles)  # by now each has written what it still had in hand
+        row = Row("service stopped", "", figures=chaos.verification.look())
+        write(str(row))
+    faults = sum(len(each.faults) for each in plan[: number + 1])
+    write(
+        f"{flow.taken} events, {faults} faults in {number + 1} rounds, {time.monotonic() - began:.0f} s; "
+        f"posts refused: {dict(flow.refused)}\n"
+    )
+    return sound and row.sound
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=(__doc__ or "").partition("\n")[0])
+    add = parser.add_argument
+    add("--events", type=int, default=300_000, help="of each set-up (default %(default)s)")
+    add("--rounds", type=int, default=36, help="of each set-up (default %(default)s: every single fault, and 12 pairs)")
+    add("--seed", default="1", help="of what happens when (default %(default)s)")
+    add("--lease", type=float, default=6, help="BUCKETWIRE_LEASE in seconds; a stop lasts three (default %(default)s)")
+    add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
+    add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
+    singles = [f"{action} {part}" for action in (KILL, STOP) for part in PARTS]
+    add("--only", action="append", default=[], choices=singles, help="this single fault, and others so given")
+    names = ", ".join(f"{outbox} with {broker}" for outbox, broker in SET_UPS)
+    add("--all", action="store_true", help=f"one after the other: {names}")
+    return parser.parse_args(given)
+
+
+def main() -> int:
+    """The command."""
+    given = arguments()
+    set_ups = SET_UPS if given.all else [(given.outbox, given.broker)]
+    try:
+        results = [run(outbox, broker, given) for outbox, broker in set_ups]
+    except LookupError as error:  # a server that is not here
+        sys.stderr.write(f"chaos: {error}\n")
+        return 2
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,142 @@
+"""Carry out a fault: kill or stop a process, and bring it back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from tests.acceptance.killing import Servers
+from tests.chaos.plan import KILL, Fault
+from tests.services import Server
+from tests.system import Role, System
+
+MEANWHILE = 10
+
+
+@dataclass
+class Effect:
+    """A fault that can be carried out: `end` brings back what `begin` took, and does nothing a second time."""
+
+    begin: Callable[[], None]
+    end: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """Something to do `at` so many seconds after the first; `last` brings back the last thing that is away."""
+
+    at: float
+    act: Callable[[], None]
+    last: bool = False
+
+
+def effects(faults: Sequence[Fault], whole: System, servers: Servers) -> list[Effect]:
+    """What the faults of one round are in this system; two that meet a worker meet different ones."""
+    first = int(faults[0].pick * len(whole.workers))
+    workers = [whole.workers[(first + number) % len(whole.workers)] for number in range(len(faults))]
+    return [_effect(fault, worker, whole, servers) for fault, worker in zip(faults, workers, strict=True)]
+
+
+def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effect:
+    kill = fault.action == KILL
+    if fault.part.endswith("child"):
+        role = whole.api if fault.part.startswith("API") else worker
+        return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
+    if fault.part == "worker's parent":
+        return Effect(worker.kill_alone, _once(worker.start)) if kill else _stopped(lambda: worker.pid)
+    server = _servers(whole, servers, worker)[fault.part]
+    assert server is not None, f"there is no {fault.part}"
+    return Effect(server.kill, _once(server.start)) if kill else Effect(server.freeze, _once(server.thaw))
+
+
+def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:
+    return {
+        "API": whole.api,
+        "beat": whole.beat,
+        "drain": whole.drain,
+        "worker": worker,
+        "broker": servers.broker,
+        "database": servers.database,
+        "Redis target": servers.redis,
+        "PostgreSQL target": servers.postgres,
+        "webhook target": servers.receiver,
+    }
+
+
+def _child(role: Role, fault: Fault, number: signal.Signals) -> Effect:
+    def pick() -> int:
+        children = sorted(role.children(), key=lambda process: process.pid)
+        some = _at_work(children) or children
+        return some[int(fault.pick * len(some))].pid
+
+    if number is signal.SIGSTOP:
+        return _stopped(pick)
+    return Effect(lambda: os.kill(pick(), number), lambda: None)
+
+
+def _at_work(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Those that are doing something: what is stopped shall have something in hand."""
+    before = [process.cpu_times() for process in processes]
+    time.sleep(0.05)
+    return [process for process, then in zip(processes, before, strict=True) if process.cpu_times() != then]
+
+
+def _stopped(pick: Callable[[], int]) -> Effect:
+    """SIGSTOP one process alone, and SIGCONT it if it still lives."""
+    stopped: list[psutil.Process] = []
+
+    def begin() -> None:
+        stopped.append(psutil.Process(pick()))
+        stopped[0].suspend()
+
+    def end() -> None:
+        while stopped:
+            with contextlib.suppress(psutil.NoSuchProcess):  # by its number and its start: never another process
+                stopped.pop().resume()
+
+    return Effect(begin, end)
+
+
+def _once(act: Callable[[], object]) -> Callable[[], None]:
+    left = [act]
+
+    def end() -> None:
+        if left:
+            left.pop()()
+
+    return end
+
+
+def timeline(faults: Sequence[Fault], effects: Sequence[Effect], seconds: float) -> list[Step]:
+    """What to do and when, `seconds` being three leases; the last step is the last that brings something back."""
+    steps = [
+        step
+        for fault, effect in zip(faults, effects, strict=True)
+        for step in (
+            Step(fault.at * seconds, effect.begin),
+            Step((fault.at + fault.lasts) * seconds, effect.end),
+        )
+    ]
+    steps.sort(key=lambda step: step.at)  # stable: each begins before it ends
+    steps[-1] = Step(steps[-1].at, steps[-1].act, last=True)
+    return steps
+
+
+def carry_out(steps: Sequence[Step], meanwhile: Callable[[], None], before_last: Callable[[], None]) -> None:
+    """Take the steps at their times; `meanwhile` is called `MEANWHILE` times while something is away."""
+    began, length, called = time.monotonic(), max(step.at for step in steps), 0
+    for step in steps:
+        while (left := began + step.at - time.monotonic()) > 0:
+            time.sleep(min(left, length / MEANWHILE / 2))
+            while called < MEANWHILE * min(1.0, (time.monotonic() - began) / length) - 1:
+                called += 1
+                meanwhile()
+        if step.last:
+            before_last()
+        step.act()

@@ -1,0 +1,108 @@
+"""Draw what is done in a run: which faults, at which moments, and what an operator changes meanwhile.
+
+Everything is drawn before the run begins, so that a seed means the same plan however the run goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import TypeVar
+
+T = TypeVar("T")
+KILL, STOP = "kill", "stop"
+WORKER = ("worker", "worker's parent", "worker's child")
+API = ("API", "API's child")
+PARTS = (
+    *API,
+    "beat",
+    "drain",
+    *WORKER,
+    "broker",
+    "database",
+    "Redis target",
+    "PostgreSQL target",
+    "webhook target",
+)
+OPERATIONS = ("pause", "replay", "dead letters", "rules", "re-create", "settings")
+EVERY_DOUBLE = 3  # each third round has two faults at once
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault: `at` and `lasts` are shares of three leases, `pick` says which of several children it is."""
+
+    action: str
+    part: str
+    pick: float = 0.0
+    at: float = 0.0
+    lasts: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.action} {self.part}"
+
+
+@dataclass(frozen=True)
+class Round:
+    """The faults of one round, what is done meanwhile, and when in the flow of events all of it begins (0 to 1)."""
+
+    faults: tuple[Fault, ...]
+    operation: str
+    seed: float  # of the operation's own choices
+    posts: float
+    deliveries: float
+
+    def __str__(self) -> str:
+        return " + ".join(map(str, self.faults))
+
+
+def draw(seed: str, rounds: int, parts: Sequence[str] = PARTS, only: Sequence[str] = ()) -> list[Round]:
+    """So many rounds over these parts: each single fault and each operation as often as another.
+
+    `only` names single faults ("stop worker's child"): then there are no others, and no two at once.
+    """
+    rng = Random(seed)
+    all_singles = [(action, part) for action in (KILL, STOP) for part in parts]
+    singles = _cycled(rng, [each for each in all_singles if not only or " ".join(each) in only])
+    operations = _cycled(rng, OPERATIONS)
+    drawn = []
+    for number in range(1, rounds + 1):
+        single = only or number % EVERY_DOUBLE
+        faults = (_fault(rng, *next(singles)),) if single else _two_at_once(rng, parts)
+        drawn.append(Round(faults, next(operations), rng.random(), rng.random(), rng.random()))
+    return drawn
+
+
+def parts_of(outbox: str) -> tuple[str, ...]:
+    """What there is to hurt: SQLite has no server."""
+    return tuple(part for part in PARTS if not (outbox == "sqlite" and part == "database"))
+
+
+def _cycled(rng: Random, items: Sequence[T]) -> Iterator[T]:
+    while True:
+        yield from rng.sample(list(items), len(items))
+
+
+def _fault(rng: Random, action: str, part: str) -> Fault:
+    return Fault(action, part, pick=rng.random(), lasts=1.0 if action == STOP else 0.0)
+
+
+def _two_at_once(rng: Random, parts: Sequence[str]) -> tuple[Fault, Fault]:
+    """A second fault before the first is over: never in the same process, of which there may be only one."""
+    first = rng.choice(parts)
+    second = rng.choice([part for part in parts if not _same_process(first, part)])
+    actions = rng.choice([(STOP, KILL), (STOP, STOP), (KILL, KILL)])
+    one = Fault(actions[0], first, rng.random(), at=0.0, lasts=_lasts(rng, actions[0]))
+    two = Fault(actions[1], second, rng.random(), at=rng.random() * max(one.lasts, 0.1), lasts=_lasts(rng, actions[1]))
+    return one, two
+
+
+def _lasts(rng: Random, action: str) -> float:
+    """A stop lasts three leases; a killed server or role is away for up to one."""
+    return 1.0 if action == STOP else rng.random() / 3
+
+
+def _same_process(one: str, other: str) -> bool:
+    # There are two workers, and two faults of one round meet different ones.
+    return (one == other and one not in WORKER) or (one in API and other in API)

@@ -1,0 +1,133 @@
+"""One round: events flow, faults come and go, an operator changes something, and all of it has to be delivered."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, field
+
+from tests.acceptance.flow import Flow
+from tests.acceptance.killing import Servers, Victim, Watch, target_settings
+from tests.chaos.faults import MEANWHILE, Effect, carry_out, effects, timeline
+from tests.chaos.operations import Operator
+from tests.chaos.plan import Round
+from tests.chaos.verification import Figures, Verification
+from tests.services import until
+from tests.system import System
+
+RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
+AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
+SETTLE_WITHIN = 600  # seconds until everything of a round has to be delivered
+_LINE = "{:<42}{:<14}{:>8}{:>6}{:>12}{:>10}{:>13}{:>11}{:>8}{:>10}{:>9}{:>11}"
+_COLUMNS = ("lost", "unexpected", "repeated", "out of order", "went back", "mirror", "counters", "at work", "caught up")
+HEADINGS = _LINE.format("fault", "meanwhile", "events", *_COLUMNS)
+
+
+@dataclass
+class Row:
+    """What one round came to. Seconds are from the end of its last fault; `problem` is what did not come in time."""
+
+    faults: str
+    operation: str
+    events: int = 0
+    figures: Figures = field(default_factory=Figures)
+    resumed: float | None = None
+    recovered: float | None = None
+    problem: str = ""
+
+    @property
+    def sound(self) -> bool:
+        """Everything is as promised."""
+        return self.figures.sound and not self.problem
+
+    def __str__(self) -> str:
+        found = self.figures
+        counts = astuple(found)
+        seconds = ("" if each is None else f"{each:.1f} s" for each in (self.resumed, self.recovered))
+        line = _LINE.format(self.faults, self.operation, self.events, *counts, *seconds)
+        return f"{line}{'' if self.sound else '  <-- WRONG'}{f': {self.problem}' if self.problem else ''}"
+
+
+@dataclass
+class Chaos:
+    """A running service and what is done to it."""
+
+    whole: System
+    servers: Servers
+    flow: Flow
+    operator: Operator
+    verification: Verification
+
+    def carry_out(self, plan: Round, share: int, lease: float) -> Row:
+        """Do what one round's plan says, with `share` events of each poster, and verify everything at its end."""
+        row, taken = Row(str(plan), plan.operation), self.flow.taken
+        incident = Victim(str(plan), lambda: None)
+        try:
+            with Watch(self.flow, SETTLE_WITHIN, frozenset(target_settings(self.servers))).running() as watch:
+                self._hurt(plan, share, lease, watch, incident)
+                self._settle()
+        except (AssertionError, RuntimeError) as error:  # too late, or a server that does not start
+            row.problem = f"{str(error).splitlines()[0]}; {self.describe()}"
+        row.events = self.flow.taken - taken
+        row.resumed, row.recovered = max(incident.resumed, default=None), max(incident.recovered, default=None)
+        row.figures = self.verification.look()
+        return row
+
+    def _hurt(self, plan: Round, share: int, lease: float, watch: Watch, incident: Victim) -> None:
+        """Let the faults begin with posts and deliveries on their way, and return when all goes on again."""
+        before, deliveries, first = self.flow.taken, sum(watch.look()), int(share * AT_FIRST)
+        drops = [int(share * DURING / MEANWHILE)] * MEANWHILE
+        rest = share - first - sum(drops)
+        self.flow.allow_more(first)
+        posts, posters = int(plan.posts * first), len(self.flow.posters)
+        until(lambda: self.flow.taken >= before + posts * posters, RESUME_WITHIN, what="posts before the fault")
+        enough = deliveries + int(plan.deliveries * posts * posters)
+        until(lambda: sum(watch.settled) >= enough or watch.idle(), RESUME_WITHIN, what="deliveries before the fault")
+        at_end: list[tuple[int, Sequence[int], float]] = []
+
+        def last_is_over() -> None:
+            at_end.append((self.flow.taken, watch.known, time.monotonic()))
+            watch.killed(incident)
+            self.flow.allow_more(rest + sum(drops))
+
+        carried = effects(plan.faults, self.whole, self.servers)
+        with ThreadPoolExecutor(1) as pool:
+            operation = pool.submit(self.operator.act, plan.operation, plan.seed)
+            try:
+                steps = timeline(plan.faults, carried, 3 * lease)
+                carry_out(steps, lambda: self.flow.allow_more(drops.pop()), last_is_over)
+            finally:
+                end_all(carried)
+            [(taken, settled, over)] = at_end
+            operation.result()
+        until(lambda: watch.moves(taken, settled), RESUME_WITHIN, what="progress at every target")
+        incident.resumed.append(time.monotonic() - over)
+
+    def _settle(self) -> None:
+        """Return when everything is delivered, dead letters included."""
+        until(lambda: self.flow.all_taken, SETTLE_WITHIN, what="the last event taken")
+        while True:
+            until(self._quiet, SETTLE_WITHIN, what="everything delivered")
+            if not self.operator.replay_dead_letters():
+                return
+
+    def _quiet(self) -> bool:
+        books = self.flow.books()
+        return bool(books) and all(entry.pending == entry.parked == 0 for entry in books)
+
+    def describe(self) -> str:
+        """How many events wait for which target."""
+        return ", ".join(
+            f"{entry.target} pending {entry.pending} parked {entry.parked} dead {entry.dead}"
+            for entry in self.flow.books()
+            if entry.pending or entry.parked or entry.dead
+        ) or ("nothing waits" if self.flow.books() else "the outbox cannot be read")
+
+
+def end_all(carried: Sequence[Effect]) -> None:
+    """Bring back what is still away after something went wrong."""
+    for each in carried:
+        with contextlib.suppress(RuntimeError, AssertionError):  # a server that was never taken, or does not start
+            each.end()

@@ -1,0 +1,185 @@
+"""What `make chaos` expects, and that a seed means one plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.acceptance.arrivals import Record
+from tests.acceptance.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
+from tests.chaos.faults import Effect, timeline
+from tests.chaos.plan import KILL, OPERATIONS, PARTS, STOP, WORKER, Fault, draw, parts_of
+
+
+def record(number: int, key: str = "a") -> Record:
+    thing: dict[str, Any] = {"key": key, "sequencer": str(number)}
+    return {"eventName": "s3:ObjectCreated:Put", "s3": {"bucket": {"name": "plain"}, "object": thing}}
+
+
+def ledger(count: int, stream: Stream) -> Ledger:
+    """A ledger of so many events of one object; the post of event n took from n to n + 0.5."""
+    made = Ledger()
+    made.record([record(number) for number in range(count)], [(number, number + 0.5) for number in range(count)])
+    made.follow(stream)
+    return made
+
+
+def after(arrivals: Iterable[int], count: int = 4, stream: Stream | None = None) -> Ledger:
+    made = ledger(count, stream or Stream("log"))
+    made.arrive("log", map(record, arrivals))
+    return made
+
+
+def figures(made: Ledger) -> tuple[int, Counts, int]:
+    return made.lost(), made.total(), len(made.went_back())
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "lost", "counts", "went_back"),
+    [
+        ([0, 1, 2, 3], 0, Counts(), 0),
+        ([0, 1, 2], 1, Counts(), 0),
+        ([], 4, Counts(), 0),
+        ([0, 1, 1, 2, 3], 0, Counts(repeated=1), 0),
+        ([0, 1, 2, 3, 1, 2, 3], 0, Counts(repeated=3), 0),  # a replay, or a lost lease
+        ([0, 1, 2, 3, 1, 2], 0, Counts(repeated=2), 1),  # 3 has to come once more
+        ([0, 1, 2, 3, 0], 0, Counts(repeated=1), 1),
+        ([0, 2, 1, 3], 0, Counts(out_of_order=1), 0),
+        ([0, 1, 3, 2], 0, Counts(out_of_order=1), 1),
+        ([0, 1, 3], 1, Counts(out_of_order=1), 0),
+        ([0, 1, 7, 2, 3], 0, Counts(unexpected=1), 0),
+    ],
+)
+def test_what_arrives_is_held_against_what_was_recorded(
+    arrivals: list[int], lost: int, counts: Counts, went_back: int
+) -> None:
+    assert figures(after(arrivals)) == (lost, counts, went_back)
+
+
+def test_an_event_of_an_object_that_never_was_is_unexpected() -> None:
+    made = ledger(1, Stream("log"))
+    made.arrive("log", [record(0, "b")])
+    assert figures(made) == (1, Counts(unexpected=1), 0)
+
+
+@pytest.mark.parametrize(
+    ("span", "what"),
+    [
+        ((0, 1), Expected.FORBIDDEN),
+        ((0, 2.5), Expected.ALLOWED),  # the rule was made meanwhile
+        ((2.5, 2.6), Expected.ALLOWED),
+        ((2.5, 3.5), Expected.ALLOWED),
+        ((3.5, 4), Expected.REQUIRED),
+        ((3.5, 5.5), Expected.ALLOWED),
+        ((5.5, 7), Expected.ALLOWED),
+        ((6.5, 7), Expected.FORBIDDEN),
+        (UNKNOWN, Expected.ALLOWED),
+    ],
+)
+def test_a_rule_applies_to_what_is_posted_between_its_making_and_its_removal(
+    span: tuple[float, float], what: Expected
+) -> None:
+    assert expected([Window(2, 3, 5, 6)], span) is what
+
+
+def test_of_two_windows_the_one_that_asks_for_more_counts() -> None:
+    windows = [Window(closing=2, closed=3), Window(4, 5)]
+    spans = [(1.0, 1.5), (1.0, 2.5), (3.1, 3.9), (4.5, 6.0), (5.5, 6.0)]
+    assert [expected(windows, span).name for span in spans] == [
+        "REQUIRED", "ALLOWED", "FORBIDDEN", "ALLOWED", "REQUIRED",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "lost", "counts"),
+    [
+        ([0, 4, 5], 0, Counts()),  # 1 was posted while the rule went, 2 and 3 while there was none
+        ([0, 1, 4, 5], 0, Counts()),
+        ([0, 5, 4], 0, Counts(out_of_order=1)),
+        ([0, 5], 1, Counts(out_of_order=1)),
+        ([0, 2, 4, 5], 0, Counts(unexpected=1)),
+        ([0, 4, 1, 5], 0, Counts(out_of_order=1)),  # 1 need not come, but not late either
+    ],
+)
+def test_events_posted_without_a_rule_are_neither_lost_nor_welcome(
+    arrivals: list[int], lost: int, counts: Counts
+) -> None:
+    stream = Stream("log", [Window(closing=1.2, closed=1.8), Window(3.6, 3.8)])
+    assert figures(after(arrivals, 6, stream))[:2] == (lost, counts)
+
+
+def test_a_removed_target_loses_nothing_but_gets_nothing_later() -> None:
+    stream = Stream("log", [Window(closing=2.6, closed=2.8)], complete=False)
+    assert figures(after([0], 4, stream)) == (0, Counts(), 0)
+    assert figures(after([0, 1, 2, 3], 4, stream)) == (0, Counts(unexpected=1), 0)
+    assert figures(after([0, 2], 4, stream)) == (0, Counts(out_of_order=1), 0)
+
+
+def test_a_created_target_gets_nothing_from_before() -> None:
+    stream = Stream("log", [Window(1.6, 1.8)])
+    assert figures(after([2, 3], 4, stream)) == (0, Counts(), 0)
+    assert figures(after([1, 2, 3], 4, stream)) == (0, Counts(unexpected=1), 0)
+
+
+def test_dead_letters_may_come_late_but_have_to_come() -> None:
+    stream = Stream("log", ordered=lambda _: False)
+    assert figures(after([0, 2, 3, 1], 4, stream)) == (0, Counts(), 0)
+    assert figures(after([0, 2, 3], 4, stream)) == (1, Counts(), 0)
+
+
+def test_other_objects_are_not_for_a_stream_that_does_not_select_them() -> None:
+    stream = Stream("log", selects=lambda path: path.endswith("b"))
+    assert figures(after([], 4, stream))[0] == 0
+    assert figures(after([0], 4, stream))[1] == Counts(unexpected=1)
+
+
+def test_a_seed_means_one_plan_whatever_comes_of_it() -> None:
+    assert draw("7", 40) == draw("7", 40)
+    assert draw("7", 40)[:10] == draw("7", 10)
+    assert draw("7", 40) != draw("8", 40)
+
+
+def test_a_plan_has_every_single_fault_and_every_operation() -> None:
+    plan = draw("1", 36)
+    singles = {(fault.action, fault.part) for each in plan if len(each.faults) == 1 for fault in each.faults}
+    assert singles == {(action, part) for action in (KILL, STOP) for part in PARTS}
+    assert {each.operation for each in plan} == set(OPERATIONS)
+    assert sum(len(each.faults) == 2 for each in plan) == 12
+
+
+def test_a_plan_of_one_fault_has_no_other() -> None:
+    plan = draw("1", 9, only=["stop worker's child"])
+    assert {str(each) for each in plan} == {"stop worker's child"}
+    assert len({each.operation for each in plan}) == len(OPERATIONS)
+
+
+def test_two_faults_at_once_meet_while_the_first_lasts_and_never_in_one_process() -> None:
+    doubles = [each.faults for number in range(20) for each in draw(str(number), 36) if len(each.faults) == 2]
+    for one, two in doubles:
+        assert one.part != two.part or one.part in WORKER  # of which there are two
+        assert not {one.part, two.part} <= {"API", "API's child"}
+        assert two.at <= max(one.lasts, 0.1)
+    assert {actions for one, two in doubles for actions in [(one.action, two.action)]} == {
+        (KILL, KILL), (STOP, KILL), (STOP, STOP),
+    }  # fmt: skip
+
+
+def test_sqlite_has_no_server_to_hurt() -> None:
+    assert "database" in parts_of("mariadb")
+    assert not any(fault.part == "database" for each in draw("1", 99, parts_of("sqlite")) for fault in each.faults)
+
+
+def test_a_timeline_begins_each_fault_before_it_ends_and_marks_the_last() -> None:
+    done: list[str] = []
+    pair = [Effect(lambda n=n: done.append(f"begin {n}"), lambda n=n: done.append(f"end {n}")) for n in (1, 2)]
+    faults = [Fault(STOP, "drain", lasts=1.0), Fault(KILL, "broker", at=0.5, lasts=0.25)]
+    steps = timeline(faults, pair, 18)
+    for step in steps:
+        step.act()
+    assert done == ["begin 1", "begin 2", "end 2", "end 1"]
+    assert [step.at for step in steps] == [0, 9, 13.5, 18]
+    assert [step.last for step in steps] == [False, False, False, True]
+    at_once = [Fault(KILL, "beat"), Fault(KILL, "broker")]
+    assert [step.at for step in timeline(at_once, pair, 18)] == [0, 0, 0, 0]
