@@ -6,9 +6,7 @@ only to this machine: it has to listen on a loopback address and be called by on
 
 import base64
 import binascii
-import ipaddress
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -17,6 +15,7 @@ from flask import Flask, Request, current_app, request
 
 from app.api.parts import parts
 from app.api.problems import Refusal
+from app.config.networks import is_loopback
 from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
 from app.outbox.database import Database
@@ -118,20 +117,12 @@ def _check_local(request: Request) -> None:
     """Refuse what a web page in a browser on this machine may have sent: to another name, or from another page."""
     host = urlsplit(f"//{request.host}").hostname or ""
     origin = request.headers.get("Origin", "")
-    if not _is_local(host) or (origin and urlsplit(origin).netloc != request.host):
+    if not is_loopback(host) or (origin and urlsplit(origin).netloc != request.host):
         raise Refusal(
             "not-here",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
             "make a token for everybody else: bucketwire token create <name> --scope ingest",
         )
-
-
-@lru_cache(maxsize=64)
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in ("localhost", "localhost.localdomain")
 
 
 def _unauthorized(detail: str) -> Refusal:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
@@ -12,6 +11,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from app.config.addresses import Host, HostPort, redacted_url, split_url
 from app.config.keys import Declared, declared, keys_of, parse, setting
 from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Text, Toggle
+from app.config.networks import is_loopback
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
 from app.config.secrets import parse_key
 
@@ -298,10 +298,7 @@ class Settings(Declared):
     @property
     def loopback(self) -> bool:
         """Whether the API can be reached from this machine only."""
-        try:
-            return ipaddress.ip_address(self.listen.host).is_loopback
-        except ValueError:
-            return self.listen.host == "localhost"
+        return is_loopback(self.listen.host)
 
     def _with_defaults(self, given: Mapping[str, str]) -> "Settings":
         embedded = not self.database_url and not self.broker_url
