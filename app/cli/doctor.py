@@ -6,13 +6,11 @@ from types import MappingProxyType
 
 import click
 import kombu
-import sqlalchemy as sa
 
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
 from app.config.declaration import BadSettings
-from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
@@ -21,7 +19,6 @@ from app.outbox.schedule import Schedule
 from app.outbox.schema import current
 
 _NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
-_PULSE = 10_000  # milliseconds after which the drain counts as stopped: it writes one each second
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +80,11 @@ def _look_at_broker(shell: Shell) -> Iterator[Finding]:
 
 def _look_at_drain(shell: Shell) -> Iterator[Finding]:
     with shell.database.reading() as connection:
-        at = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
+        at = pulse.drained(connection)
     now = now_ms()
     if at is None:
         yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
-    elif now - at > _PULSE:
+    elif pulse.drain_stopped(at, now):
         what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
         yield Finding("drain", "problem", f"last ran {age(at, now)} ago; {what}")
     else:

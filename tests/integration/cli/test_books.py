@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from app.api import health
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox import pulse
@@ -133,9 +134,16 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
 
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
     with database.writing() as connection:
-        connection.execute(m.pulse.insert().values(name="drain", at=now_ms()))
-    well = cli("doctor")
-    assert (well.code, well.out.splitlines()[-1]) == (0, "all is well")
+        connection.execute(m.pulse.insert().values(name="drain", at=0))
+    for age, code in ((0, 0), (pulse.DRAIN_STOPPED - 10_000, 0), (pulse.DRAIN_STOPPED + 1, 1)):
+        with database.writing() as connection:
+            connection.execute(m.pulse.update().values(at=now_ms() - age))
+        well = cli("doctor")
+        assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
+        with database.reading() as connection:
+            look = {"revision": "r", "later": False, "drained": pulse.drained(connection)}
+        ready = health.checked(look, None, "r", now_ms())["drain"]["ok"]
+        assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
         connection.execute(m.pulse.update().values(at=now_ms() - 60_000))
     assert "last ran 1.0 m ago" in cli("doctor").out
