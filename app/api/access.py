@@ -109,8 +109,9 @@ def check_listen(settings: Settings, database: Database) -> None:
         "make one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
         "or listen on 127.0.0.1"
     )
-    place = f"{settings.listen.host}:{settings.listen.port}"
-    raise BadSettings([Problem("BUCKETWIRE_LISTEN", place, "can be reached from outside, and there is no token", hint)])
+    raise BadSettings(
+        [Problem("BUCKETWIRE_LISTEN", str(settings.listen), "can be reached from outside, and there is no token", hint)]
+    )
 
 
 def _check_local(request: Request) -> None:

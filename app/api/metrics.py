@@ -109,7 +109,7 @@ class Scrape:
             age = pulse.drain_age(drained, now_ms())
             # Without a sample the alert on its age would never fire for a drain that never ran.
             seconds = math.inf if age is None else age / 1000
-            yield _single("drain_age_seconds", "Since the last drain, +Inf for never; needs beat and a worker.", seconds)
+            yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)
             yield from _in_progress(
                 {each.target: busy.get(stored[each.target].row_id, 0) for each in books if each.target in stored}
             )

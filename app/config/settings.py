@@ -1,7 +1,9 @@
 """The service's own settings: `BUCKETWIRE_*` variables; none at all is the embedded default (design §7)."""
 
+import contextlib
 import dataclasses
 import hashlib
+import ipaddress
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
@@ -291,9 +293,18 @@ class Settings(Declared):
         return (*first, *self.s3_keys)
 
     @property
+    def api_address(self) -> HostPort:
+        """Where this machine reaches the API: for one that listens on every address, its loopback address."""
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.ip_address(self.listen.host)
+            if ip.is_unspecified:
+                return HostPort("::1" if ip.version == 6 else "127.0.0.1", self.listen.port)
+        return self.listen
+
+    @property
     def api_url(self) -> str:
-        """Where the API is, without a slash at the end."""
-        return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
+        """The URL by which this machine reaches the API, without a slash at the end."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.api_address}"
 
     @property
     def loopback(self) -> bool:
