@@ -201,8 +201,21 @@ def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
     assert {one["name"]: one["scopes"] for one in cli("token", "ls", "--json").json} == {
         "minio": ["ingest"], "ops": ["admin", "read"],
     }  # fmt: skip
-    assert cli("token", "revoke", "minio").code == 0
+    assert cli("token", "revoke", "minio").out == "revoked minio\n"
     assert cli("token", "revoke", "minio").code == 1
+
+
+def test_who_revokes_the_last_token_learns_that_nobody_may_call_and_can_make_another(
+    cli: Cli, database: Database
+) -> None:
+    assert "every program on this machine may call" in cli("token", "ls").out
+    cli("token", "create", "minio")
+    for said in (cli("token", "revoke", "minio"), cli("token", "ls")):
+        assert said.code == 0
+        assert "no token is left: nobody may call the API until one is made by `bucketwire token create`" in said.out
+    assert cli("token", "ls", "--json").json == []
+    assert cli("token", "create", "minio").out.startswith("bw_")
+    assert [one["name"] for one in cli("token", "ls", "--json").json] == ["minio"]
 
 
 def test_a_replay_can_be_waited_for(cli: Cli, database: Database, target: TargetId) -> None:
