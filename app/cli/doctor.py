@@ -15,7 +15,7 @@ from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
 from app.outbox.reconciliations import RUNNING, Reconciliations
-from app.outbox.schedule import Schedule
+from app.outbox.schedule import Schedule, left_out
 from app.outbox.schema import current
 
 _NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
@@ -110,6 +110,11 @@ def _look_at_schedule(shell: Shell) -> Iterator[Finding]:
             yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
 
 
+def _look_at_unscheduled(shell: Shell) -> Iterator[Finding]:
+    for target, number in Schedule(shell.database).left_out().items():
+        yield Finding(str(target), "note", left_out(number))
+
+
 def _look_at_targets(shell: Shell) -> Iterator[Finding]:
     named = {rule.rule.target for rule in shell.registry.rules()}
     targets = shell.registry.targets()
@@ -156,6 +161,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "drain": _look_at_drain,
         "queues": _look_at_queues,
         "schedule": _look_at_schedule,
+        "unscheduled": _look_at_unscheduled,
         "targets": _look_at_targets,
         "books": _look_at_books,
     }
