@@ -1,6 +1,5 @@
 """`python -m spark_jobs …`: the jobs as programs; `bucketwire reconcile`, `backfill`, `scan`, `journal` become them."""
 
-import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -77,7 +76,6 @@ def reconcile(
         ending.with_input()
     shell = Shell(as_json=as_json)
     settings = shell.settings
-    place = url or settings.api_url
     wanted = job.Wanted(
         bucket=bucket,
         target=target,
@@ -93,7 +91,7 @@ def reconcile(
     try:
         if scheduled:
             wanted = replace(wanted, run=scheduled, repair=repairs(shell, target, scheduled))
-        api = Api(place, os.environ.get("BUCKETWIRE_TOKEN", ""))
+        api = Api(*options.api_place(shell, url))
         opened = partial(
             session,
             f"bucketwire reconcile {bucket}",

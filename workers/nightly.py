@@ -15,8 +15,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.config.arn import TargetId
+from app.events.buckets import is_bucket_name
 from app.outbox.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.schedule import Schedule, Waiting
+from app.outbox.schedule import Schedule, Waiting, left_out
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -45,7 +46,9 @@ class Hints:
         """Register what is due and publish hints; says how many, 0 while the database is away."""
         schedule, now = Schedule(database), time.monotonic()
         try:
-            schedule.register(now_ms())
+            if schedule.register(now_ms()):
+                for target, number in schedule.left_out().items():
+                    log.warning("%s: %s", target, left_out(number), extra={"target": str(target)})
             waiting = schedule.waiting()
         except DatabaseUnavailable:
             return 0  # the drain says so
@@ -117,6 +120,11 @@ def last_words(text: str, code: int) -> str:
     return f"it ended with {code} and said nothing"
 
 
+def job_arguments(run: Waiting) -> list[str]:
+    """The arguments of `bucketwire` for a run that waits; no name of a bucket can pass for an option."""
+    return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
+
+
 def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> str:
     """Do the run that waits for a target and a bucket, if there is one, and say in a line what it came to."""
     schedule = Schedule(database)
@@ -124,9 +132,13 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
     if found is None:
         return "nothing waits"
     began = time.monotonic()
-    command = ("reconcile", bucket, "--target", str(target), "--scheduled", found.run)
-    ended = jobs.run([sys.executable, "-m", "app.cli", *command])
     members = {"target": arn, "bucket": bucket, "run": found.run}
+    if not is_bucket_name(bucket):  # registered by a version that looked at no names
+        problem = "no storage allows a bucket of this name"
+        schedule.give_up(found.run, problem, now_ms())
+        log.error("%s with %r: %s", arn, bucket, problem, extra=members)
+        return problem
+    ended = jobs.run([sys.executable, "-m", "app.cli", *job_arguments(found)])
     if ended.code == _LATER:
         log.info("%s with %s: %s", arn, bucket, ended.said, extra=members)
     elif ended.code:

@@ -54,7 +54,7 @@ def create_app(settings: Settings) -> Flask:
         app.register_blueprint(blueprint)
     _add_s3_face(app, made)
     with suppress(TokensUnknown):
-        made.tokens.any()  # read now, they still hold if the database goes away before the first request
+        made.tokens.required()  # read now, they still hold if the database goes away before the first request
     if made.feeder is not None:
         made.feeder.started()
     return app

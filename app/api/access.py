@@ -1,14 +1,14 @@
 """Who may call what: each route declares the scope that it needs, and no request gets by without it.
 
-Scopes are those of the tokens: ingest, read, admin; admin includes the others. Without any token the API is open, but
-only to this machine: it has to listen on a loopback address and be called by one.
+Scopes are those of the tokens: ingest, read, admin; admin includes the others. Until the first token is made the API is
+open, but only to this machine: it has to listen on a loopback address, be called by one, and not through a proxy. From
+then on it needs a token for good, also when the last one was revoked.
 """
 
 import base64
 import binascii
-import ipaddress
+import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -17,6 +17,7 @@ from flask import Flask, Request, current_app, request
 
 from app.api.parts import parts
 from app.api.problems import Refusal
+from app.config.networks import is_loopback
 from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
 from app.outbox.database import Database
@@ -27,6 +28,15 @@ F = TypeVar("F", bound=Callable[..., object])
 ANYONE = "anyone"  # what a probe has to reach without a token; says nothing of the events
 INGEST, READ, ADMIN = "ingest", "read", "admin"
 _SCOPE = "needed_scope"
+# Headers by which proxies and content delivery networks name the client or themselves.
+_FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
+_FORWARDING = frozenset(
+    {
+        "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "x-original-host", "x-original-url",
+        "x-envoy-external-address", "x-envoy-original-path", "x-proxyuser-ip", "x-azure-clientip", "client-ip",
+        "true-client-ip", "fastly-client-ip", "cf-connecting-ip", "cdn-loop",
+    }
+)  # fmt: skip
 
 
 def needs(scope: str) -> Callable[[F], F]:
@@ -60,21 +70,23 @@ def check(request: Request, scope: str) -> None:
     """Raise `Refusal` unless the request may do what the scope allows; `TokensUnknown` when nobody can say."""
     tokens = parts().tokens
     presented = presented_token(request.headers.get("Authorization", ""))
-    if not presented:
-        if tokens.any():
-            raise _unauthorized("send a token: Authorization: Bearer <token>")
-        if not parts().settings.loopback:
-            raise _unauthorized("there is no token yet; make one: bucketwire token create <name> --scope ingest")
-        _check_local(request)
-        return
-    found = tokens.find(presented)
+    found = tokens.find(presented) if presented else None
     if found is None:
-        if not tokens.any() and parts().settings.loopback:
-            _check_local(request)  # a sender that was given a token before there were any
+        if parts().settings.loopback and not tokens.required():
+            _check_local(request)  # also of a sender that was given a token before there were any
             return
-        raise _unauthorized("this token does not hold; `bucketwire token ls` shows the names of those that do")
+        raise _unauthorized(_refused(tokens, presented))
     if not {scope, ADMIN} & found.scopes:
         raise Refusal("not-allowed", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
+
+
+def _refused(tokens: Tokens, presented: str) -> str:
+    if tokens.any():
+        if presented:
+            return "this token does not hold; `bucketwire token ls` shows the names of those that do"
+        return "send a token: Authorization: Bearer <token>"
+    stands = "no token is left, and the API stays closed" if tokens.required() else "there is no token yet"
+    return f"{stands}; make one: bucketwire token create <name> --scope ingest"
 
 
 def presented_token(authorization: str) -> str:
@@ -110,28 +122,28 @@ def check_listen(settings: Settings, database: Database) -> None:
         "make one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
         "or listen on 127.0.0.1"
     )
-    place = f"{settings.listen.host}:{settings.listen.port}"
-    raise BadSettings([Problem("BUCKETWIRE_LISTEN", place, "can be reached from outside, and there is no token", hint)])
+    raise BadSettings(
+        [Problem("BUCKETWIRE_LISTEN", str(settings.listen), "can be reached from outside, and there is no token", hint)]
+    )
 
 
 def _check_local(request: Request) -> None:
-    """Refuse what a web page in a browser on this machine may have sent: to another name, or from another page."""
+    """Refuse what may come from elsewhere: through a proxy here, or from a page in a browser on this machine."""
+    forwarded = [name for name, _ in request.headers if name.lower() in _FORWARDING or _FORWARDED.match(name)]
+    if forwarded:
+        raise Refusal(
+            "not-here",
+            f"a proxy has forwarded this request ({forwarded[0]}), so it may come from anywhere; "
+            "make a token first: bucketwire token create <name> --scope ingest",
+        )
     host = urlsplit(f"//{request.host}").hostname or ""
     origin = request.headers.get("Origin", "")
-    if not _is_local(host) or (origin and urlsplit(origin).netloc != request.host):
+    if not is_loopback(host) or (origin and urlsplit(origin).netloc != request.host):
         raise Refusal(
             "not-here",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
             "make a token for everybody else: bucketwire token create <name> --scope ingest",
         )
-
-
-@lru_cache(maxsize=64)
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host in ("localhost", "localhost.localdomain")
 
 
 def _unauthorized(detail: str) -> Refusal:

@@ -10,6 +10,7 @@ from flask import Response
 from app.api.problems import Refusal
 from app.config.arn import TargetId, parse_target
 from app.config.problems import BadValue
+from app.outbox import models as m
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -27,21 +28,30 @@ def written_time(at: int) -> str | None:
 
 
 def parsed_time(field: str, value: object, default: int) -> int:
-    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `Refusal`."""
+    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `Refusal`.
+
+    The result is within -`NEVER` and `NEVER`, which every database can compare with.
+    """
     if value is None or value == "":
         return default
+    at = _milliseconds(value)
+    if at is None or abs(at) > m.NEVER:
+        raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
+    return at
+
+
+def _milliseconds(value: object) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return None
+    try:
         if value.isascii() and value.isdigit():
-            return int(value)
-        try:
-            found = datetime.fromisoformat(value)
-        except ValueError:
-            pass
-        else:
-            return (found.replace(tzinfo=found.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
-    raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
+            return int(value)  # a ValueError for more digits than Python converts
+        time = datetime.fromisoformat(value)
+    except ValueError:
+        return None
+    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
 
 
 def parsed_number(field: str, value: object, default: int, *, least: int, most: int) -> int:

@@ -3,19 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
-import sqlalchemy as sa
 from flask import Blueprint, Response, current_app
 
 from app.api.access import ANYONE, needs
 from app.api.answers import answer
 from app.api.parts import parts
-from app.outbox import models as m
-from app.outbox import schema
+from app.outbox import pulse, schema
 from app.outbox.database import Database, now_ms
 from app.outbox.glance import Glance, NoAnswer
 
 routes = Blueprint("health", __name__)
-_OLDEST_PULSE = 30_000  # ms; the drain gives one each second
 _GLANCE = "bucketwire_readiness"
 
 
@@ -76,8 +73,8 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str,
     schema_check = {"ok": fits, "revision": found["revision"], "needed": head}
     if not schema_check["ok"]:
         schema_check["reason"] = "run `bucketwire migrate`"
-    age = None if found["pulse"] is None else max(0, now - found["pulse"])
-    drain_check: dict[str, Any] = {"ok": age is not None and age < _OLDEST_PULSE}
+    age = pulse.drain_age(found["drained"], now)
+    drain_check: dict[str, Any] = {"ok": not pulse.drain_stopped(found["drained"], now)}
     drain_check["age"] = None if age is None else age / 1000
     if not drain_check["ok"]:
         drain_check["reason"] = "nothing is delivered: is a beat running, and a worker that drains?"
@@ -86,8 +83,8 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str,
 
 def _asked(database: Database) -> Mapping[str, Any]:
     revision = schema.current(database)
-    pulse = None
+    drained = None
     if revision is not None:
         with database.reading() as connection:
-            pulse = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
-    return {"revision": revision, "later": revision is not None and schema.is_later(revision), "pulse": pulse}
+            drained = pulse.drained(connection)
+    return {"revision": revision, "later": revision is not None and schema.is_later(revision), "drained": drained}

@@ -3,6 +3,7 @@
 Beside the service's own names stand those of MinIO that mean the same (reference §7), so that dashboards go on.
 """
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -105,9 +106,10 @@ class Scrape:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
             yield from figures([(stored[each.target], each) for each in books if each.target in stored], now_ms())
             yield _silences(queues, now_ms())
-            if drained is not None:
-                age = max(0, now_ms() - drained) / 1000
-                yield _single("drain_age_seconds", "Since the last look for work: it needs a beat and a drain.", age)
+            age = pulse.drain_age(drained, now_ms())
+            # Without a sample the alert on its age would never fire for a drain that never ran.
+            seconds = math.inf if age is None else age / 1000
+            yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)
             yield from _in_progress(
                 {each.target: busy.get(stored[each.target].row_id, 0) for each in books if each.target in stored}
             )

@@ -33,7 +33,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
     Raises `BadSettings` where the certificate cannot be used.
     """
     wanted = {
-        "bind": f"{_bracketed(settings.listen.host)}:{settings.listen.port}",
+        "bind": str(settings.listen),
         "worker_class": "app.api.listen.worker.Worker",  # gthread, for streams that hold no thread
         "workers": workers,
         "threads": threads,
@@ -60,7 +60,3 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
 def command() -> list[str]:
     """The words after `python -m` that run the API as the environment says."""
     return ["gunicorn", "--config", CONFIG, APP]
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

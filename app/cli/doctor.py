@@ -6,22 +6,19 @@ from types import MappingProxyType
 
 import click
 import kombu
-import sqlalchemy as sa
 
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
 from app.config.declaration import BadSettings
-from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
 from app.outbox.reconciliations import RUNNING, Reconciliations
-from app.outbox.schedule import Schedule
+from app.outbox.schedule import Schedule, left_out
 from app.outbox.schema import current
 
 _NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
-_PULSE = 10_000  # milliseconds after which the drain counts as stopped: it writes one each second
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +80,11 @@ def _look_at_broker(shell: Shell) -> Iterator[Finding]:
 
 def _look_at_drain(shell: Shell) -> Iterator[Finding]:
     with shell.database.reading() as connection:
-        at = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
+        at = pulse.drained(connection)
     now = now_ms()
     if at is None:
         yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
-    elif now - at > _PULSE:
+    elif pulse.drain_stopped(at, now):
         what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
         yield Finding("drain", "problem", f"last ran {age(at, now)} ago; {what}")
     else:
@@ -111,6 +108,11 @@ def _look_at_schedule(shell: Shell) -> Iterator[Finding]:
         if now - run.since > _NOT_BEGUN and not at_work:
             what = f"waits to be reconciled with {run.bucket} for {age(run.since, now)}"
             yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
+
+
+def _look_at_unscheduled(shell: Shell) -> Iterator[Finding]:
+    for target, number in Schedule(shell.database).left_out().items():
+        yield Finding(str(target), "note", left_out(number))
 
 
 def _look_at_targets(shell: Shell) -> Iterator[Finding]:
@@ -159,6 +161,7 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "drain": _look_at_drain,
         "queues": _look_at_queues,
         "schedule": _look_at_schedule,
+        "unscheduled": _look_at_unscheduled,
         "targets": _look_at_targets,
         "books": _look_at_books,
     }

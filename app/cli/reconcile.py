@@ -12,8 +12,15 @@ JOBS = "spark_jobs"  # the one seam between app and the jobs: a name that Python
 def _job(usage: str) -> Callable[[Callable[[tuple[str, ...]], None]], click.Command]:
     """A command whose words, `--help` too, are the job's."""
     arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=usage)
-    settings = {"ignore_unknown_options": True, "allow_extra_args": True}
-    return lambda function: click.command(add_help_option=False, context_settings=settings)(arguments(function))
+    return lambda function: click.command(cls=_Job, add_help_option=False)(arguments(function))
+
+
+class _Job(click.Command):
+    """Hands on every word as it came: click would take away the `--` behind which a name may begin with a hyphen."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.params["arguments"], ctx.args = tuple(args), []
+        return []
 
 
 @_job("BUCKET --target TYPE:NAME …")

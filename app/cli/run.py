@@ -3,7 +3,6 @@
 Each becomes the program that does the work (gunicorn, celery), so that signals and exit codes are that program's.
 """
 
-import ipaddress
 import os
 import shutil
 import sys
@@ -17,6 +16,7 @@ from app.api.server import command
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, printable
 from app.cli.words import served
+from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.database import DatabaseUnavailable
 from app.service import figures
@@ -129,14 +129,6 @@ def arns_line(shell: Shell) -> str:
 def worker_name(only: str | None, targets: str | None) -> str:
     """What Flower calls a worker: what it does, and for whom if not for all."""
     return "-".join(filter(None, [only or "worker", (targets or "").replace(",", "+").replace(":", ".")]))
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def celery(settings: Settings) -> list[str]:

@@ -41,16 +41,26 @@ def ls(shell: Shell) -> None:
         for found in _tokens(shell).list()
     ]
     columns = {"name": "name", "scopes": "scopes", "from": "origin", "created": "created_at"}
-    shell.rows(rows, columns, "no tokens: whoever reaches the API may use it")
+    shell.rows(rows, columns, _none(shell))
 
 
 @token.command()
 @click.argument("name")
 @with_shell
 def revoke(shell: Shell, name: str) -> None:
-    """Make a token worthless, within a second."""
+    """Revoke a token; effective within a second.
+
+    Without the last one nobody may call the API until there is another.
+    """
     _tokens(shell).revoke(name)
-    shell.done(f"revoked {name}", revoked=name)
+    left = bool(_tokens(shell).list())
+    shell.done(f"revoked {name}" if left else f"revoked {name}; {_none(shell)}", revoked=name)
+
+
+def _none(shell: Shell) -> str:
+    if _tokens(shell).required():
+        return "no token is left: nobody may call the API until one is made by `bucketwire token create`"
+    return "no tokens yet: every program on this machine may call the API"
 
 
 def _tokens(shell: Shell) -> Tokens:

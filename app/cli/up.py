@@ -49,7 +49,7 @@ def up(concurrency: int) -> None:
     (settings.folder / "log").mkdir(exist_ok=True)
     lock = start.lock_folder(settings.folder)
     if not settings.listen.port:
-        os.environ["BUCKETWIRE_LISTEN"] = f"{settings.listen.host}:{start.free_port()}"
+        os.environ["BUCKETWIRE_LISTEN"] = str(settings.listen._replace(port=start.free_port()))
         settings = Shell().settings
     start.check_address(settings.listen)
     asyncio.run(_Service(settings, concurrency).run(lock))
@@ -83,7 +83,7 @@ class _Service:
         shared = {} if own else {figures.VARIABLE: str(figures.fresh_folder(settings.folder, "up"))}
         supervisor.keep(service(concurrency=self._concurrency, flower_port=flower, shared=shared))
         await start.until(
-            lambda: start.api_answers(settings.listen, secure=bool(settings.tls_cert)),
+            lambda: start.api_answers(settings.api_address, secure=bool(settings.tls_cert)),
             60,
             f"the API did not answer (see {settings.folder}/log/api.log)",
         )

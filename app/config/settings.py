@@ -1,5 +1,6 @@
 """The service's own settings: `BUCKETWIRE_*` variables; none at all is the embedded default (design §7)."""
 
+import contextlib
 import dataclasses
 import hashlib
 import ipaddress
@@ -12,6 +13,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 from app.config.addresses import Host, HostPort, redacted_url, split_url
 from app.config.keys import Declared, declared, keys_of, parse, setting
 from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Text, Toggle
+from app.config.networks import is_loopback
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
 from app.config.secrets import parse_key
 
@@ -291,17 +293,23 @@ class Settings(Declared):
         return (*first, *self.s3_keys)
 
     @property
+    def api_address(self) -> HostPort:
+        """Where this machine reaches the API: for one that listens on every address, its loopback address."""
+        with contextlib.suppress(ValueError):
+            ip = ipaddress.ip_address(self.listen.host)
+            if ip.is_unspecified:
+                return HostPort("::1" if ip.version == 6 else "127.0.0.1", self.listen.port)
+        return self.listen
+
+    @property
     def api_url(self) -> str:
-        """Where the API is, without a slash at the end."""
-        return f"{'https' if self.tls_cert else 'http'}://{self.listen}"
+        """The URL by which this machine reaches the API, without a slash at the end."""
+        return f"{'https' if self.tls_cert else 'http'}://{self.api_address}"
 
     @property
     def loopback(self) -> bool:
         """Whether the API can be reached from this machine only."""
-        try:
-            return ipaddress.ip_address(self.listen.host).is_loopback
-        except ValueError:
-            return self.listen.host == "localhost"
+        return is_loopback(self.listen.host)
 
     def _with_defaults(self, given: Mapping[str, str]) -> "Settings":
         embedded = not self.database_url and not self.broker_url

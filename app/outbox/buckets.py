@@ -5,12 +5,14 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from app.events.buckets import is_bucket_name
 from app.outbox import models as m
 from app.outbox.database import Database
 from app.rules.model import EVERY_BUCKET
 
 REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events after which a bucket is not there for having had them
 _MOST_REMEMBERED = 100_000
+_MOST_LOOKED_AT = 10  # times as many as are wanted: most names are those of buckets
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -29,6 +31,24 @@ def every_bucket(database: Database) -> list[Bucket]:
         for row in connection.execute(sa.select(m.buckets)):
             found[row.name] = Bucket(row.name, row.created_at)
     return sorted(found.values())
+
+
+def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:
+    """At most `most` buckets with names that a storage allows, and how many others there are.
+
+    Those that rules name come first and are never too many; then those that have been known longest, so that made-up
+    names push out none of them.
+    """
+    ruled = connection.execute(sa.select(m.rules.c.bucket).distinct().order_by(m.rules.c.bucket)).scalars()
+    named = [name for name in ruled if name != EVERY_BUCKET]
+    unnamed = m.buckets.c.name.not_in(sa.select(m.rules.c.bucket))
+    number = connection.execute(sa.select(sa.func.count()).select_from(m.buckets).where(unnamed)).scalar_one()
+    oldest = sa.select(m.buckets.c.name).where(unnamed).order_by(m.buckets.c.created_at, m.buckets.c.name)
+    heard_of = connection.execute(oldest.limit(_MOST_LOOKED_AT * most)).scalars()
+    usable = [name for name in named if is_bucket_name(name)]
+    room = max(0, most - len(usable))
+    usable += [name for name in heard_of if is_bucket_name(name)][:room]
+    return usable, len(named) + number - len(usable)
 
 
 def is_bucket(database: Database, name: str) -> bool:

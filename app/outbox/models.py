@@ -219,7 +219,7 @@ reconciliations = sa.Table(
 tokens = sa.Table(
     "tokens",
     metadata,
-    sa.Column("name", sa.String(64), primary_key=True),
+    sa.Column("name", sa.String(64), primary_key=True),  # "*": no token, but the record that there has been one
     sa.Column(
         "digest", sa.CHAR(64), nullable=False, unique=True
     ),  # SHA-256 of the token; tokens are random, not chosen

@@ -14,6 +14,7 @@ from app.outbox import models as m
 from app.outbox.database import Database
 
 DRAIN = "drain"
+DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; it notes itself each second
 EVERY = 15_000  # ms between two questions to a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as served by nobody
 _RAREST = 3_600_000
@@ -59,6 +60,17 @@ def drained(connection: sa.Connection) -> int | None:
     """When the drain last looked for work (ms); None for never."""
     found: int | None = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == DRAIN)).scalar_one_or_none()
     return found
+
+
+def drain_age(drained_at: int | None, now: int) -> int | None:
+    """Milliseconds since the drain last looked for work, which `drained` has found; None for never."""
+    return None if drained_at is None else max(0, now - drained_at)
+
+
+def drain_stopped(drained_at: int | None, now: int) -> bool:
+    """Whether the drain has stopped, or never ran: then nothing is delivered."""
+    age = drain_age(drained_at, now)
+    return age is None or age > DRAIN_STOPPED
 
 
 def queues(connection: sa.Connection) -> list[Queue]:

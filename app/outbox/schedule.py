@@ -1,8 +1,9 @@
 """The schedule of the reconciliations: runs that have come due are registered once, and wait until one takes them.
 
-A target's settings say when (`reconcile`), its rules say which buckets. Whoever looks may look as often as it likes,
-and several may look at once: what the table of runs holds decides. A run that is registered waits however long the one
-before it takes; who begins it is decided by `Reconciliations.begin`.
+A target's settings say when (`reconcile`), its rules say which buckets. An event may name any bucket: only those with
+names that a storage allows are scheduled, and for a rule of every bucket no more than `MOST_BUCKETS`. Whoever looks may
+look as often as it likes, and several may look at once: what the table of runs holds decides. A run that is registered
+waits however long the one before it takes; who begins it is decided by `Reconciliations.begin`.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,8 +15,9 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.config.cron import last_moment
+from app.events.buckets import is_bucket_name
 from app.outbox import models as m
-from app.outbox.buckets import every_bucket
+from app.outbox.buckets import usable_buckets
 from app.outbox.database import Database
 from app.outbox.reconciliations import (
     BACKFILLED,
@@ -31,6 +33,7 @@ from app.outbox.reconciliations import (
 )
 from app.rules.model import EVERY_BUCKET
 
+MOST_BUCKETS = 1_000  # of one target: each is a run of its own, and anybody who may post events makes buckets known
 LATE = 3_600_000  # ms after its moment in which a run is still registered; a service may have been down
 _Pair = tuple[TargetId, str]
 
@@ -44,6 +47,14 @@ class Waiting:
     bucket: str
     since: int
     first: bool
+
+
+def left_out(number: int) -> str:
+    """What to say where so many buckets of a target are left out of its schedule."""
+    return (
+        f"{number} of the buckets in its events are not reconciled by schedule: no storage allows their names, or they "
+        f"are beyond the first {MOST_BUCKETS}; a rule that names a bucket puts it first"
+    )
 
 
 def due(expression: str, begun: int, now: int) -> bool:
@@ -69,7 +80,7 @@ class Schedule:
             expressions = _expressions(connection)
             if not expressions:
                 return 0
-            pairs = list(self._pairs(connection, expressions))
+            pairs = list(_pairs(connection, expressions)[0])
             if not any(_due(connection, pairs, now)):
                 return 0
         with self._database.writing() as connection:
@@ -79,6 +90,11 @@ class Schedule:
             if found:
                 connection.execute(m.reconciliations.insert(), found)
             return len(found)
+
+    def left_out(self) -> dict[TargetId, int]:
+        """How many buckets of each target with a schedule are not scheduled, for their names or for their number."""
+        with self._database.reading() as connection:
+            return _pairs(connection, _expressions(connection))[1]
 
     def waiting(self) -> Sequence[Waiting]:
         """The runs that nobody has begun, oldest first."""
@@ -98,20 +114,25 @@ class Schedule:
             values = {"state": FAILED, "finished_at": now, "problem": problem[:2000]}
             return bool(connection.execute(left.values(**values)).rowcount)
 
-    def _pairs(
-        self, connection: sa.Connection, expressions: Mapping[TargetId, str]
-    ) -> Iterator[tuple[TargetId, str, str]]:
-        """Each target with each bucket that its rules name, and when."""
-        t, query = m.targets.c, sa.select(m.rules.c.bucket, m.targets.c.type, m.targets.c.name)
-        named = connection.execute(query.join_from(m.rules, m.targets).distinct().order_by(t.type, t.name)).all()
-        known = [bucket.name for bucket in every_bucket(self._database)]
-        chosen: dict[_Pair, str] = {}
-        for row in named:
-            target = TargetId(row.type, row.name)
-            if target in expressions:
-                for bucket in known if row.bucket == EVERY_BUCKET else [row.bucket]:
-                    chosen[target, bucket] = expressions[target]
-        yield from ((target, bucket, expression) for (target, bucket), expression in chosen.items())
+
+def _pairs(
+    connection: sa.Connection, expressions: Mapping[TargetId, str]
+) -> tuple[list[tuple[TargetId, str, str]], dict[TargetId, int]]:
+    """Each target with each bucket that its rules name, and when; and how many buckets of a target are left out."""
+    t, query = m.targets.c, sa.select(m.rules.c.bucket, m.targets.c.type, m.targets.c.name)
+    named = connection.execute(query.join_from(m.rules, m.targets).distinct().order_by(t.type, t.name)).all()
+    wanted = [(TargetId(row.type, row.name), row.bucket) for row in named]
+    wanted = [(target, bucket) for target, bucket in wanted if target in expressions]
+    every = {target for target, bucket in wanted if bucket == EVERY_BUCKET}
+    usable, others = usable_buckets(connection, MOST_BUCKETS) if every else ([], 0)
+    chosen = dict.fromkeys((target, bucket) for target in sorted(every) for bucket in usable)
+    left_out = dict.fromkeys(every, others) if others else {}
+    for target, bucket in wanted:
+        if is_bucket_name(bucket):
+            chosen[target, bucket] = None
+        elif target not in every:
+            left_out[target] = left_out.get(target, 0) + 1
+    return [(target, bucket, expressions[target]) for target, bucket in chosen], left_out
 
 
 def _expressions(connection: sa.Connection) -> dict[TargetId, str]:

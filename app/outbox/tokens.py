@@ -1,5 +1,11 @@
-"""Bearer tokens of the API: those in the database, kept as SHA-256, and those that the environment gives."""
+"""Bearer tokens of the API: those in the database, kept as SHA-256, and those that the environment gives.
 
+Once there has been a token the API needs one for good. A row of the table records that, under a name that no token can
+have and with a digest that no token has: revoking the last token does not remove it. It is written before a token is
+made or revoked, and by an API that finds tokens without it, those of the environment included.
+"""
+
+import contextlib
 import hmac
 import logging
 import os
@@ -21,6 +27,7 @@ from app.outbox.glance import Glance
 log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_RECORD, _NO_DIGEST = "*", "-" * 64  # see above
 _PREFIX = "bw_"  # so that people and secret scanners know one when they see it
 
 
@@ -59,6 +66,7 @@ class Tokens:
         self._memory = memory
         self._remembered: Sequence[ApiToken] | None = None
         self._stored = Glance(self._read, age=1.0, patience=1.0)
+        self._recorded = Glance(self._record, age=60.0, patience=0.0)  # beside the request, which never waits for it
 
     def create(self, name: str, scopes: Collection[str]) -> str:
         """Make a token and return it: the only time that it can be seen. Raises `BadValue` or `TokenExists`."""
@@ -73,6 +81,7 @@ class Tokens:
             raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; take another name")
         token = _PREFIX + secrets.token_urlsafe(32)
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
+        self._record()
         try:
             with self._database.writing() as connection:
                 connection.execute(m.tokens.insert().values(created_at=now_ms(), **row))
@@ -83,22 +92,33 @@ class Tokens:
     def list(self) -> Sequence[StoredToken]:
         """Every token that holds, by name, those of the environment first. The tokens themselves are not known."""
         given = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
+        tokens = sa.select(m.tokens).where(m.tokens.c.name != _RECORD).order_by(m.tokens.c.name)
         with self._database.reading() as connection:
-            rows = connection.execute(sa.select(m.tokens).order_by(m.tokens.c.name)).all()
+            rows = connection.execute(tokens).all()
         return given + [StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows]
 
     def revoke(self, name: str) -> None:
-        """Make a token worthless. Raises `UnknownToken`."""
-        with self._database.writing() as connection:
-            gone = connection.execute(m.tokens.delete().where(m.tokens.c.name == name)).rowcount
+        """Make a token worthless; the API stays closed also without any. Raises `UnknownToken`."""
+        gone = 0
+        if name != _RECORD:
+            self._record()
+            with self._database.writing() as connection:
+                gone = connection.execute(m.tokens.delete().where(m.tokens.c.name == name)).rowcount
         if not gone:
             where = "in BUCKETWIRE_API_TOKENS, not in the database; take it out there"
             known = any(token.name == name for token in self._configured)
             raise UnknownToken(f"the token {name!r} is {where}" if known else f"there is no token {name!r}")
 
     def any(self) -> bool:
-        """Whether there is any token at all. Raises `TokensUnknown`."""
-        return bool(self._configured or self._known())
+        """Whether there is any token that holds. Raises `TokensUnknown`."""
+        return bool(self._configured) or any(token.name != _RECORD for token in self._known())
+
+    def required(self) -> bool:
+        """Whether calls need a token: always, once there has been one. Raises `TokensUnknown`."""
+        if self._configured:
+            self._recorded.look()
+            return True
+        return bool(self._known())
 
     def find(self, token: str) -> ApiToken | None:
         """The token's name and scopes, None for one that does not hold. Raises `TokensUnknown`.
@@ -106,6 +126,8 @@ class Tokens:
         Compares with every token and in constant time, so that an answer's time tells nothing.
         """
         digest = hash_token(token)
+        if self._configured:
+            self._recorded.look()
         return _equal(self._configured, digest) or _equal(self._known(), digest)
 
     def _known(self) -> Sequence[ApiToken]:
@@ -121,6 +143,8 @@ class Tokens:
         with self._database.reading() as connection:
             rows = connection.execute(sa.select(m.tokens.c.name, m.tokens.c.scopes, m.tokens.c.digest)).all()
         found = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+        if found and all(token.name != _RECORD for token in found):
+            self._recorded.look()  # a version before this one made them
         if self._memory is not None and found != self._remembered:
             try:
                 _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in found]))
@@ -128,6 +152,15 @@ class Tokens:
                 log.warning("the tokens cannot be remembered in %s: %s", self._memory, error)
             self._remembered = found
         return found
+
+    def _record(self) -> None:
+        """Record that there has been a token."""
+        with self._database.reading() as connection:
+            if connection.execute(sa.select(m.tokens.c.name).where(m.tokens.c.name == _RECORD)).first():
+                return
+        row = {"name": _RECORD, "digest": _NO_DIGEST, "scopes": "", "created_at": now_ms()}
+        with contextlib.suppress(sa.exc.IntegrityError), self._database.writing() as connection:  # by another just now
+            connection.execute(m.tokens.insert().values(**row))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -70,7 +70,7 @@ def check_address(listen: HostPort) -> None:
         try:
             probe.bind((listen.host, listen.port))
         except OSError as error:
-            hint = f"BUCKETWIRE_LISTEN={listen.host}:{free_port()} would be free"
+            hint = f"BUCKETWIRE_LISTEN={listen._replace(port=free_port())} would be free"
             if error.errno == errno.EADDRINUSE:
                 raise CannotStart(f"another program listens on {listen} already; {hint}") from None
             raise CannotStart(f"nothing can listen on {listen}: {error.strerror}; {hint}") from None
@@ -100,12 +100,12 @@ def remembered_port(path: Path) -> int:
     return port
 
 
-def api_answers(listen: HostPort, *, secure: bool) -> bool:
+def api_answers(address: HostPort, *, secure: bool) -> bool:
     """Whether the API answers at all; with TLS by whatever certificate, which may well be for another name."""
-    connection = http.client.HTTPConnection(listen.host, listen.port, timeout=2)  # no proxy of the environment's
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=2)  # no proxy of the environment's
     if secure:
         context = tls.context(skip_verify=True)
-        connection = http.client.HTTPSConnection(listen.host, listen.port, timeout=2, context=context)
+        connection = http.client.HTTPSConnection(address.host, address.port, timeout=2, context=context)
     try:
         connection.request("GET", "/healthz")
         return connection.getresponse().status == 200

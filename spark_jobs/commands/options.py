@@ -123,6 +123,5 @@ def not_installed(missing: ImportError) -> CannotDo:
 
 
 def api_place(shell: Shell, url: str) -> tuple[str, str]:
-    """Where the API is, and the token for it."""
-    listen = shell.settings.listen
-    return url or f"http://{listen.host}:{listen.port}", os.environ.get("BUCKETWIRE_TOKEN", "")
+    """The API's URL, and the token for it."""
+    return url or shell.settings.api_url, os.environ.get("BUCKETWIRE_TOKEN", "")

@@ -1,5 +1,7 @@
 """What a target holds of a bucket, as ROWS: one file for each kind of store."""
 
+import re
+
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.mysql import MysqlSettings
@@ -9,14 +11,18 @@ from spark_jobs.schemas import ROWS
 from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
 from spark_jobs.stores.base import CannotRead, NoTable
 
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+
 __all__ = ["CannotRead", "rows"]
 
 
 def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: int) -> DataFrame:
     """ROWS of the target, read by `tasks` at once where the store allows it; none where nothing was ever delivered.
 
-    Raises `CannotRead`.
+    The bucket's name may be any text. Raises `CannotRead`.
     """
+    if _NO_TEXT.search(bucket):
+        raise CannotRead("no target holds a bucket of this name: it is no text that a database can hold")
     try:
         return _rows(spark, settings, bucket, tasks)
     except NoTable:

@@ -124,7 +124,9 @@ def connect(settings: ElasticsearchSettings) -> httpx.Client:
 def _documents_of(bucket: str) -> Mapping[str, Any]:
     """A query that leaves out what says that it is about another bucket, and nothing else, whatever the mapping."""
     says_nothing = {"bool": {"must_not": {"exists": {"field": _BUCKET}}}}
-    return {"bool": {"should": [{"match_phrase": {_BUCKET: bucket}}, says_nothing]}}
+    # A name in which an analyzer finds no word matches every document: which are the bucket's is seen afterwards.
+    phrase = {"match_phrase": {_BUCKET: {"query": bucket, "zero_terms_query": "all"}}}
+    return {"bool": {"should": [phrase, says_nothing]}}
 
 
 def _rows(hits: Sequence[Mapping[str, Any]], bucket: str, id_style: str) -> Iterator[Row]:

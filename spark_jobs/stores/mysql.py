@@ -59,8 +59,11 @@ def _query(table: str, bucket: str, tasks: int) -> str:
         f"CONVERT(JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].{'.'.join(path)}')) USING utf8mb4) AS `{name}`"
         for name, path in PATHS.items()
     )
-    # A bucket's name holds no quotes, backslashes or wildcards: the rules of its name refuse them.
+    # Spark's queries take no parameters, and a bucket's name may be any text that somebody posted: in hexadecimal none
+    # of it is syntax, whatever sql_mode and character sets are. By its own collation a table might take a for A.
+    prefix = f"{bucket}/"
+    sought = f"CONVERT(X'{prefix.encode().hex()}' USING utf8mb4) COLLATE utf8mb4_bin"
     return (
-        f"SELECT SUBSTR(key_name, {len(bucket) + 2}) AS `key`, {members}, CRC32(key_name) % {tasks} AS part "  # noqa: S608 - as above
-        f"FROM {table} WHERE LEFT(key_name, {len(bucket) + 1}) = '{bucket}/'"
+        f"SELECT SUBSTR(key_name, {len(prefix) + 1}) AS `key`, {members}, CRC32(key_name) % {int(tasks)} AS part "  # noqa: S608 - as above
+        f"FROM {table} WHERE LEFT(key_name, {len(prefix)}) = {sought}"
     )

@@ -22,7 +22,6 @@ from tests.services import Receiver
 from workers.outcomes import DELIVERED, Unavailable
 from workers.targets import create, http_wire
 from workers.targets.base import TargetUnavailable
-from workers.targets.http_wire import is_public
 
 
 @pytest.fixture(autouse=True)
@@ -30,37 +29,6 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
-
-
-@pytest.mark.parametrize(
-    ("address", "public"),
-    [
-        ("8.8.8.8", True),
-        ("2001:4860:4860::8888", True),
-        ("127.0.0.1", False),
-        ("10.1.2.3", False),
-        ("172.16.0.1", False),
-        ("192.168.1.1", False),
-        ("169.254.169.254", False),
-        ("100.64.0.1", False),
-        ("0.0.0.0", False),
-        ("224.0.0.1", False),
-        ("255.255.255.255", False),
-        ("::", False),
-        ("::1", False),
-        ("fe80::1", False),
-        ("fe80::1%eth0", False),
-        ("fd00::1", False),
-        ("ff02::1", False),
-        ("::ffff:127.0.0.1", False),
-        ("::ffff:8.8.8.8", True),
-        ("2002:7f00:1::", False),
-        ("64:ff9b::127.0.0.1", False),
-        ("64:ff9b::8.8.8.8", True),
-    ],
-)
-def test_an_address_is_public_or_not(address: str, public: bool) -> None:
-    assert is_public(address) is public
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,14 @@ class Certificates:
 
 @cache
 def certificates() -> Certificates:
-    """The session's certificates: the server's for localhost and 127.0.0.1, the client's with common name `client`."""
+    """The session's certificates: the server's for localhost, the client's with common name `client`."""
     folder = new_folder("certificates")
     # RSA, because MySQL 8.0.12 and old Erlangs are choosy about elliptic curves.
     ours, others = (trustme.CA(key_type=trustme.KeyType.RSA) for _ in range(2))
     ours.cert_pem.write_to_path(str(folder / "ca.crt"))
     others.cert_pem.write_to_path(str(folder / "other-ca.crt"))
     for name, authority in (("server", ours), ("client", ours), ("other", others)):
-        leaf = authority.issue_cert("localhost", LOOPBACK, common_name=name, key_type=trustme.KeyType.RSA)
+        leaf = authority.issue_cert("localhost", LOOPBACK, "::1", common_name=name, key_type=trustme.KeyType.RSA)
         # Java reads PKCS#8 only, and trustme writes the older form.
         key = load_pem_private_key(leaf.private_key_pem.bytes(), None)
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

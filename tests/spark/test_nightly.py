@@ -25,8 +25,8 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_target_wants_it(
     database, shell = migrated(url), Shell()
     schedule, runs = Schedule(database), Reconciliations(database)
     values = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
-    looks = add_target(database, "looks", type_name="redis", values=values, bucket="b")
-    mends = add_target(database, "mends", type_name="redis", values=values | {"reconcile_repair": "on"}, bucket="b")
+    looks = add_target(database, "looks", type_name="redis", values=values, bucket="bkt")
+    mends = add_target(database, "mends", type_name="redis", values=values | {"reconcile_repair": "on"}, bucket="bkt")
 
     def wanted(now: int) -> dict[str, bool]:
         schedule.register(now)
@@ -35,13 +35,13 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_target_wants_it(
     now = now_ms()
     assert wanted(now) == {"looks": False, "mends": False}
     for each in schedule.waiting():
-        runs.begin(each.target, "b", lease=MINUTE, run=each.run)
+        runs.begin(each.target, "bkt", lease=MINUTE, run=each.run)
         runs.end(each.run, "failed" if each.target == looks else "drift", {})
         with pytest.raises(AlreadyRunning, match="has been begun before"):
             repairs(shell, each.target, each.run)
     assert wanted(now + MINUTE) == {"looks": False, "mends": True}
-    other = add_target(database, "other", type_name="redis", values=values | {"reconcile_repair": "on"}, bucket="b")
-    runs.end(runs.begin(other, "b", lease=MINUTE), "failed", {}, problem="no such bucket")
+    other = add_target(database, "other", type_name="redis", values=values | {"reconcile_repair": "on"}, bucket="bkt")
+    runs.end(runs.begin(other, "bkt", lease=MINUTE), "failed", {}, problem="no such bucket")
     assert wanted(now + 2 * MINUTE)["other"] is False  # it has never seen what it would repair
     assert mends in {each.target for each in schedule.waiting()}
     shell.close()

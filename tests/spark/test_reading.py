@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
+from functools import reduce
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,6 +14,7 @@ import orjson
 import pytest
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # ships no types
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.declaration import load
 from app.config.streams import ElasticsearchSettings
@@ -26,7 +28,10 @@ from spark_jobs.problems import reason
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.contract import minio_life
+from tests.hostile import BUCKETS
 from tests.spark.held import InElasticsearch, InMysql
+from workers.outcomes import DELIVERED
+from workers.targets.base import Target
 from workers.targets.elasticsearch import ElasticsearchTarget
 from workers.targets.mysql import MysqlTarget
 from workers.targets.postgresql import PostgresTarget
@@ -320,6 +325,7 @@ def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_serve
         for number, key in enumerate(("a b/é+%", "z")):
             text = orjson.dumps({"Records": [orjson.loads(event(key, "b", number).record)]}).decode()
             cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"b/{key}", text))
+            cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"B/{key} of another bucket", text))
         connection.commit()
     settings = load("mysql", {"dsn_string": InMysql(mysql_server, name).dsn, "table": "direct"})
     found = namespace(rows(spark, settings, "b", tasks=2), "b").collect()
@@ -364,6 +370,52 @@ def test_a_redis_hash_is_read(spark: SparkSession, redis_server: services.Redis)
         client.set(f"{key}-text", "x")
     with pytest.raises(CannotRead, match="is no hash"):
         rows(spark, load("redis", values | {"key": f"{key}-text"}), "b", tasks=2)
+
+
+@pytest.fixture(params=["postgresql", "mysql", "mariadb", "redis", "hash", "plain"])
+def store(request: pytest.FixtureRequest) -> tuple[TargetSettings, type[Target]]:
+    """An empty store of each kind, and who writes to it; of an index also its style of ids."""
+    name = f"test_{uuid4().hex[:8]}"
+    if request.param == "postgresql":
+        postgres: services.Postgres = request.getfixturevalue("postgres_server")
+        postgres.create_database(name)
+        return load("postgresql", {"connection_string": postgres.dsn(name), "table": "rows"}), PostgresTarget
+    if request.param == "redis":
+        redis: services.Redis = request.getfixturevalue("redis_server")
+        return load("redis", {"address": f"{services.LOOPBACK}:{redis.port}", "key": name}), RedisTarget
+    if request.param in ("hash", "plain"):
+        index = InElasticsearch(request.getfixturevalue("elasticsearch_server"), name)
+        values = index.login | {"index": name, "id_style": request.param}
+        return load("elasticsearch", values), ElasticsearchTarget
+    mysql: services.MySQL = request.getfixturevalue(f"{request.param}_server")
+    mysql.create_database(name)
+    return load("mysql", {"dsn_string": InMysql(mysql, name).dsn, "table": "rows"}), MysqlTarget
+
+
+def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
+    spark: SparkSession, store: tuple[TargetSettings, type[Target]]
+) -> None:
+    settings, adapter = store
+    names = [*BUCKETS, "images", "x", "X", "trail", "it", "IT'S", "lead", "new", "a", "ab", "..."]
+    target = adapter(settings)  # type: ignore[call-arg]  # an adapter takes its own settings
+    target.open()
+    try:
+        for number, name in enumerate(names):
+            [outcome] = target.deliver([event(f"k{number}", name, number)], 1)
+            assert outcome == DELIVERED, name
+    finally:
+        target.close()
+    paths = [f"{name}/k{number}" for number, name in enumerate(names)]
+    held = {(name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")}
+    frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in BUCKETS]
+    found = [tuple(row) for row in reduce(DataFrame.union, frames).collect()]
+    # By its document, not by its path, an index knows a bucket whose name holds a slash.
+    within = {("..", f"../etc/passwd/k{names.index('../../etc/passwd')}")}
+    by_document = isinstance(settings, ElasticsearchSettings) and settings.id_style == "hash"
+    assert sorted(found) == sorted(held - within if by_document else held)
+    for name in ("nul\0", "nul\0' OR 1=1 -- ", "\udcff"):
+        with pytest.raises(CannotRead, match="no text that a database can hold"):
+            rows(spark, settings, name, tasks=1)
 
 
 def test_what_cannot_be_read_is_told_without_a_secret(spark: SparkSession) -> None:

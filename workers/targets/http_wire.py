@@ -6,7 +6,6 @@ requests stands on.
 
 import base64
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -20,29 +19,17 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
 from urllib3.util import Url, parse_url
 
+from app.config.networks import is_loopback, is_public
 from workers.targets.base import TargetUnavailable
 
 # urllib3 writes whole URLs into its warnings and debug lines, and a webhook's URL may well be its secret.
 logging.getLogger("urllib3").setLevel(logging.ERROR)
 
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _PORTS = {"http": 80, "https": 443}
 
 
 class PrivateAddressError(HTTPError):
     """The name stands for an address that is not of the public internet."""
-
-
-def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet, also when IPv6 wraps an IPv4 address."""
-    ip = ipaddress.ip_address(address)
-    if isinstance(ip, ipaddress.IPv6Address):
-        within = ip.ipv4_mapped or ip.sixtofour
-        if ip in _NAT64:
-            within = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
-        if within is not None:
-            ip = within
-    return ip.is_global and not ip.is_multicast
 
 
 def public_addresses(host: str, port: int) -> list[str]:
@@ -228,17 +215,10 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
 
 def _proxy_for(scheme: str, host: str, port: int) -> Url | None:
     given = urllib.request.getproxies().get(scheme)
-    if not given or _is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
+    # Never for this machine, as Go, hence MinIO, has it.
+    if not given or is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
     proxy = parse_url(given if "://" in given else f"http://{given}")
     if proxy.scheme not in _PORTS or not proxy.host:
         raise TargetUnavailable(f"{scheme.upper()}_PROXY: only http and https proxies can be used")
     return proxy
-
-
-def _is_loopback(host: str) -> bool:
-    """Never by proxy, as Go, hence MinIO, has it."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"

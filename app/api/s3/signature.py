@@ -207,8 +207,10 @@ def _moment(headers: Mapping[str, str]) -> datetime:
     moment = _parsed(stamp)
     if moment is None:
         try:
-            moment = parsedate_to_datetime(stamp).astimezone(UTC)
-        except ValueError:
+            moment = parsedate_to_datetime(stamp)
+            # "-0000" means UTC and gives a time without a zone, which `astimezone` would read as this machine's own.
+            moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
             said = "AWS authentication requires a valid Date or x-amz-date header"
             raise S3Error("AccessDenied", said) from None
     return moment

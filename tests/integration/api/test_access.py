@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from pathlib import Path
 
 import psutil
 import pytest
@@ -106,7 +107,7 @@ def test_tokens_are_kept_as_digests_and_shown_once(log: Database) -> None:
     tokens = Tokens(log, settings(url_of(log), api_tokens=f"ops:read:{FROM_ENVIRONMENT}").api_tokens)
     made = tokens.create("minio", ["ingest", "read"])
     with log.reading() as connection:
-        row = connection.execute(sa.select(m.tokens)).one()
+        row = connection.execute(sa.select(m.tokens).where(m.tokens.c.name == "minio")).one()
     assert row.digest == hashlib.sha256(made.encode()).hexdigest()
     assert made not in str(row)
     assert len(made) > 40
@@ -164,6 +165,70 @@ def test_an_address_that_others_reach_stays_closed_when_the_last_token_is_revoke
             worker.kill()
         api.ping()  # those that replace them serve too
     assert "c" not in keys(log)
+
+
+def test_an_address_of_this_machine_stays_closed_when_the_last_token_is_revoked(
+    log: Database, start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "staging"
+    plain = start(url_of(log), queue_dir=folder)
+    assert plain.post(body("open")).status_code == 202
+    made = Tokens(log).create("minio", ["ingest"])
+    services.until(lambda: plain.post(body("b")).status_code == 401, 3)
+    Tokens(log).revoke("minio")
+    services.until(lambda: "no token is left" in plain.post(body("c")).text, 3)
+    for _ in range(5):
+        said = problem(plain.post(body("c")), 401, "no-token")["detail"]
+        assert "no token is left" in said
+        assert "bucketwire token create" in said
+    problem(plain.post(body("d"), authorization=f"Bearer {made}"), 401, "no-token")
+    again = start(url_of(log), queue_dir=folder)  # another process, later
+    assert again.client.get("/v1/targets").status_code == 401
+    away = f"postgresql://nobody@{services.LOOPBACK}:{services.free_port()}/outbox"
+    late = start(away, queue_dir=folder)  # this one begins while the database is away
+    problem(late.post(body("e")), 401, "no-token")
+
+    another = Tokens(log).create("minio", ["ingest"])
+    services.until(lambda: plain.post(body("f"), authorization=f"Bearer {another}").status_code == 202, 3)
+    assert keys(log)[0] == "open"
+    assert set(keys(log)) <= {"open", "b", "f"}
+
+
+def test_the_tokens_of_the_environment_close_the_api_for_good_too(log: Database, start: Start) -> None:
+    with_token = start(url_of(log), api_tokens=f"minio:ingest:{FROM_ENVIRONMENT}")
+    assert with_token.post(body("a"), authorization=f"Bearer {FROM_ENVIRONMENT}").status_code == 202
+    services.until(Tokens(log).required)
+    later = start(url_of(log))
+    for headers in ({}, {"authorization": f"Bearer {FROM_ENVIRONMENT}"}):
+        assert "no token is left" in problem(later.post(body("b"), **headers), 401, "no-token")["detail"]
+    assert keys(log) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["Forwarded: for=192.0.2.1", "X-Forwarded-For: 127.0.0.1", "X-Forwarded-Host: a", "X-Forwarded-Proto: https",
+     "X-Forwarded-Prefix: /", "x-forwarded: 1", "X-Original-Forwarded-For: 127.0.0.1", "X-Real-IP: 127.0.0.1",
+     "Via: 1.1 proxy", "True-Client-IP: 127.0.0.1", "CF-Connecting-IP: ::1", "X-Client-IP: ::1"],
+)  # fmt: skip
+def test_without_tokens_a_proxy_on_this_machine_gets_nowhere(plain: Api, plain_log: Database, header: str) -> None:
+    name, _, value = header.partition(": ")
+    for host in ("127.0.0.1", "localhost", f"[::1]:{plain.port}"):
+        for more in ({}, {"Authorization": "Bearer x"}):
+            headers = {"Host": host, name: value, **more}
+            refused = plain.client.post("/v1/events", content=body("a"), headers=headers)
+            said = problem(refused, 403, "not-here")["detail"]
+            assert "proxy" in said
+            assert "bucketwire token create" in said
+            problem(plain.client.get("/v1/targets", headers=headers), 403, "not-here")
+    assert plain.client.get("/healthz", headers={name: value}).status_code == 200
+    assert keys(plain_log) == []
+
+
+def test_with_a_token_a_proxy_may_forward(log: Database, start: Start) -> None:
+    given = token(log, "ingest")
+    proxied = start(url_of(log))
+    forwarded = given | {"X-Forwarded-For": "192.0.2.1", "Via": "1.1 proxy"}
+    assert proxied.client.post("/v1/events", content=body("a"), headers=forwarded).status_code == 202
 
 
 def test_without_tokens_a_web_page_in_a_browser_gets_nowhere(plain: Api, plain_log: Database) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox.database import Database, now_ms
+from app.outbox.pulse import DRAIN_STOPPED, UNSERVED
 from app.outbox.reconciliations import DRIFT, Reconciliations
 from tests import services
 from tests.builders import add_target
@@ -66,9 +68,18 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
     assert used - workers - {name for name, _ in found} == set()
 
 
+def test_alerts_and_pages_know_a_stopped_drain_and_an_unserved_queue_as_the_service_does() -> None:
+    limits = {rule["alert"]: rule["expr"].rpartition(" > ")[2] for rule in ALERTS}
+    assert int(limits["BucketwireNotDraining"]) * 1000 == DRAIN_STOPPED
+    assert int(limits["BucketwireQueueNotServed"]) * 1000 == UNSERVED
+    said = f"within {DRAIN_STOPPED // 1000} seconds"
+    assert said in (ROOT / "docs/reference/api.md").read_text()
+
+
 def test_the_figures_of_the_drain_the_lanes_the_dead_and_the_drift_are_so(log: Database, start: Start) -> None:
     target = add_target(log)
     api = start(url_of(log))
+    assert figures(api)["bucketwire_drain_age_seconds", ()] == math.inf, "the alert fires if it never ran"
     api.post(body("a", "b"))
     bury(log, target)
     pulse(log, 40_000)

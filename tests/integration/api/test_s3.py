@@ -254,6 +254,15 @@ def test_nobody_gets_in_without_a_signature_that_holds(ready: S3) -> None:
     assert (refused.status_code, refused.headers["x-minio-error-code"]) == (403, "InvalidAccessKeyId")
 
 
+def test_a_date_that_overflows_is_refused_in_xml(ready: S3) -> None:
+    signed = ready.sign("GET", "/images?notification")
+    headers = {name: value for name, value in signed.headers.items() if name.lower() != "x-amz-date"}
+    for date in ("Fri, 31 Dec 9999 23:59:59 -0100", "Mon, 01 Jan 2024 00:00:00 +99999999999999"):
+        answer = ready.api.client.get("/images?notification", headers={**headers, "Date": date})
+        assert code(answer, 403) == "AccessDenied"
+    assert "Traceback" not in ready.api.log.read_text()
+
+
 def test_a_key_that_may_only_read_changes_nothing(ready: S3) -> None:
     watcher = {"key": "WATCHER", "secret": "only-looks-on"}
     assert ready.ask("GET", "/images?notification", **watcher).status_code == 200

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
+from app.api import health
 from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox import pulse
@@ -135,9 +136,16 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
 
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
     with database.writing() as connection:
-        connection.execute(m.pulse.insert().values(name="drain", at=now_ms()))
-    well = cli("doctor")
-    assert (well.code, well.out.splitlines()[-1]) == (0, "all is well")
+        connection.execute(m.pulse.insert().values(name="drain", at=0))
+    for age, code in ((0, 0), (pulse.DRAIN_STOPPED - 10_000, 0), (pulse.DRAIN_STOPPED + 1, 1)):
+        with database.writing() as connection:
+            connection.execute(m.pulse.update().values(at=now_ms() - age))
+        well = cli("doctor")
+        assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
+        with database.reading() as connection:
+            look = {"revision": "r", "later": False, "drained": pulse.drained(connection)}
+        ready = health.checked(look, None, "r", now_ms())["drain"]["ok"]
+        assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
         connection.execute(m.pulse.update().values(at=now_ms() - 60_000))
     assert "last ran 1.0 m ago" in cli("doctor").out
@@ -195,8 +203,21 @@ def test_a_token_is_seen_once_and_revoked(cli: Cli, database: Database) -> None:
     assert {one["name"]: one["scopes"] for one in cli("token", "ls", "--json").json} == {
         "minio": ["ingest"], "ops": ["admin", "read"],
     }  # fmt: skip
-    assert cli("token", "revoke", "minio").code == 0
+    assert cli("token", "revoke", "minio").out == "revoked minio\n"
     assert cli("token", "revoke", "minio").code == 1
+
+
+def test_who_revokes_the_last_token_learns_that_nobody_may_call_and_can_make_another(
+    cli: Cli, database: Database
+) -> None:
+    assert "every program on this machine may call" in cli("token", "ls").out
+    cli("token", "create", "minio")
+    for said in (cli("token", "revoke", "minio"), cli("token", "ls")):
+        assert said.code == 0
+        assert "no token is left: nobody may call the API until one is made by `bucketwire token create`" in said.out
+    assert cli("token", "ls", "--json").json == []
+    assert cli("token", "create", "minio").out.startswith("bw_")
+    assert [one["name"] for one in cli("token", "ls", "--json").json] == ["minio"]
 
 
 def test_a_replay_can_be_waited_for(cli: Cli, database: Database, target: TargetId) -> None:

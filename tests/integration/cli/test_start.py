@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from app.config.addresses import HostPort
 from app.config.settings import Settings
 from app.embedded import SAMPLE
 from app.outbox.database import Database
-from app.service.start import CannotStart, add_sample, lock_folder, remembered_port
+from app.service.start import CannotStart, add_sample, check_address, lock_folder, remembered_port
 from tests import services
 from tests.builders import add_target, migrated, registry
 
@@ -76,3 +78,12 @@ def test_a_folder_has_one_service_at_a_time(tmp_path: Path) -> None:
         lock_folder(tmp_path)
     os.close(first)
     os.close(lock_folder(tmp_path))
+
+
+def test_a_taken_ipv6_address_is_named_with_brackets_and_so_is_a_free_one() -> None:
+    with socket.socket(socket.AF_INET6) as taken:
+        taken.bind(("::1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(CannotStart, match=rf"\[::1\]:{port} already; BUCKETWIRE_LISTEN=\[::1\]:\d+ would be free"):
+            check_address(HostPort("::1", port))

@@ -7,12 +7,18 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.config.arn import TargetId
+from app.events.parsing import parse
+from app.outbox import models as m
+from app.outbox import schedule as schedule_module
 from app.outbox.append import Log
 from app.outbox.database import Database, now_ms
 from app.outbox.reconciliations import AlreadyRunning, Reconciliations
 from app.outbox.schedule import LATE, Schedule
+from app.rules.model import Rule
 from tests.builders import add_target, event, registry
+from tests.hostile import BUCKETS, scheduled
 
+SCHEDULED = [name for name in BUCKETS if scheduled(name)]
 EACH_MINUTE = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
 MINUTE = 60_000
 
@@ -40,27 +46,27 @@ def test_what_is_due_is_registered_once_for_each_target_and_bucket(database: Dat
 
 
 def test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another(database: Database) -> None:
-    target = add_target(database, "x", type_name="redis", values=EACH_MINUTE, bucket="b")
+    target = add_target(database, "x", type_name="redis", values=EACH_MINUTE, bucket="bucket")
     schedule, runs = Schedule(database), Reconciliations(database)
-    by_hand = runs.begin(target, "b", lease=MINUTE)
+    by_hand = runs.begin(target, "bucket", lease=MINUTE)
     assert schedule.register(now_ms()) == 0  # it is at work already
     runs.end(by_hand, "clean", {})
     later = now_ms() + MINUTE
     assert schedule.register(later) == 1
     [found] = schedule.waiting()
-    assert (found.target, found.bucket, found.since, found.first) == (target, "b", later, False)
+    assert (found.target, found.bucket, found.since, found.first) == (target, "bucket", later, False)
 
-    by_hand = runs.begin(target, "b", lease=MINUTE)  # somebody comes before it: it goes on waiting
-    with pytest.raises(AlreadyRunning, match="redis:x is being reconciled with b"):
-        runs.begin(target, "b", lease=MINUTE, run=found.run)
+    by_hand = runs.begin(target, "bucket", lease=MINUTE)  # somebody comes before it: it goes on waiting
+    with pytest.raises(AlreadyRunning, match="redis:x is being reconciled with bucket"):
+        runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     runs.end(by_hand, "clean", {})
-    assert runs.begin(target, "b", lease=MINUTE, run=found.run) == found.run
+    assert runs.begin(target, "bucket", lease=MINUTE, run=found.run) == found.run
     assert schedule.waiting() == []
     with pytest.raises(AlreadyRunning):
-        runs.begin(target, "b", lease=MINUTE, run=found.run)
+        runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     runs.end(found.run, "drift", {"missing": 1})
     with pytest.raises(AlreadyRunning, match="has been begun before"):
-        runs.begin(target, "b", lease=MINUTE, run=found.run)
+        runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     assert [(each.run, each.state) for each in runs.list()][1] == (found.run, "drift")
     assert schedule.register(later) == 0
     assert schedule.register(later + MINUTE) == 1
@@ -75,8 +81,38 @@ def test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another(databa
 
 def test_a_moment_that_nobody_saw_is_made_up_for_within_the_hour(database: Database) -> None:
     registry(database).put(TargetId("redis", "x"), EACH_MINUTE | {"reconcile": "0 3 * * *"})
-    add_target(database, "x", type_name="redis", values=EACH_MINUTE | {"reconcile": "0 3 * * *"}, bucket="b")
+    add_target(database, "x", type_name="redis", values=EACH_MINUTE | {"reconcile": "0 3 * * *"}, bucket="bucket")
     three = now_ms() // 86_400_000 * 86_400_000 + 3 * 3_600_000
     assert Schedule(database).register(three + LATE + 1) == 0
     assert Schedule(database).register(three - 1) == 0
     assert Schedule(database).register(three + LATE) == 1
+
+
+def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: Database) -> None:
+    every = add_target(database, "all", type_name="redis", values=EACH_MINUTE)
+    for name in BUCKETS:
+        Log(database).append([parse(b'{"Records":[%s]}' % event(bucket=name).record.encode(), {}, now_ms=1).events])
+    usable = ["abc", "a-b.c", "Legacy_Bucket", "_x1", "192.0.2.1", "x" * 63]
+    Log(database).append([[event(bucket=name) for name in usable]])
+    assert Schedule(database).register(now_ms()) == len(usable) + len(SCHEDULED)
+    assert {bucket for _, bucket, _ in waiting(database)} == {*usable, *SCHEDULED}
+    assert Schedule(database).left_out() == {every: len(BUCKETS) - len(SCHEDULED)}
+
+
+def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedule_module, "MOST_BUCKETS", 5)
+    every = add_target(database, "all", type_name="redis", values=EACH_MINUTE)
+    Log(database).append([[event(bucket="zzz-first")]])
+    with database.writing() as connection:
+        connection.execute(m.buckets.update().values(created_at=1))
+    Log(database).append([[event(bucket=f"flood-{number}") for number in range(200)]])
+    one = add_target(database, "one", type_name="redis", values=EACH_MINUTE, bucket="zzz-late")
+    assert Schedule(database).register(now_ms()) == 6
+    flood = {("redis:all", f"flood-{number}", True) for number in (0, 1, 10)}
+    mine = {("redis:all", "zzz-first", True), ("redis:all", "zzz-late", True), ("redis:one", "zzz-late", True)}
+    assert waiting(database) == mine | flood
+    assert Schedule(database).left_out() == {every: 197}
+    registry(database).add_rule(Rule(bucket="no bucket"[:2], events=("*",), target=one))
+    assert Schedule(database).left_out() == {every: 198, one: 1}

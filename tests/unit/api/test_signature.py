@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from io import BytesIO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.api.s3 import payload
-from app.api.s3.errors import S3Error
+from app.api.s3.errors import CODES, S3Error
 from app.api.s3.signature import EMPTY, Received, known_keys, verify
 from app.config.settings import S3Key
+from tests.unit.events.properties import thorough
 
 KEY = S3Key("aws", frozenset({"admin"}), "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 NOW = datetime(2013, 5, 24, tzinfo=UTC)
@@ -196,3 +200,72 @@ def test_a_body_must_be_what_was_signed() -> None:
     assert read(LIFECYCLE, b"") == b""
     assert read(LIFECYCLE, b"more") == "XAmzContentSHA256Mismatch"
     assert read(PRESIGNED, b"anything") == b"anything"
+
+
+def dated(date: str) -> Received:
+    """The request with a `Date` header in place of `X-Amz-Date`."""
+    headers = {name: value for name, value in LIFECYCLE.headers.items() if name != "x-amz-date"}
+    return replace(LIFECYCLE, headers={**headers, "date": date, "authorization": authorization("host", "0" * 64)})
+
+
+@pytest.mark.parametrize(
+    "date",
+    [
+        "Fri, 31 Dec 9999 23:59:59 -0100",
+        "Mon, 01 Jan 2024 00:00:00 +99999999999999",
+        "Mon, 01 Jan 99999999999999999999 00:00:00",
+        "Mon, 01 Jan 2024 00:00:00 -2400",
+        "Mon, 01 Jan 99999 00:00:00 GMT",
+        "1 Jan " + "9" * 5000 + " 00:00:00",
+    ],
+)
+def test_a_date_that_overflows_is_refused(date: str) -> None:
+    assert check(dated(date)) == "AccessDenied"
+
+
+def test_a_date_in_an_unnamed_zone_is_utc(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert check(dated("Fri, 24 May 2013 00:00:00 -0000")) == "SignatureDoesNotMatch", "the time is accepted"
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+_DIGITS = st.text("0123456789٣+-", max_size=25)
+_DATES = st.one_of(
+    st.text(max_size=40),
+    st.builds("{} {} {} {}:{} {}".format, _DIGITS, st.sampled_from(["Jan", "May", "dec,"]), *[_DIGITS] * 4),
+    st.builds("{}T{}Z".format, _DIGITS, _DIGITS),
+    st.builds("Fri, {} May {} {}:{}:{} {}".format, *[_DIGITS] * 6),
+)
+
+
+@thorough(500)
+@given(
+    date=_DATES, presigned=st.booleans(), expires=_DIGITS, credential=st.text(max_size=60), signed=st.text(max_size=20)
+)
+def test_no_field_of_a_signature_raises_anything_but_a_refusal(
+    date: str, presigned: bool, expires: str, credential: str, signed: str
+) -> None:
+    if presigned:
+        given_ = {
+            "Date": [date, STAMP], "Expires": [expires, "86400"], "Credential": [credential, CREDENTIAL],
+            "SignedHeaders": [signed, "host"],
+        }  # fmt: skip
+        for name, (hostile, usual) in given_.items():
+            request = PRESIGNED
+            for each, (_, value) in given_.items():
+                request = without(request, f"X-Amz-{each}", value=hostile if each == name else value)
+            assert check(request) in CODES or hostile == usual
+        return
+    for header in (CREDENTIAL, credential):
+        request = dated(date)
+        said = authorization(signed or "host", "0" * 64).replace(CREDENTIAL, header)
+        for headers in (
+            {**request.headers, "authorization": said},
+            {**request.headers, "authorization": said, "x-amz-date": date},
+            {**request.headers, "authorization": said, "date": "Fri, 24 May 2013 00:00:00 GMT"},
+        ):
+            assert check(replace(request, headers=headers)) in CODES

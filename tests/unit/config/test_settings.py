@@ -159,6 +159,19 @@ def test_where_it_listens_and_who_can_reach_it(listen: str, place: HostPort, loo
     assert (found.listen, found.loopback) == (place, loopback)
 
 
+@pytest.mark.parametrize(
+    ("listen", "place"),
+    [
+        ("0.0.0.0:80", "127.0.0.1:80"), ("[::]:8000", "[::1]:8000"), ("[0:0::0]:8000", "[::1]:8000"),
+        ("127.0.0.2", "127.0.0.2:8730"), ("[::1]:8000", "[::1]:8000"), ("[2a00::1]:80", "[2a00::1]:80"),
+        ("api.example.com:80", "api.example.com:80"),
+    ],
+)  # fmt: skip
+def test_the_url_of_the_api_is_one_that_this_machine_reaches(listen: str, place: str) -> None:
+    assert settings(LISTEN=listen).api_url == f"http://{place}"
+    assert settings(LISTEN=listen, TLS_CERT="/a.crt", TLS_KEY="/a.key").api_url == f"https://{place}"
+
+
 def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
     found = problems({f"{B}DATABASE_ULR": "x", f"{B}LANES": "many", f"{B}CACHE": "/tests"})
     assert found == {

@@ -12,8 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
-from app.outbox.schedule import Waiting
-from tests.builders import add_target, migrated
+from app.cli import bucketwire
+from app.cli import reconcile as reconcile_command
+from app.config.arn import TargetId
+from app.outbox import models as m
+from app.outbox.append import Log
+from app.outbox.database import now_ms
+from app.outbox.reconciliations import Reconciliations
+from app.outbox.schedule import Schedule, Waiting
+from spark_jobs.__main__ import jobs as spark_commands
+from tests.builders import add_target, event, migrated
+from tests.hostile import BUCKETS, scheduled
 from tests.services import reaper, until
 from workers import nightly
 from workers.nightly import Hints, Jobs, last_words
@@ -81,10 +90,48 @@ def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -
 def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[Waiting](), Hints()
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
-    add_target(database, "x", type_name="redis", values=schedule, bucket="b")
+    add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
     assert [hints.look(database, told.append) for _ in range(3)] == [1, 0, 0]
-    assert [(str(each.target), each.bucket) for each in told] == [("redis:x", "b")]
+    assert [(str(each.target), each.bucket) for each in told] == [("redis:x", "bucket")]
     monkeypatch.setattr(nightly, "AGAIN", 0)
     assert hints.look(database, told.append) == 1
     assert told[0] == told[1]
+    database.close()
+
+
+def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[list[str]]()
+    monkeypatch.setattr(reconcile_command, "become", seen.append)
+    for name in (*BUCKETS, "images"):
+        arguments = nightly.job_arguments(Waiting("r" * 32, TargetId("redis", "x"), name, 1, first=False))
+        bucketwire.main(args=arguments, standalone_mode=False)
+        [_, command, *words] = seen[-1]  # what the job's process is started with
+        context = spark_commands.commands[command].make_context(command, words)
+        assert context.params["bucket"] == name
+        assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
+    bucketwire.main(args=["reconcile", "--help"], standalone_mode=False)
+    assert seen[-1][-1] == "--help", "it is the job's own"
+
+
+@pytest.mark.parametrize("name", [*(name for name in BUCKETS if not scheduled(name)), "nul\0"])
+def test_a_run_that_was_registered_for_no_bucket_is_given_up(tmp_path: Path, name: str) -> None:
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
+    target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
+    Schedule(database).register(now_ms())
+    with database.writing() as connection:  # as a version did that looked at no names
+        connection.execute(m.reconciliations.update().values(bucket=name))
+    assert nightly.reconcile(database, target, name, "arn") == "no storage allows a bucket of this name"
+    [run] = Reconciliations(database).list()
+    assert (run.state, Schedule(database).waiting()) == ("failed", [])
+    database.close()
+
+
+def test_buckets_that_are_not_scheduled_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
+    add_target(database, "x", type_name="redis", values=schedule)
+    Log(database).append([[event(bucket="images"), event(bucket="x' OR '1'='1")]])
+    assert Hints().look(database, lambda _: None) == 1
+    assert "redis:x: 1 of the buckets in its events are not reconciled by schedule" in caplog.text
     database.close()

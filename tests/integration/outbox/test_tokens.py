@@ -1,0 +1,88 @@
+"""What the outbox knows of tokens, on each kind of database."""
+
+from __future__ import annotations
+
+from threading import Barrier, Thread
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.settings import ApiToken, hash_token
+from app.outbox import models as m
+from app.outbox.database import Database
+from app.outbox.tokens import Tokens, UnknownToken
+from tests.services import until
+
+GIVEN = ApiToken("environment", frozenset({"admin"}), hash_token("e" * 40))
+
+
+def test_once_there_was_a_token_one_is_required_for_good(database: Database) -> None:
+    assert not Tokens(database).required()
+    made = Tokens(database).create("minio", ["ingest"])
+    assert Tokens(database).required()
+    found = Tokens(database).find(made)
+    assert found is not None
+    assert (found.name, found.scopes) == ("minio", {"ingest"})
+    Tokens(database).revoke("minio")
+    after = Tokens(database)
+    assert (after.required(), after.any(), after.find(made), list(after.list())) == (True, False, None, [])
+    with pytest.raises(UnknownToken):
+        after.revoke("*")
+    assert Tokens(database).required()
+    again = Tokens(database).create("minio", ["admin"])
+    assert Tokens(database).find(again) is not None
+    assert [token.name for token in Tokens(database).list()] == ["minio"]
+
+
+def test_what_records_that_is_no_token(database: Database) -> None:
+    Tokens(database).create("minio", ["ingest"])
+    with database.reading() as connection:
+        digests = connection.execute(sa.select(m.tokens.c.digest)).scalars().all()
+    assert len(digests) == 2
+    assert [Tokens(database).find(guess) for guess in (*digests, "", "*", "-" * 64)] == [None] * 5
+
+
+def test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked(database: Database) -> None:
+    row = {"name": "old", "digest": hash_token("o" * 40), "scopes": "ingest", "created_at": 1}
+    for seen in (True, False):
+        with database.writing() as connection:
+            connection.execute(m.tokens.delete())
+            connection.execute(m.tokens.insert().values(**row))
+        if seen:
+            assert Tokens(database).required()
+            until(lambda: _rows(database) == 2)
+            with database.writing() as connection:  # the version before revokes it, too
+                connection.execute(m.tokens.delete().where(m.tokens.c.name == "old"))
+        else:
+            Tokens(database).revoke("old")
+        assert Tokens(database).required()
+        assert not Tokens(database).any()
+
+
+def test_a_token_of_the_environment_is_recorded(database: Database) -> None:
+    tokens = Tokens(database, [GIVEN])
+    assert tokens.find("e" * 40) == GIVEN
+    until(lambda: _rows(database) == 1)
+    assert Tokens(database).required()
+    assert not Tokens(database).any()
+
+
+def test_several_may_make_the_first_token_at_once(database: Database) -> None:
+    ready, made = Barrier(4), list[str]()
+
+    def create(name: str) -> None:
+        ready.wait(60)
+        made.append(Tokens(database).create(name, ["read"]))
+
+    threads = [Thread(target=create, args=(f"t{number}",)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(made) == 4
+    assert _rows(database) == 5
+
+
+def _rows(database: Database) -> int:
+    with database.reading() as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(m.tokens)).scalar_one()
