@@ -43,7 +43,7 @@ def test_the_bucket_of_trials_is_none(database: Database) -> None:
 def test_a_transaction_that_fails_makes_no_bucket_known(database: Database) -> None:
     log, known = Log(database), event(bucket="a")
     log.append([[known]])
-    clash = event(bucket="new")._replace(record=None)  # type: ignore[arg-type]
+    clash = event(bucket="new")._replace(version=None)  # type: ignore[arg-type]
     try:
         log.append([[clash]])
     except sa.exc.DBAPIError:
