@@ -138,6 +138,8 @@ class Log:
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
         room: dict[int, int] = {}
+        if not self._routing.limits:
+            return room
         for row in connection.execute(_RECORDED):
             limit = self._routing.limits.get(row.id)
             if limit is None:
