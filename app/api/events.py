@@ -16,7 +16,8 @@ from app.api.parts import parts
 from app.api.problems import Refusal, away
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.events.parsing import Limits, Parsed, SnsConfirmation, parse
+from app.events.parsing import Parsed, SnsConfirmation, parse
+from app.events.stored_size import is_larger
 from app.events.trace import fields
 from app.outbox.append import QueueFull, Receipt
 from app.outbox.database import REFUSED, now_ms, said
@@ -25,6 +26,8 @@ from app.outbox.staging import Staging
 
 log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
+
+_ASSUMED_EVENT = 4_000_000  # bytes that every database takes, also one that could not be asked yet
 
 # Senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a folder to turn to, we need not wait that long.
 _PATIENCE, _PATIENCE_WITH_STAGING = 9.0, 2.5
@@ -121,8 +124,7 @@ def _parsed() -> Parsed:
     settings = parts().settings
     partial = parsed_flag("partial", request.args.get("partial"))
     body = read_body(request, settings.body_limit)
-    limits = Limits(records=settings.record_limit)
-    return parse(body, dict(request.headers), now_ms=now_ms(), limits=limits, partial=partial)
+    return parse(body, dict(request.headers), now_ms=now_ms(), limits=parts().limits, partial=partial)
 
 
 def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
@@ -130,7 +132,10 @@ def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
         return parts().commits.append(events, patience)
     except REFUSED as error:
         log.warning("the database refuses an event: %s", said(error))
-        detail = "the database cannot hold a value of it: a key or a name with a zero byte, or one that is too long"
+        detail = (
+            "the outbox database takes other events and refuses one of these; nothing of the request was recorded. "
+            "Send its events one by one to find which; the API's log has the database's reason"
+        )
         raise Refusal("bad-events", detail) from None
 
 
@@ -160,6 +165,8 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
 
 
 def _staged(staging: Staging, parsed: Parsed) -> Mapping[str, Any]:
+    if parts().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
+        raise Refusal("database-away", "whether it can hold an event of this size is not known yet; send it again")
     try:
         staging.append(parsed.events)
     except OSError as error:

@@ -7,12 +7,15 @@ from flask import Flask, current_app
 
 from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
+from app.events.parsing import Limits
+from app.events.stored_size import UNLIMITED
 from app.outbox.commits import GroupCommit
 from app.outbox.database import Database
 from app.outbox.dead_letters import DeadLetters
+from app.outbox.feeder import Feeder
 from app.outbox.registry import Registry, open_registry
 from app.outbox.replays import Replays
-from app.outbox.staging import Feeder, Staging
+from app.outbox.staging import Staging
 from app.outbox.tokens import Tokens
 
 _NAME = "bucketwire"
@@ -30,6 +33,17 @@ class Parts:
     dead_letters: DeadLetters
     replays: Replays
     feeder: Feeder | None
+
+    @property
+    def largest_event(self) -> int | None:
+        """The most bytes of an event that the database takes, or took when it was last asked; None: never asked."""
+        largest = self.database.largest_event
+        return self.feeder.staging.largest_event() if largest is None and self.feeder is not None else largest
+
+    @property
+    def limits(self) -> Limits:
+        """What a body of events may hold, by the settings and by what the database takes."""
+        return Limits(records=self.settings.record_limit, event_bytes=self.largest_event or UNLIMITED)
 
 
 def make(settings: Settings) -> Parts:

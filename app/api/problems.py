@@ -16,6 +16,7 @@ from app.config.declaration import BadSettings
 from app.config.problems import BadValue
 from app.events.parsing import BadEvents
 from app.outbox.database import DatabaseUnavailable, said
+from app.outbox.db_errors import is_full
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
 from app.outbox.tokens import TokensUnknown
 from app.rules.model import BadRules
@@ -44,9 +45,10 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "database-away": (503, "The outbox database is away"),
     "queue-full": (503, "A target's queue is full"),
     "staging-failed": (503, "The staging folder cannot be written"),
+    "database-full": (507, "The outbox database is full"),
     "staging-full": (507, "The staging folder's disk is full"),
 }
-_RETRY = {"database-away": 5, "queue-full": 10, "staging-failed": 10, "staging-full": 30}  # seconds
+_RETRY = {"database-away": 5, "queue-full": 10, "staging-failed": 10, "database-full": 30, "staging-full": 30}  # s
 
 
 @dataclass
@@ -140,7 +142,10 @@ def _(error: HTTPException) -> Refusal:
 
 
 def away(error: Exception) -> Refusal:
-    """The database is away or not set up. Its own words are logged and not sent: they may name its place."""
+    """The database is away, full or not set up. Its own words are logged and not sent: they may name its place."""
+    if is_full(error):
+        log.error("the outbox database is full: %s", said(error))
+        return Refusal("database-full", "its disk or its file has no room left; nothing was taken, send it again later")
     log.warning("the outbox database is away: %s", said(error))
     if isinstance(error, sa.exc.ProgrammingError):
         return Refusal("database-away", "its tables are missing or of another version: run `bucketwire migrate`")

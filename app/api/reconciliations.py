@@ -10,7 +10,7 @@ from app.api.bodies import read_body
 from app.api.parts import parts
 from app.api.problems import Refusal
 from app.config.arn import TargetId
-from app.events.parsing import Limits, parse
+from app.events.parsing import parse
 from app.outbox.append import QueueFull
 from app.outbox.database import REFUSED, now_ms
 from app.outbox.reconciliations import Reconciliation, Reconciliations, Unless
@@ -76,8 +76,7 @@ def repair(type_name: str, name: str) -> Response:
     if state in ("disabled", "broken"):
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     body = read_body(request, parts().settings.body_limit)
-    limits = Limits(records=parts().settings.record_limit)
-    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=limits).events
+    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=parts().limits).events
     log = Unless(parts().database, target, after)
     try:
         (receipt,) = log.append([events])

@@ -19,6 +19,7 @@ from app.config.declaration import (
     to_line,
 )
 from app.config.problems import Problem
+from app.config.targets import without_effect
 from app.declare.document import Document
 from app.outbox.registry import ReadOnlyTarget, UnknownTarget
 
@@ -131,7 +132,11 @@ def change(shell: Shell, target: TargetId, values: Mapping[str, str]) -> tuple[T
 
 def put_all(shell: Shell, changes: Iterable[tuple[TargetId, Mapping[str, str]]], *, dry_run: bool) -> None:
     """Set targets to these texts, all at once, or only show what that would change. Raises `BadSettings`."""
-    plan = shell.apply(Document(dict(changes)), dry_run=dry_run)
+    made = dict(changes)
+    plan = shell.apply(Document(made), dry_run=dry_run)
+    for target, values in made.items():
+        for sentence in without_effect(values):
+            click.echo(f"{target}: {printable(sentence)}", err=True)
     if shell.as_json:
         shell.json({"dry_run": dry_run, "targets": plan["targets"]})
         return

@@ -11,6 +11,7 @@ from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
 from app.config.declaration import BadSettings
+from app.config.targets import without_effect
 from app.outbox import pulse
 from app.outbox.books import audit
 from app.outbox.database import now_ms
@@ -123,6 +124,8 @@ def _look_at_targets(shell: Shell) -> Iterator[Finding]:
         try:
             if not stored.problem:
                 shell.registry.settings(stored)
+                for sentence in without_effect(shell.registry.texts(stored)):
+                    yield Finding(subject, "note", sentence)
         except BadSettings as error:
             yield Finding(subject, "problem", in_words(error))
             continue

@@ -146,7 +146,7 @@ def _check_room(shell: Shell, wanted: Counter[TargetId]) -> None:
         waiting = {each.target: each.pending + each.parked for each in read_books(connection)}
     for target, count in wanted.items():
         limit = shell.registry.settings(shell.registry.target(target)).effective_queue_limit
-        if waiting.get(target, 0) + count > limit:
+        if limit is not None and waiting.get(target, 0) + count > limit:
             raise CannotDo(
                 f"{target} would have {waiting.get(target, 0) + count} undelivered events, and its queue_limit is "
                 f"{limit}: raise it, or let what waits be delivered first"

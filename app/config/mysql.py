@@ -66,7 +66,7 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
     )
     table: str = setting(MysqlTable(), about="the table, made when it is not there; in another database: other.table")
     max_open_connections: int = setting(
-        Number(0, 10_000), default="2", about="connections of one worker process; 0 means no limit"
+        Number(0, 10_000), default="2", about="accepted as MinIO's, without effect: a worker process has one connection"
     )
     host: str = setting(Text(), default="", about="server, when there is no dsn_string")
     port: int = setting(Number(0, 65535), default="0", about=f"its port; 0 means {MYSQL_PORT}")

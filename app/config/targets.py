@@ -43,15 +43,17 @@ class TargetSettings(Declared):
     enable: bool = setting(Toggle(), default="on", about="whether the target gets events; implied by setting it up")
     comment: str = setting(Text(), default="", about="anything you want to remember")
     queue_dir: str = setting(
-        Path(), default="", about="accepted as MinIO's; undelivered events are kept in the outbox with or without it"
+        Path(), default="", about="gives the target a `queue_limit`, as in MinIO; its events are kept in the outbox"
     )
     queue_limit: int = setting(
-        Number(0, 10**12), default="0", about=f"undelivered events it may have; 0 means {DEFAULT_QUEUE_LIMIT}"
+        Number(0, 10**12),
+        default="0",
+        about=f"undelivered events it may have; 0: no limit, or {DEFAULT_QUEUE_LIMIT} where `queue_dir` is set",
     )
     queue_full: Literal["discard", "reject"] = setting(
         Choice("discard", "reject"),
         default="discard",
-        about="at the limit: leave the target out and count it, or refuse the request with 503",
+        about="at the limit, if there is one: leave the target out and count it, or refuse the request with 503",
     )
     sync: Literal["on", "off", ""] = setting(
         Switch(), default="", about="one unconfirmed request at a time; empty: as the service's MINIO_API_SYNC_EVENTS"
@@ -69,9 +71,13 @@ class TargetSettings(Declared):
     timeout: float = setting(Duration(0.001, 3600), default="5s", about="for connecting, and for answers")
 
     @property
-    def effective_queue_limit(self) -> int:
-        """How many undelivered events it may have; as MinIO, 0 means 100000 (§4.1)."""
-        return self.queue_limit or DEFAULT_QUEUE_LIMIT
+    def effective_queue_limit(self) -> int | None:
+        """How many undelivered events it may have, None for any number.
+
+        In MinIO the limit is that of the store in `queue_dir`, and 0 means 100000 (§4.1). MinIO writes `queue_limit=0`
+        into every target's settings, so that 0 alone says nothing.
+        """
+        return self.queue_limit or (DEFAULT_QUEUE_LIMIT if self.queue_dir else None)
 
     def problems(self) -> Iterator[Problem]:
         """What has to hold between the keys that every target has."""
@@ -160,7 +166,7 @@ class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgre
     )
     table: str = setting(PostgresTable(), about="the table, made when it is not there; no schema")
     max_open_connections: int = setting(
-        Number(0, 10_000), default="2", about="connections of one worker process; 0 means no limit"
+        Number(0, 10_000), default="2", about="accepted as MinIO's, without effect: a worker process has one connection"
     )
     host: str = setting(Text(), default="", about="server, when it is not in connection_string")
     port: int = setting(Number(0, 65535), default="0", about="its port; 0 means what connection_string says, or 5432")
@@ -269,6 +275,19 @@ TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(_TYPES)
 
 # Each declares more types by what stands above; imported here, so that TYPES has all of them whoever asks first.
 from app.config import messaging, mysql, streams, subjects  # noqa: E402, F401
+
+
+def without_effect(values: Mapping[str, str]) -> Iterator[str]:
+    """What of a target's settings, given as texts, can be taken and does nothing: a sentence for each."""
+    connections = values.get("max_open_connections", "").strip()
+    if connections not in ("", "1", "2"):  # 2 is MinIO's default, which it writes into every target's settings
+        yield (
+            f"max_open_connections={connections} has no effect: each worker process has one connection to the target; "
+            "fewer processes (`bucketwire worker --concurrency`) open fewer"
+        )
+    limit = values.get("queue_limit", "").strip(" +0") or values.get("queue_dir", "").strip()
+    if values.get("queue_full", "").strip() == "reject" and not limit:
+        yield "queue_full=reject has no effect without queue_limit or queue_dir: the target has no limit"
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:

@@ -8,6 +8,7 @@ from app.events.frontends import Item, Normalised, SnsConfirmation, Traced, Wher
 from app.events.model import Event
 from app.events.problems import BadEvents, BadRecord
 from app.events.records import event_of
+from app.events.stored_size import UNLIMITED, is_larger, stored_size
 from app.events.trace import trace_of
 
 __all__ = ["BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
@@ -19,10 +20,14 @@ _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestat
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a body may hold at most: `records` in all, and objects and arrays in each other within one record."""
+    """What a body may hold at most: `records` in all, and objects and arrays in each other within one record.
+
+    `event_bytes` is the most that an event may have where it is stored (`app.events.stored_size`).
+    """
 
     records: int = 10_000
     nesting: int = 32
+    event_bytes: int = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +66,12 @@ def parse(
         if index + len(found) > limits.records:
             raise _too_many(limits.records)
         for item in found:
+            first = len(parsed.events)
             try:
                 _take(item, parsed, now_ms, limits.nesting)
+                _check_size(parsed.events[first:], limits.event_bytes)
             except BadRecord as problem:
+                del parsed.events[first:]
                 path, sentence = _told(problem, index, line, item)
                 if not partial:
                     raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
@@ -114,6 +122,16 @@ def _keep(made: Normalised, where: Where, parsed: Parsed, now_ms: int, nesting: 
         parsed.events.extend([event_of(record, now_ms, nesting) for record in made])
     else:
         parsed.ignored += 1
+
+
+def _check_size(events: Iterable[Event], most: int) -> None:
+    for event in events:
+        if is_larger(event, most):
+            raise BadRecord(
+                "it",
+                f"has {stored_size(event)} bytes in the outbox database, which takes at most {most}: "
+                "send less in it, or raise max_allowed_packet of MySQL or MariaDB",
+            )
 
 
 def _too_many(most: int) -> BadEvents:

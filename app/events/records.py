@@ -66,6 +66,9 @@ def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     name = bucket.get("name")
     if type(name) is not str or not 0 < len(name) <= _MAX_BUCKET or "\0" in name:
         raise _unusable("s3.bucket.name", name, "the bucket's name as text", _MAX_BUCKET)
+    if name[-1] == " ":
+        # MySQL and MariaDB could not tell it from the name without.
+        raise BadRecord("s3.bucket.name", f"{excerpt(name)} ends with a blank, which no S3 bucket's name may")
     thing = s3.get("object", {})
     if type(thing) is not dict:
         raise _unusable("s3.object", thing, "an object with the object's key")

@@ -16,10 +16,12 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events import sequencer, trial
 from app.events.model import Event
+from app.events.stored_size import is_larger
 from app.outbox import models as m
 from app.outbox.buckets import REMOVED, Remembered
 from app.outbox.bulk import insert
 from app.outbox.database import Database, now_ms
+from app.outbox.db_errors import Unstorable
 from app.outbox.routing import Routing, load_routing
 
 _Value = TypeVar("_Value")
@@ -84,6 +86,7 @@ class Log:
         wanted = sum(map(len, requests))
         if not wanted:
             return [Receipt() for _ in requests]
+        self._check_sizes(requests)
         # Before the head is locked, as nobody else can append then; for nothing where the rules have changed since.
         expected = self._routing
         matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
@@ -104,6 +107,12 @@ class Log:
             buckets = self._buckets.new(connection, intake.buckets(), now_ms())
         self._buckets.add(buckets)
         return answers
+
+    def _check_sizes(self, requests: Sequence[Sequence[Event]]) -> None:
+        """A server hangs up on a statement that is too large, which would look as if it were gone."""
+        most = self._database.largest_event
+        if most is not None and any(is_larger(event, most) for events in requests for event in events):
+            raise Unstorable(f"an event has more than the {most} bytes that the database takes")
 
     def _chosen(
         self,
@@ -129,6 +138,8 @@ class Log:
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
         room: dict[int, int] = {}
+        if not self._routing.limits:
+            return room
         for row in connection.execute(_RECORDED):
             limit = self._routing.limits.get(row.id)
             if limit is None:

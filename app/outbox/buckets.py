@@ -89,7 +89,10 @@ class Remembered:
         unknown = names - self._names
         if not unknown:
             return unknown
-        rows = [{"name": name, "created_at": now} for name in sorted(unknown) if not _is_there(connection, name)]
+        # MySQL and MariaDB take names that differ by trailing blanks only for the same.
+        padded = connection.dialect.name in ("mysql", "mariadb")
+        distinct = {name.rstrip(" ") if padded else name: name for name in sorted(unknown, reverse=True)}
+        rows = [{"name": name, "created_at": now} for name in distinct.values() if not _is_there(connection, name)]
         if rows:
             connection.execute(m.buckets.insert(), rows)
         return unknown

@@ -7,21 +7,25 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 
 from app.events.model import Event
-from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.database import REFUSED, Database
+from app.outbox.append import QueueFull, Receipt
+from app.outbox.database import Database
+from app.outbox.recorder import Answer, Recorder
+
+_GROUP_BYTES = 1 << 24  # of the records in one transaction
 
 
 class _Waiting(Future[Receipt | QueueFull]):
     def __init__(self, events: Sequence[Event]) -> None:
         super().__init__()
         self.events = events
+        self.size = sum(len(event.record) for event in events)
 
 
 class GroupCommit:
     """The way of every request into the log. One object for each process; the thread starts at the first use.
 
-    A transaction takes requests until it has `most_events`; a request is never divided. With 1, every request has a
-    commit of its own.
+    A transaction takes requests until it has `most_events` or 16 MiB of records; a request is never divided. With 1,
+    every request has a commit of its own. A request that the database refuses fails by itself.
     """
 
     def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
@@ -34,9 +38,9 @@ class GroupCommit:
     def append(self, events: Sequence[Event], timeout: float = 30.0) -> Receipt | QueueFull:
         """Record one request's events; returns after the commit.
 
-        Raises `DatabaseUnavailable` when nothing was recorded because the database is away, one of `REFUSED` when it
-        refuses a value, and `TimeoutError` after `timeout` seconds, when it is not known whether the events were or
-        will be recorded: sending them again is safe.
+        Raises `DatabaseUnavailable` when nothing was recorded because the database is away, `Unstorable` when it
+        refuses these events and takes others, and `TimeoutError` after `timeout` seconds, when it is not known whether
+        the events were or will be recorded: sending them again is safe.
         """
         waiting = _Waiting(events)
         self._started().put(waiting)
@@ -56,22 +60,16 @@ class GroupCommit:
         return self._queue
 
     def _run(self, queue: SimpleQueue[_Waiting]) -> None:
-        log = Log(self._database)
+        recorder = Recorder(self._database)
         while True:
             group = self._group(queue)
-            try:
-                _answer(group, log.append([waiting.events for waiting in group]))
-            except REFUSED:
-                # One request holds a value that the database refuses: the others must not suffer for it.
-                for waiting in group:
-                    _alone(log, waiting)
-            except Exception as error:  # noqa: BLE001 - each request raises it; the thread has to go on
-                _fail(group, error)
+            for waiting, answer in zip(group, recorder.record([each.events for each in group]), strict=True):
+                _settle(waiting, answer)
 
     def _group(self, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
         group: list[_Waiting] = []
-        count = 0
-        while not group or count < self._most_events:
+        count = size = 0
+        while not group or (count < self._most_events and size < _GROUP_BYTES):
             try:
                 waiting = queue.get(block=not group)
             except Empty:
@@ -79,21 +77,12 @@ class GroupCommit:
             if waiting.set_running_or_notify_cancel():
                 group.append(waiting)
                 count += len(waiting.events)
+                size += waiting.size
         return group
 
 
-def _alone(log: Log, waiting: _Waiting) -> None:
-    try:
-        _answer([waiting], log.append([waiting.events]))
-    except Exception as error:  # noqa: BLE001 - the request raises it; the thread has to go on
-        _fail([waiting], error)
-
-
-def _answer(group: Sequence[_Waiting], answers: Sequence[Receipt | QueueFull]) -> None:
-    for waiting, answer in zip(group, answers, strict=True):
+def _settle(waiting: _Waiting, answer: Answer) -> None:
+    if isinstance(answer, Exception):
+        waiting.set_exception(answer)
+    else:
         waiting.set_result(answer)
-
-
-def _fail(group: Sequence[_Waiting], error: BaseException) -> None:
-    for waiting in group:
-        waiting.set_exception(error)

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 from sqlalchemy import event as sa_event
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from app.outbox import silence
+from app.events.stored_size import UNLIMITED
+from app.outbox import db_errors, silence
 
 # Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
 # InternalError is what a PostgreSQL says that has become a read-only standby.
@@ -19,8 +20,10 @@ DatabaseUnavailable = (
     sa.exc.TimeoutError,
 )
 
-# What it comes to when a value cannot be stored: the driver or the database refuses it, this time and any other.
-REFUSED = (sa.exc.DataError, ValueError, OverflowError)
+# What it comes to when a value cannot be stored, `Unstorable` among them.
+REFUSED = db_errors.VALUE_ERRORS
+
+_BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet: the statement, and the ids of the targets that the event goes to
 
 # What MySQL's driver calls an OperationalError although the server refused a value: row or packet too large, a value
 # or a string that the column cannot hold.
@@ -61,6 +64,14 @@ class Database:
             # No BEGIN and COMMIT around a single SELECT. An engine of its own, because a connection that has to be set
             # back when it is returned costs a round trip, and one that breaks just then never leaves the pool's count.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
+        self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
+        if self.dialect == "mysql":
+            sa_event.listen(self.engine, "connect", self._learn_limit)
+
+    @property
+    def largest_event(self) -> int | None:
+        """The most bytes that an event may have (`app.events.stored_size`); None before the server was ever asked."""
+        return self._largest_event
 
     @property
     def dialect(self) -> str:
@@ -75,6 +86,16 @@ class Database:
     def reading(self) -> Any:
         """A context manager giving a connection for SELECTs only."""
         return self._reader.connect()
+
+    def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            packet = int(cursor.fetchone()[0])
+        self._largest_event = max(1, packet - _BESIDE_EVENT)
+        if packet < 2 * connection.cursorclass.max_stmt_length:
+            # The driver puts many rows into one statement, up to a size of its own.
+            length = {"max_stmt_length": packet // 2}
+            connection.cursorclass = type("Cursor", (connection.cursorclass,), length)
 
     def forked(self) -> None:
         """Forget connections inherited from a parent, without closing the parent's sockets."""

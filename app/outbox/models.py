@@ -23,6 +23,7 @@ BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
 NEVER = 1 << 62  # not_before of an event that waits behind an earlier one of its object
+NO_LIMIT = 1 << 62  # queue_limit of a target that may have any number of undelivered events
 WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
 
 log_head = sa.Table(
@@ -53,7 +54,7 @@ targets = sa.Table(
     sa.Column("origin", sa.String(16), nullable=False),  # environment | stored | sample
     sa.Column("problem", sa.Text, nullable=False, default=""),  # why the settings cannot be used, else ""
     sa.Column("enabled", sa.Boolean, nullable=False),
-    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # undelivered events it may have, from its settings
+    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # undelivered events it may have, or NO_LIMIT
     sa.Column("rejects", sa.Boolean, nullable=False, default=False),  # queue_full=reject
     sa.Column("paused", sa.Boolean, nullable=False, default=False),
     sa.Column("breaker", sa.String(16), nullable=False, default="closed"),  # closed | open

@@ -140,9 +140,10 @@ class Registry:
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
             settings = load(target.type, values)
+            limit = settings.effective_queue_limit
             columns |= {
                 "enabled": settings.enable,
-                "queue_limit": settings.effective_queue_limit,
+                "queue_limit": m.NO_LIMIT if limit is None else limit,
                 "rejects": settings.queue_full == "reject",
             }
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
@@ -154,7 +155,7 @@ class Registry:
                 sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
             if known is None:
-                new = {"enabled": True, "queue_limit": 100_000, "created_at": now_ms()} | columns
+                new = {"enabled": True, "queue_limit": m.NO_LIMIT, "created_at": now_ms()} | columns
                 made = connection.execute(m.targets.insert().values(type=target.type, name=target.name, **new))
                 _begin(connection, made.inserted_primary_key[0], last_seq, lanes)
                 return

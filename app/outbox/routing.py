@@ -15,7 +15,10 @@ from app.rules.model import Rule
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A snapshot; `version` is that of the log's head, so a reader knows when it is out of date."""
+    """A snapshot; `version` is that of the log's head, so a reader knows when it is out of date.
+
+    A target that is not in `limits` may have any number of undelivered events.
+    """
 
     version: int
     ids: Mapping[int, TargetId]
@@ -57,7 +60,7 @@ def load_routing(connection: sa.Connection, version: int) -> Routing:
     return Routing(
         version=version,
         ids=ids,
-        limits={row.id: row.queue_limit for row in rows},
+        limits={row.id: row.queue_limit for row in rows if row.queue_limit < m.NO_LIMIT},
         rejecting=frozenset(row.id for row in rows if row.rejects),
         matcher=compile_rules(rules),
     )

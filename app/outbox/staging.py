@@ -1,4 +1,4 @@
-"""Keep requests in a folder while the database is away, and feed them to the log in order when it is back.
+"""Keep requests in a folder while the database is away; `app.outbox.feeder` records them when it is back.
 
 One file for each request, or for several that came together; its name is a number that only grows, shared by every API
 process of the machine. A file is there as a whole or not at all, and on the disk, before its requests are answered; it
@@ -6,47 +6,24 @@ goes after the commit that recorded its events. A crash between the two feeds it
 repetition.
 """
 
-import errno
 import fcntl
-import hashlib
 import logging
 import os
 import re
 import threading
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import orjson
 
 from app.events.model import Event
-from app.outbox.append import Log
-from app.outbox.database import REFUSED, Database, DatabaseUnavailable, said
+from app.outbox.spool_format import encoded
 
 log = logging.getLogger("bucketwire.staging")
 
-_FORMAT = "bucketwire-staged-1"
-_FIELDS = ("id", "name", "bucket", "key", "version", "sequencer", "time", "record")
+FILE_BYTES = 1 << 24  # of the records in a file, unless one request has more
 _NAME = re.compile(r"\d{20}\.events")
-_FILES, _EVENTS, _BYTES = 500, 5000, 1 << 24  # of one commit; a file is never divided
-_PAUSE = 0.5  # seconds between two looks at the folder, and between two tries of a database that is away
-
-
-class Damaged(ValueError):
-    """A staged file does not hold what was written to it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Staged:
-    """A file as it was read."""
-
-    path: Path
-    size: int
-    events: Sequence[Event]
+_LIMIT = "largest-event"
 
 
 class _Waiting(Future[None]):
@@ -55,6 +32,7 @@ class _Waiting(Future[None]):
     def __init__(self, events: Sequence[Event]) -> None:
         super().__init__()
         self.events = events
+        self.size = sum(len(event.record) for event in events)
 
 
 class Staging:
@@ -85,7 +63,8 @@ class Staging:
                 self._writing = True
                 group, self._waiting = self._waiting, []
         if not mine.done():
-            self._write_all(group)
+            for portion in _portions(group):
+                self._write_all(portion)
             with self._turn:
                 self._writing = False
                 self._turn.notify_all()
@@ -132,9 +111,44 @@ class Staging:
         return sum(1 for _ in self.folder.glob("*.bad"))
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Take a file out of the line for good; a person has to look at it."""
+        """Take a file out of the line for good; a person has to look at it. The reason is in a file beside it."""
+        self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
         path.rename(path.with_suffix(".bad"))
+        _sync(self.folder)
         log.error("%s is set aside as .bad, its events are not recorded: %s", path, reason)
+
+    def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
+        """Put these events of a file, each with its reason, in the place of the file; its others are recorded."""
+        events = [event for event, _ in refused]
+        self._put(path.with_suffix(".bad"), encoded(events))
+        self._put(path.with_suffix(".reason"), "".join(f"{event.id} {why}\n" for event, why in refused).encode())
+        path.unlink()
+        _sync(self.folder)
+        log.error(
+            "%s is set aside as .bad: the database refuses %d of its events: %s", path, len(refused), refused[0][1]
+        )
+
+    def _put(self, place: Path, content: bytes) -> None:
+        """Write a file that is there as a whole or not at all. One of the same name was written before a crash."""
+        draft = place.with_suffix(f"{place.suffix}.draft")
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.rename(place)
+
+    def largest_event(self) -> int | None:
+        """The limit that was remembered last, None for none; also by an earlier process."""
+        try:
+            return int((self.folder / _LIMIT).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def remember_largest_event(self, size: int) -> None:
+        """Keep the most bytes of an event that the database takes, for when it cannot be asked. Raises `OSError`."""
+        if self.largest_event() != size:
+            with self._exclusive("number.lock"):
+                self._put(self.folder / _LIMIT, str(size).encode())
 
     @contextmanager
     def feeding(self) -> Iterator[bool]:
@@ -168,120 +182,18 @@ class Staging:
             os.close(descriptor)
 
 
-class Feeder:
-    """Feeds the folder to the log. Every API process has one; at any time one of them works."""
-
-    def __init__(self, staging: Staging, database: Database) -> None:
-        self.staging = staging
-        self._log = Log(database)
-        self._lock = threading.Lock()
-        self._pid = 0
-
-    def started(self) -> None:
-        """Have a thread in this process that feeds whenever there is something to feed; it ends with the process."""
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    threading.Thread(target=self._run, name="feeder", daemon=True).start()
-                    self._pid = os.getpid()
-
-    def feed(self) -> int:
-        """Record what waits, in its order, and say how many files that were. Raises `DatabaseUnavailable`."""
-        total = 0
-        with self.staging.feeding() as mine:
-            while mine and (paths := self.staging.files()):
-                for batch in self._batches(paths):
-                    self._feed(batch)
-                total += len(paths)
-        return total
-
-    def _run(self) -> None:
-        away = False
-        while True:
-            try:
-                fed = self.feed() if self.staging.pending() else 0
-            except DatabaseUnavailable:
-                away = True
-            except Exception:  # a thread that ends would leave everything where it is
-                log.exception("what is staged in %s cannot be fed, trying again", self.staging.folder)
-            else:
-                if fed:
-                    log.info("fed %d staged file(s)%s", fed, ", the database is back" if away else "")
-                    away = False
-            time.sleep(_PAUSE)
-
-    def _batches(self, paths: Iterable[Path]) -> Iterator[list[_Staged]]:
-        batch: list[_Staged] = []
-        events = size = 0
-        for path in paths:
-            staged = self._read(path)
-            if staged is None:
-                continue
-            batch.append(staged)
-            events += len(staged.events)
-            size += staged.size
-            if len(batch) >= _FILES or events >= _EVENTS or size >= _BYTES:
-                yield batch
-                batch, events, size = [], 0, 0
-        if batch:
-            yield batch
-
-    def _read(self, path: Path) -> _Staged | None:
-        try:
-            content = path.read_bytes()
-            return _Staged(path, len(content), decoded(content))
-        except FileNotFoundError:
-            return None  # somebody took it away
-        except (Damaged, OSError) as error:
-            if isinstance(error, OSError) and error.errno != errno.EIO:
-                raise
-            self.staging.set_aside(path, str(error))
-            return None
-
-    def _feed(self, batch: Sequence[_Staged]) -> None:
-        try:
-            self._record(batch)
-        except REFUSED:
-            # One of them holds a value that the database refuses: the others must not suffer for it.
-            for staged in batch:
-                try:
-                    self._record([staged])
-                except REFUSED as error:
-                    self.staging.set_aside(staged.path, said(error))
-
-    def _record(self, batch: Sequence[_Staged]) -> None:
-        # They were answered with 202 before anybody could say that a queue is full.
-        self._log.append([staged.events for staged in batch], promised=True)
-        for staged in batch:
-            staged.path.unlink()
-
-
-def encoded(events: Sequence[Event]) -> bytes:
-    """Events as a file holds them: a line with their number and the digest of the rest, then JSON."""
-    held: dict[str, Any] = {"fields": _FIELDS, "rows": [[getattr(event, name) for name in _FIELDS] for event in events]}
-    if any(event.trace for event in events):
-        # Beside the rows, where a version that knows no traces passes over them: it may feed what a later one kept.
-        held["traces"] = [event.trace for event in events]
-    body = orjson.dumps(held)
-    return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
-
-
-def decoded(content: bytes) -> Sequence[Event]:
-    """The events of a file. Raises `Damaged`."""
-    head, _, body = content.partition(b"\n")
-    words = head.decode(errors="replace").split(" ")
-    if len(words) != 3 or words[0] != _FORMAT:
-        raise Damaged(f"it does not begin with {_FORMAT}")
-    if words[2] != hashlib.sha256(body).hexdigest():
-        raise Damaged("it is cut off or was changed: its digest does not fit")
-    try:
-        held = orjson.loads(body)
-        events = [Event(**dict(zip(held["fields"], row, strict=True))) for row in held["rows"]]
-        if "traces" not in held:
-            return events
-        return [event._replace(trace=trace) for event, trace in zip(events, held["traces"], strict=True)]
-    except (KeyError, TypeError, ValueError) as error:
-        raise Damaged(f"another version of bucketwire wrote it: {error}") from None
+def _portions(group: Sequence[_Waiting]) -> Iterator[list[_Waiting]]:
+    """The requests of a group in files of a size that one commit takes; a request is never divided."""
+    portion: list[_Waiting] = []
+    size = 0
+    for waiting in group:
+        if portion and size + waiting.size > FILE_BYTES:
+            yield portion
+            portion, size = [], 0
+        portion.append(waiting)
+        size += waiting.size
+    if portion:
+        yield portion
 
 
 def _sync(folder: Path) -> None:

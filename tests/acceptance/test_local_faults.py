@@ -118,7 +118,7 @@ def recorded(whole: System) -> list[bytes]:
         ]
 
 
-def test_a_full_disk_under_sqlite_is_503_and_everything_goes_on_when_there_is_room(
+def test_a_full_disk_under_sqlite_is_507_and_everything_goes_on_when_there_is_room(
     redis_server: services.Redis, disk: Path
 ) -> None:
     bucket = f"full-{uuid4().hex[:12]}"
@@ -139,8 +139,8 @@ def test_a_full_disk_under_sqlite_is_503_and_everything_goes_on_when_there_is_ro
             if answer.status_code != 202:
                 break
             taken += batch
-        assert answer.status_code == 503, answer.text
-        assert answer.json()["type"] == "urn:bucketwire:problem:database-away"
+        assert answer.status_code == 507, answer.text
+        assert answer.json()["type"] == "urn:bucketwire:problem:database-full"
         assert str(disk) not in answer.text
         (disk / "filler").unlink()
         with whole.client() as client:

@@ -46,8 +46,9 @@ class Proxy:
     that have lost something stay as they are, as they would behind a router that forgot them: silent, never ended.
     """
 
-    def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes) -> None:
-        self._to, self._change = to, change
+    def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> None:
+        """With `hang_up_on` a connection is reset when its client sends these bytes."""
+        self._to, self._change, self._hang_up_on = to, change, hang_up_on
         self._delay = 0.0
         self._refusing = False
         self._swallowing, self._muting = threading.Event(), threading.Event()
@@ -134,6 +135,9 @@ class Proxy:
         answers = source is wire.far
         with contextlib.suppress(OSError):
             while received := source.recv(1 << 16):
+                if self._hang_up_on and not answers and self._hang_up_on in received:
+                    wire.reset()
+                    return
                 if self._delay:
                     time.sleep(self._delay)
                 if self._swallowing.is_set() or (answers and self._muting.is_set()):
@@ -148,9 +152,9 @@ class Proxy:
 
 
 @contextlib.contextmanager
-def proxy(to: int, change: Callable[[bytes], bytes] = bytes) -> Iterator[Proxy]:
+def proxy(to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> Iterator[Proxy]:
     """A proxy to this port, ended with the block."""
-    made = Proxy(to, change)
+    made = Proxy(to, change, hang_up_on=hang_up_on)
     try:
         yield made
     finally:

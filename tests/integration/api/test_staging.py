@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -15,7 +17,9 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.database import Database, DatabaseUnavailable
-from app.outbox.staging import Damaged, Feeder, Staging, decoded, encoded
+from app.outbox.feeder import Feeder
+from app.outbox.spool_format import Damaged, decoded, encoded
+from app.outbox.staging import Staging
 from tests import services
 from tests.builders import add_target, event, migrated
 
@@ -124,6 +128,49 @@ def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str,
     assert path.with_suffix(".bad").exists()
     assert not staging.pending()
     database.close()
+
+
+def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str, folder: Path) -> None:
+    database = migrated(postgres_database)
+    staging = Staging(folder)
+    before, odd, after = many(3)
+    staging.append(before)
+    place = folder / f"{int(staging.files()[0].stem) + 1:020d}.events"
+    staging.append(odd)
+    staging.append(after)
+    place.unlink()
+    place.mkdir()  # as if somebody had unpacked something here
+    Feeder(staging, database).feed()
+    assert recorded(database) == [one.id for one in (*before, *after)]
+    assert place.with_suffix(".bad").is_dir()
+    assert "directory" in place.with_suffix(".reason").read_text()
+    database.close()
+
+
+@pytest.mark.parametrize("changed", [{"key": None}, {"time": "now"}, {"record": {}}, {"trace": 7}])
+def test_a_file_that_holds_no_events_is_set_aside(
+    postgres_database: str, folder: Path, changed: dict[str, Any]
+) -> None:
+    """Its digest fits: a person has repaired it, or another version wrote it."""
+    database = migrated(postgres_database)
+    staging = Staging(folder)
+    after = [event("after")]
+    staging.append([event()])
+    staging.files()[0].write_bytes(encoded([event()._replace(**changed)]))
+    staging.append(after)
+    Feeder(staging, database).feed()
+    assert recorded(database) == [after[0].id]
+    assert staging.damaged() == 1
+    database.close()
+
+
+def test_requests_that_come_together_share_files_of_a_bounded_size(folder: Path) -> None:
+    staging = Staging(folder)
+    large = event("large")._replace(record="x" * (6 << 20))
+    with ThreadPoolExecutor(12) as threads:
+        list(threads.map(lambda _: staging.append([large]), range(12)))
+    assert max(path.stat().st_size for path in staging.files()) < 17 << 20
+    assert sum(len(decoded(path.read_bytes())) for path in staging.files()) == 12
 
 
 def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
@@ -238,7 +285,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
 def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
     program = (
         "import errno, sys; from pathlib import Path; from tests.builders import event\n"
-        "from app.outbox.staging import Staging, decoded\n"
+        "from app.outbox.spool_format import decoded; from app.outbox.staging import Staging\n"
         "staging = Staging(Path(sys.argv[1]) / 'staging')\n"
         "staging.append([event('fits')])\n"
         "try: staging.append([event(f'{number}') for number in range(2000)])\n"

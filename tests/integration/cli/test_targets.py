@@ -50,6 +50,19 @@ def test_settings_that_cannot_be_are_refused_with_the_key_and_the_way_out(
     assert cli("target", "ls", "--json").json == []
 
 
+def test_a_setting_of_minios_that_does_nothing_is_a_warning(cli: Cli) -> None:
+    line = 'notify_postgres:log connection_string="host=127.0.0.1" table=t format=access max_open_connections='
+    for usual in ("", "2"):
+        assert cli("config", "set", line + usual).err == ""
+    told = cli("config", "set", f"{line}7 queue_full=reject")
+    assert told.code == 0
+    assert "max_open_connections=7 has no effect: each worker process has one connection" in told.err
+    assert "queue_full=reject has no effect without queue_limit or queue_dir" in told.err
+    notes = {each["text"] for each in cli("doctor", "--json").json["findings"] if each["subject"] == "postgresql:log"}
+    assert {text.split(" has ")[0] for text in notes} >= {"max_open_connections=7", "queue_full=reject"}
+    assert cli("target", "set", "postgresql:log", "queue_limit=5", "max_open_connections=").err == ""
+
+
 def test_a_dry_run_shows_the_difference_and_changes_nothing(cli: Cli) -> None:
     cli(*SET)
     shown = cli("target", "set", "redis:cache", "db=7", "password=another", "--dry-run")

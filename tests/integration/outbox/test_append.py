@@ -68,6 +68,19 @@ def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database
     assert (books[free].recorded, books[free].discarded) == (6, 0)
 
 
+def test_a_target_with_neither_a_limit_nor_a_queue_dir_takes_any_number_of_events(database: Database) -> None:
+    free = add_target(database, "free")
+    named = add_target(database, "named", queue_limit=0)  # as MinIO writes it into every target's settings
+    stored = add_target(database, "stored", queue_dir="/var/events")
+    refusing = add_target(database, "refusing", queue_full="reject")
+    log = Log(database)
+    log.append([[event("before")]])
+    with database.writing() as connection:  # as if so many had been recorded
+        connection.execute(m.targets.update().values(recorded=100_000))
+    [receipt] = log.append([[event("after")]])
+    assert receipt == Receipt(recorded=1, matched={free: 1, named: 1, stored: 1, refusing: 1}, discarded={stored: 1})
+
+
 def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None:
     full = add_target(database, "full", queue_limit=30)
     logs = [Log(database) for _ in range(4)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import sqlalchemy as sa
 
 from app.events import trial
@@ -43,7 +45,7 @@ def test_the_bucket_of_trials_is_none(database: Database) -> None:
 def test_a_transaction_that_fails_makes_no_bucket_known(database: Database) -> None:
     log, known = Log(database), event(bucket="a")
     log.append([[known]])
-    clash = event(bucket="new")._replace(record=None)  # type: ignore[arg-type]
+    clash = event(bucket="new")._replace(version=None)  # type: ignore[arg-type]
     try:
         log.append([[clash]])
     except sa.exc.DBAPIError:
@@ -73,6 +75,44 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
     found = events_between(database, last.lanes, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
     assert events_between(database, last.lanes, 30, 40) == []
+
+
+def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbox_url: str) -> None:
+    database = Database(outbox_url)
+    migration.migrate(database, "0004")
+    settings = [
+        {},
+        {"queue_limit": "0"},
+        {"queue_dir": ""},
+        {"queue_dir": "/q"},
+        {"queue_limit": "100000"},
+        {"queue_limit": "7"},
+    ]
+    with database.writing() as connection:
+        for number, texts in enumerate(settings):
+            connection.execute(
+                m.targets.insert().values(
+                    type="webhook", name=f"{number}", settings=json.dumps({"endpoint": "http://127.0.0.1:9/"} | texts),
+                    origin="stored", enabled=True, queue_limit=7 if number == 5 else 100_000, created_at=1,
+                )
+            )  # fmt: skip
+
+    def limits() -> list[int]:
+        with database.reading() as connection:
+            return list(connection.execute(sa.select(m.targets.c.queue_limit).order_by(m.targets.c.id)).scalars())
+
+    before = _version(database)
+    migration.migrate(database)
+    assert limits() == [m.NO_LIMIT, m.NO_LIMIT, m.NO_LIMIT, 100_000, 100_000, 7]
+    assert _version(database) > before
+    migration.downgrade(database, "0004")
+    assert limits() == [100_000] * 5 + [7]
+    database.close()
+
+
+def _version(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(m.log_head.c.version)).scalar_one())
 
 
 def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) -> None:

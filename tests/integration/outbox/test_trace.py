@@ -12,7 +12,7 @@ from app.outbox.database import Database
 from app.outbox.dead_letters import DeadLetters, Filter
 from app.outbox.history import object_history
 from app.outbox.replays import Replays, Selection
-from app.outbox.staging import decoded, encoded
+from app.outbox.spool_format import decoded, encoded
 from tests.builders import add_target, event
 from tests.integration.outbox.scripted import Courier
 from workers.outcomes import DELIVERED, Failed, Rejected

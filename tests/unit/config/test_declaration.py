@@ -35,7 +35,7 @@ def test_the_defaults_are_those_of_the_reference_and_ours() -> None:
     settings = load(RedisSettings, REDIS)
     assert settings == RedisSettings(address=SchemedHost(HostPort("redis", 6379), tls=False), key="events")
     assert settings.enable is True
-    assert (settings.queue_limit, settings.effective_queue_limit, settings.queue_full) == (0, 100_000, "discard")
+    assert (settings.queue_limit, settings.effective_queue_limit, settings.queue_full) == (0, None, "discard")
     assert (settings.sync, settings.max_in_flight, settings.batch_size) == ("", 1000, 500)
     assert (settings.max_attempts, settings.retry_base, settings.retry_max_delay) == (20, 1.0, 300.0)
     assert (settings.max_age, settings.timeout) == (259200.0, 5.0)

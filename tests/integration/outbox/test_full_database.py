@@ -1,0 +1,111 @@
+"""A database without room: it is said to be full, and no event is taken for the cause."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox.commits import GroupCommit
+from app.outbox.database import Database, DatabaseUnavailable
+from app.outbox.db_errors import is_full
+from app.outbox.feeder import Feeder
+from app.outbox.staging import Staging
+from tests import services
+from tests.builders import event, migrated
+from tests.services.sql import MariaDB
+
+SPACE = ["--innodb-file-per-table=OFF", "--innodb-data-file-path=ibdata1:12M:autoextend:max:24M"]
+
+
+@dataclass(eq=False)
+class SmallMariaDB(MariaDB):
+    """A MariaDB with one file for all tables, of at most 24 MiB. (MySQL 8.0.12 crashes when such a file is full.)"""
+
+    def argv(self) -> Sequence[str | Path]:
+        return [*super().argv(), *SPACE]
+
+
+def sqlite(stack: ExitStack, folder: Path, _request: pytest.FixtureRequest) -> Database:
+    database = migrated(f"sqlite:///{folder}/outbox.db")
+    stack.callback(database.close)
+    database.close()  # new connections have the limit
+    sa.event.listen(database.engine, "connect", lambda raw, _: raw.execute("PRAGMA max_page_count = 400"))
+    return database
+
+
+def postgresql(stack: ExitStack, _folder: Path, request: pytest.FixtureRequest) -> Database:
+    server: services.Postgres = request.getfixturevalue("postgres_server")
+    disk = server.folder / "small"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=20M", "tmpfs", disk], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a small disk")
+    stack.callback(subprocess.run, ["umount", "--lazy", disk], check=True)
+    if user := server.user():
+        shutil.chown(disk, user, user)
+    with server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLESPACE small LOCATION '{disk}'")
+        cursor.execute("CREATE DATABASE full_disk TABLESPACE small")
+    stack.callback(_drop, server)
+    database = migrated(server.url("full_disk"))
+    stack.callback(database.close)
+    return database
+
+
+def _drop(server: services.Postgres) -> None:
+    server.drop_database("full_disk")
+    with server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute("DROP TABLESPACE small")
+
+
+def mariadb(stack: ExitStack, _folder: Path, _request: pytest.FixtureRequest) -> Database:
+    server = SmallMariaDB()
+    stack.enter_context(server.start())
+    database = migrated(server.create_database("outbox"))
+    stack.callback(database.close)
+    return database
+
+
+Make = Callable[[ExitStack, Path, pytest.FixtureRequest], Database]
+
+
+@pytest.fixture(params=[sqlite, postgresql, mariadb])
+def small(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    """An outbox with room for some megabytes."""
+    make: Make = request.param
+    with ExitStack() as stack:
+        yield make(stack, tmp_path, request)
+
+
+def test_a_full_database_says_so_and_quarantines_nothing(small: Database, tmp_path: Path) -> None:
+    with pytest.raises(DatabaseUnavailable) as caught:
+        _fill(small)
+    assert is_full(caught.value)
+    staging = Staging(tmp_path / "spool")
+    staging.append([_large()])
+    with pytest.raises(DatabaseUnavailable):
+        Feeder(staging, small).feed()
+    assert len(staging.files()) == 1
+    assert not staging.damaged()
+
+
+def _fill(database: Database) -> None:
+    commits = GroupCommit(database)
+    for _ in range(400):
+        commits.append([_large()], 60)
+
+
+def _large() -> Event:
+    one = event()
+    return one._replace(record=f'{one.record[:-1]},"pad":"{os.urandom(100_000).hex()}"}}')

@@ -1,0 +1,266 @@
+"""One event that the database refuses: it is refused or quarantined by itself, and everything else is recorded."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import QueueFull, Receipt
+from app.outbox.commits import GroupCommit
+from app.outbox.database import REFUSED, Database, DatabaseUnavailable
+from app.outbox.feeder import Feeder
+from app.outbox.spool_format import decoded
+from app.outbox.staging import Staging
+from tests import services
+from tests.builders import add_target, event, migrated
+
+# Each refuses the rows of one key by an error that is not about a value's type or length: MySQL's for a row that is
+# too large, PostgreSQL's for a limit of the program, SQLite's for a constraint.
+TRIGGERS = {
+    "sqlite": """
+        CREATE TRIGGER refuse BEFORE INSERT ON events WHEN NEW.key = 'poison'
+        BEGIN SELECT RAISE(ABORT, 'it is refused'); END
+    """,
+    "postgresql": """
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN IF NEW.key = 'poison' THEN
+        RAISE EXCEPTION 'it is refused' USING ERRCODE = '54000'; END IF; RETURN NEW; END $$;
+        CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION refuse()
+    """,
+    "mysql": """
+        CREATE TRIGGER refuse BEFORE INSERT ON events FOR EACH ROW BEGIN IF NEW.`key` = 'poison' THEN
+        SIGNAL SQLSTATE '42000' SET MYSQL_ERRNO = 1118, MESSAGE_TEXT = 'it is refused'; END IF; END
+    """,
+}
+
+
+def refuse_poison(database: Database) -> None:
+    """Have the database refuse every event whose key is `poison`."""
+    with database.writing() as connection:
+        connection.exec_driver_sql(TRIGGERS[database.dialect])
+
+
+def recorded(database: Database) -> list[str]:
+    with database.reading() as connection:
+        return list(connection.execute(sa.select(m.events.c.id).order_by(m.events.c.seq)).scalars())
+
+
+def together(commits: GroupCommit, requests: list[list[Event]]) -> list[Receipt | QueueFull | BaseException]:
+    """What each of several requests is answered that come at the same time."""
+
+    def append(events: list[Event]) -> Receipt | QueueFull | BaseException:
+        try:
+            return commits.append(events, 60)
+        except (*REFUSED, *DatabaseUnavailable) as error:
+            return error
+
+    with ThreadPoolExecutor(len(requests)) as threads:
+        return list(threads.map(append, requests))
+
+
+def large(size: int) -> Event:
+    """An event whose record has about `size` bytes."""
+    one = event("large")
+    return one._replace(record=f'{one.record[:-1]},"pad":"{"x" * size}"}}')
+
+
+def test_an_event_that_the_database_refuses_fails_its_own_request_only(database: Database) -> None:
+    refuse_poison(database)
+    commits = GroupCommit(database)
+    requests = [[event(f"{number}"), event(f"{number}b")] for number in range(20)]
+    requests[7] = [event("good"), event("poison")]
+    answers = together(commits, requests)
+    assert isinstance(answers.pop(7), REFUSED)
+    assert answers == [Receipt(recorded=2)] * 19
+    assert len(recorded(database)) == 38
+    assert commits.append([event("after")]) == Receipt(recorded=1)
+
+
+def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_in_order(
+    database: Database, tmp_path: Path
+) -> None:
+    refuse_poison(database)
+    staging = Staging(tmp_path / "spool")
+    requests = [[event(f"{number}-{place}") for place in range(5)] for number in range(4)]
+    poison = event("poison")
+    for number, events in enumerate(requests):
+        staging.append([*events[:2], poison, *events[2:]] if number == 1 else events)
+    bad = staging.files()[1].with_suffix(".bad")
+    feeder = Feeder(staging, database)
+    feeder.feed()
+    assert recorded(database) == [one.id for events in requests for one in events]
+    assert not staging.pending()
+    assert staging.damaged() == 1
+    assert list(decoded(bad.read_bytes())) == [poison]
+    assert "it is refused" in bad.with_suffix(".reason").read_text()
+    staging.append([event("after")])
+    assert feeder.feed() == 1
+
+
+def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever_they_stand(
+    database: Database, tmp_path: Path
+) -> None:
+    refuse_poison(database)
+    staging = Staging(tmp_path / "spool")
+    events = [event("poison" if number in (0, 1, 6, 10) else f"{number}") for number in range(11)]
+    staging.append(events)
+    [bad] = [path.with_suffix(".bad") for path in staging.files()]
+    Feeder(staging, database).feed()
+    assert recorded(database) == [one.id for one in events if one.key != "poison"]
+    assert list(decoded(bad.read_bytes())) == [one for one in events if one.key == "poison"]
+
+
+def test_buckets_that_differ_by_trailing_blanks_only_do_not_hold_each_other_up(database: Database) -> None:
+    commits = GroupCommit(database)
+    requests = [[event(bucket="abc"), event(bucket="abc "), event(bucket="abc  ")], [event(bucket="other")]]
+    assert together(commits, requests) == [Receipt(recorded=3), Receipt(recorded=1)]
+
+
+def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_path: Path) -> None:
+    """A database that takes nothing for as long as its lock timeout is slow, and says nothing about the event."""
+    database = migrated(outbox_url)
+    patient = {"sqlite": "PRAGMA busy_timeout = 100", "postgresql": "SET lock_timeout = '100ms'"}
+    statement = patient.get(database.dialect, "SET innodb_lock_wait_timeout = 1")
+    sa.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(statement))
+    staging = Staging(tmp_path / "spool")
+    staging.append([event("waits")])
+    other = Database(outbox_url)
+    with other.writing() as connection:
+        connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
+        with pytest.raises(DatabaseUnavailable):
+            Feeder(staging, database).feed()
+    assert len(staging.files()) == 1
+    assert not staging.damaged()
+    assert Feeder(staging, other).feed() == 1
+    for opened in (database, other):
+        opened.close()
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_an_event_larger_than_a_packet_fails_its_own_request_only(kind: str, request: pytest.FixtureRequest) -> None:
+    server: services.MySQL = request.getfixturevalue(f"{kind}_server")
+    database = migrated(server.create_database(f"packet_{kind}"))
+    packet = _packet(server)
+    commits = GroupCommit(database)
+    requests = [[event(f"{number}")] for number in range(6)]
+    requests[3] = [event("good"), large(packet + 1)]
+    answers = together(commits, requests)
+    assert isinstance(answers.pop(3), REFUSED)
+    assert answers == [Receipt(recorded=1)] * 5
+    # Just below the limit it is kept, also where much of it has to be escaped.
+    fits = large(packet - 40_000)
+    quoted = event("quoted")._replace(record='{"a":"' + '\\"' * (packet // 4 - 10_000) + '"}')
+    assert commits.append([fits], 60) == Receipt(recorded=1)
+    assert commits.append([quoted], 60) == Receipt(recorded=1)
+    database.close()
+    server.drop_database(f"packet_{kind}")
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    server: services.MySQL = request.getfixturevalue(f"{kind}_server")
+    database = migrated(server.create_database(f"packets_{kind}"))
+    staging = Staging(tmp_path / "spool")
+    before, after = event("before"), event("after")
+    for events in ([before], [large(_packet(server) + 1)], [after]):
+        staging.append(events)
+    Feeder(staging, database).feed()
+    assert recorded(database) == [before.id, after.id]
+    assert staging.damaged() == 1
+    database.close()
+    server.drop_database(f"packets_{kind}")
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "mariadb"])
+def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """A proxy before the database hangs up on what is too large for it; the database itself is well."""
+    server: services.Postgres | services.MySQL = request.getfixturevalue(f"{kind}_server")
+    url = server.create_database(f"cut_{kind}")
+    migrated(url).close()
+    with services.proxy(server.port, hang_up_on=b"poison") as between:
+        plain = {"sslmode": "disable"} if kind == "postgres" else {"ssl_disabled": "true"}
+        database = Database(str(_through(url, between.port, plain)))
+        staging = Staging(tmp_path / "spool")
+        before, after = event("before"), event("after")
+        for events in ([before], [event("poison")], [after]):
+            staging.append(events)
+        Feeder(staging, database).feed()
+        assert recorded(database) == [before.id, after.id]
+        assert staging.damaged() == 1
+        database.close()
+    server.drop_database(f"cut_{kind}")
+
+
+@pytest.mark.parametrize("kind", ["postgres", "mysql", "mariadb"])
+def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str, tmp_path: Path) -> None:
+    server = {"postgres": services.postgres, "mysql": services.mysql, "mariadb": services.mariadb}[kind]()
+    with server:
+        database = migrated(server.create_database("outbox"))
+        staging = Staging(tmp_path / "spool")
+        feeder = Feeder(staging, database)
+        sent = [[event(f"{number}")] for number in range(6)]
+        for number in range(3):
+            for events in sent[number * 2 : number * 2 + 2]:
+                staging.append(events)
+            server.kill()
+            for _ in range(2):
+                with pytest.raises(DatabaseUnavailable):
+                    feeder.feed()
+            assert len(staging.files()) == 2
+            server.start()
+            _feed_until_empty(feeder)
+        assert recorded(database) == [one.id for events in sent for one in events]
+        assert not staging.damaged()
+        database.close()
+
+
+@pytest.mark.parametrize("kind", ["mysql", "mariadb"])
+def test_a_database_of_small_packets_takes_many_events_at_once(kind: str) -> None:
+    with {"mysql": services.mysql, "mariadb": services.mariadb}[kind]() as server:
+        with server.connection() as connection, connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL max_allowed_packet = 65536")
+        database = migrated(server.create_database("outbox"))
+        commits = GroupCommit(database)
+        assert commits.append([event(f"{number}") for number in range(1000)], 60) == Receipt(recorded=1000)
+        with pytest.raises(REFUSED, match="more than the"):
+            commits.append([large(65_536)], 60)
+        database.close()
+
+
+def _feed_until_empty(feeder: Feeder) -> None:
+    for _ in range(20):
+        try:
+            feeder.feed()
+        except DatabaseUnavailable:
+            continue
+        return
+    raise AssertionError("the database does not come back")
+
+
+def test_what_was_recorded_before_the_database_went_away_is_answered_so(database: Database) -> None:
+    """Of requests that are recorded one by one, each gets the answer that is true for itself."""
+    add_target(database)
+    refuse_poison(database)
+    answers = together(GroupCommit(database), [[event("poison")], [event("a")], [event("poison")]])
+    assert [isinstance(answer, Receipt) for answer in answers] == [False, True, False]
+
+
+def _packet(server: services.MySQL) -> int:
+    with server.connection() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT @@max_allowed_packet")
+        found = cursor.fetchone()
+    assert found
+    return int(found[0])
+
+
+def _through(url: str, port: int, query: dict[str, str]) -> str:
+    changed = sa.make_url(url).set(port=port).update_query_dict(query)
+    return changed.render_as_string(hide_password=False)
