@@ -210,7 +210,7 @@ class Registry:
             lost = _uses(connection, row)
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-            for table in (m.rules, m.parked, m.dead_letters, m.cursors, m.replays):
+            for table in (m.rules, m.parked, m.redeliveries, m.dead_letters, m.cursors, m.replays):
                 connection.execute(table.delete().where(table.c.target_id == row.id))
             connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
         return lost
