@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.config.arn import TargetId
+from app.outbox.clock import database_now
 from app.outbox.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.schedule import Schedule, Waiting
 
@@ -45,7 +46,9 @@ class Hints:
         """Register what is due and publish hints; says how many, 0 while the database is away."""
         schedule, now = Schedule(database), time.monotonic()
         try:
-            schedule.register(now_ms())
+            with database.reading() as connection:
+                moment = database_now(connection)
+            schedule.register(moment)
             waiting = schedule.waiting()
         except DatabaseUnavailable:
             return 0  # the drain says so

@@ -11,6 +11,7 @@ from app.api.answers import answer
 from app.api.parts import parts
 from app.outbox import models as m
 from app.outbox import schema
+from app.outbox.clock import database_now
 from app.outbox.database import Database, now_ms
 from app.outbox.glance import Glance, NoAnswer
 
@@ -90,4 +91,6 @@ def _asked(database: Database) -> Mapping[str, Any]:
     if revision is not None:
         with database.reading() as connection:
             pulse = connection.execute(sa.select(m.pulse.c.at).where(m.pulse.c.name == "drain")).scalar_one_or_none()
+            if pulse is not None:  # noted by the database's clock
+                pulse += now_ms() - database_now(connection)
     return {"revision": revision, "later": revision is not None and schema.is_later(revision), "pulse": pulse}
