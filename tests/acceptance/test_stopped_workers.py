@@ -55,8 +55,17 @@ def stage(
         # One process, so that what was connected for one event is used for the next.
         options = {"lease": f"{LEASE}s", "time_slice": "1s", "concurrency": 1}
         whole = stack.enter_context(system(url, broker.url, workers=2, start=False, **options))
-        start_all([whole.api, whole.beat, whole.drain, whole.workers[0]])
+        start_all([whole.api, whole.beat, whole.drain])
         yield Stage(whole, redis_server, postgres_server, mysql_server, stack)
+
+
+@pytest.fixture(autouse=True)
+def workers_anew(stage: Stage) -> None:
+    """Only the first worker runs when a test begins, and its log is empty."""
+    first, second = stage.workers
+    for worker in (first, second):
+        worker.stop()
+    first.start()
 
 
 @dataclass
@@ -143,9 +152,6 @@ def test_an_old_write_that_arrives_late_is_put_right(stage: Stage, kind: str, re
         what=f"the newest state at the target, not {place.held()}",
     )
     assert {audit.difference for audit in whole.audits()} == {0}
-    second.stop()
-    first.stop()  # its log begins anew
-    first.start()
 
 
 def test_a_call_of_five_leases_is_delivered_once(stage: Stage, receiver: services.Receiver) -> None:
