@@ -7,6 +7,7 @@ late or doubled costs nothing but time.
 import logging
 import os
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -92,19 +93,51 @@ def queue(name: str) -> Queue:
     return Queue(name, routing_key=name, queue_arguments=arguments)
 
 
+def waiting(channel: Any, name: str) -> int:
+    """How many messages wait in a queue. Raises the channel's errors, also where there is no such queue."""
+    return int(channel.queue_declare(name, passive=True).message_count)
+
+
 # A drain would be three lines, ten times a second; what a delivery came to is logged where it is known.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
 
+# Messages in the service queue from which on beat sends no more, instead of an expiry, which would compare the clocks
+# of two hosts. What is rare may wait behind the drains that wait.
+_MOST_DRAINS, _MOST_WAITING = 3, 20
+
+
 class Scheduler(beat.Scheduler):
     """Beat's own, with nothing to remember between starts, which goes on when the clock is set back.
 
-    Else nothing would be due until the clock is again where it was.
+    Else nothing would be due until the clock is again where it was. While nobody serves the service queue, only a few
+    messages are put there.
     """
 
     _ticked = 0.0
+    _counting: Any = None  # the channel on which the queue is asked for its length
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Send a task that is due, unless enough messages wait already."""
+        if self._waiting() < (_MOST_DRAINS if entry.task == "drain" else _MOST_WAITING):
+            super().apply_entry(entry, producer=producer)
+
+    def _waiting(self) -> int:
+        """How many messages wait in the service queue; 0 where the broker does not say."""
+        connection = self.connection
+        try:
+            if self._counting is None:
+                self._counting = connection.channel()
+            return waiting(self._counting, SERVICE_QUEUE)
+        except (*connection.channel_errors, *connection.connection_errors):
+            # RabbitMQ closes a channel on which a queue was asked for that is not there.
+            channel, self._counting = self._counting, None
+            with suppress(*connection.channel_errors, *connection.connection_errors):
+                if channel is not None:
+                    channel.close()
+            return 0
 
     def tick(self, *arguments: Any, **options: Any) -> float:
         """Send what is due; seconds until the next look."""
@@ -126,19 +159,16 @@ app.conf.update(
         "drain": {
             "task": "drain",
             "schedule": timedelta(seconds=settings.drain_interval),
-            "options": {"expires": max(5.0, 5 * settings.drain_interval)},
         },
         "roll_call": {
             "task": "roll_call",
             "schedule": timedelta(milliseconds=pulse.EVERY),
-            "options": {"expires": pulse.EVERY / 1000},
         },
         "nightly": {
             "task": "nightly",
             "schedule": timedelta(seconds=nightly.EVERY),
-            "options": {"expires": nightly.EVERY},
         },
-        "purge": {"task": "purge", "schedule": timedelta(minutes=10), "options": {"expires": 600}},
+        "purge": {"task": "purge", "schedule": timedelta(minutes=10)},
     },
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,

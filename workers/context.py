@@ -2,11 +2,9 @@
 
 import logging
 import os
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from random import Random
 
@@ -17,22 +15,26 @@ from app.config.declaration import BadSettings
 from app.config.settings import Settings
 from app.logs import printable
 from app.outbox import models as m
-from app.outbox import pulse
-from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
+from app.outbox import pulse, redelivery
+from app.outbox.clock import DatabaseClock, elapsed
+from app.outbox.database import Database, DatabaseUnavailable, said
 from app.outbox.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.parked import HeadRepair
 from app.outbox.purge import purge
 from app.outbox.registry import UnknownTarget, open_registry
-from app.outbox.store import Store
+from app.outbox.store import Object, Store
 from workers import figures
 from workers.breaker import back_off
 from workers.lanes import Lanes, Tally, Work
+from workers.lease_guard import LeaseGuard
 from workers.outcomes import Unavailable
 from workers.pool import Pool
+from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")
 
 _REPAIR_INTERVAL = 60.0  # seconds
+_REQUEST_TRIES, _REQUEST_PAUSE = 20, 0.5  # seconds between two tries to request a redelivery
 _KEPT = 3  # one connection that reads and one that writes may have gone stale
 
 
@@ -42,6 +44,7 @@ class Context:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.database = Database(settings.database_url, patience=settings.database_timeout)
+        self.clock = DatabaseClock(self.database)
         self.lease_ms = int(settings.lease * 1000)
         self.leases = Leases(self.database, self.lease_ms)
         self.store = Store(self.database, self.lease_ms)
@@ -84,7 +87,7 @@ class Context:
     def roll_call(self, publish: Callable[[pulse.Queue], None]) -> int:
         """Ask each target's queue for a sign of life, where that is due; says how many."""
         try:
-            asked = pulse.ask(self.database, now_ms())
+            asked = pulse.ask(self.database, self.clock())
         except DatabaseUnavailable as error:
             self._note_away(error)
             return 0
@@ -95,13 +98,13 @@ class Context:
     def heartbeat(self, row_id: int) -> None:
         """Note that the queue of the target with this row id is served."""
         try:
-            pulse.answered(self.database, row_id, now_ms())
+            pulse.answered(self.database, row_id, self.clock())
         except DatabaseUnavailable as error:
             self._note_away(error)
 
     def purge(self) -> int:
         """Remove events that are older than the retention and done with."""
-        return purge(self.database, now_ms() - int(self.settings.retention * 1000))
+        return purge(self.database, self.clock() - int(self.settings.retention * 1000))
 
     def close(self) -> None:
         """Close targets and database."""
@@ -109,7 +112,7 @@ class Context:
         self.database.close()
 
     def _drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int]) -> int:
-        now = now_ms()
+        now = self.clock()
         offers = self.leases.offer(now, hints)
         for offer in offers:
             publish(offer)
@@ -137,29 +140,39 @@ class Context:
             stored = self.registry.target(target)
         except UnknownTarget:
             return "the target is gone"
-        lease = self.leases.claim(stored.row_id, lanes, uuid.uuid4().hex, now_ms())
+        claimed, now = elapsed(), self.clock.measure()
+        lease = self.leases.claim(stored.row_id, lanes, uuid.uuid4().hex, now)
         if lease is None:
             return "nothing to claim"
         try:
-            with self._held(lease):
-                tally = self._work_off(lease, partial(self.pool.work, stored))
-        except LeaseLost:
+            with LeaseGuard(self.leases, lease, claimed, self.settings.lease, self.clock) as guard:
+                tally = self._work_off(lease, guard, partial(self.pool.work, stored))
+        except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
             log.warning("%s lease lost: what it had in hand is delivered again", arn, extra={"target": arn})
             if (seen := figures.of(arn)) is not None:
                 seen.lost_lease()
             return "lease lost"
         except BadSettings as error:
-            self.registry.unavailable(lease.target_id, str(error), now_ms() + 60_000, probing=True, pause=False)
+            self.registry.unavailable(lease.target_id, str(error), self.clock() + 60_000, probing=True, pause=False)
             return f"bad settings: {error}"
         finally:
             self.leases.release(lease)
         return str(tally)
 
-    def _work_off(self, lease: Lease, open_work: Callable[[], Work]) -> Tally:
+    def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], Work]) -> Tally:
         work = open_work()
         ends = time.monotonic() + self.settings.time_slice
-        tally = Lanes(self.store, work, lease).work_off(lambda: time.monotonic() > ends)
+        lanes = Lanes(self.store, work, lease, self.clock, guard)
+        try:
+            tally = lanes.work_off(lambda: time.monotonic() > ends)
+        except (LeaseLost, LeaseExpired):
+            self._request_redelivery(lease, work.name, lanes.in_hand())
+            raise
+        except DatabaseUnavailable:
+            if not guard.holds:  # what was sent cannot be settled, and somebody else may have sent newer events
+                self._request_redelivery(lease, work.name, lanes.in_hand())
+            raise
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
         elif lease.probing and tally.counts:
@@ -170,7 +183,7 @@ class Context:
     def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
         wait = back_off(1 + self._failures(lease), self._rng, why.retry_after)
         opened = self.registry.unavailable(
-            lease.target_id, why.reason, now_ms() + wait, probing=lease.probing, pause=why.pause
+            lease.target_id, why.reason, self.clock() + wait, probing=lease.probing, pause=why.pause
         )
         if opened and (seen := figures.of(arn)) is not None:
             seen.opened_breaker()
@@ -182,26 +195,20 @@ class Context:
             query = sa.select(m.targets.c.failures).where(m.targets.c.id == lease.target_id)
             return int(connection.execute(query).scalar_one_or_none() or 0)
 
-    @contextmanager
-    def _held(self, lease: Lease) -> Iterator[None]:
-        """Renew the lease while a long call to a target goes on; the task's time limit is what ends a hung one."""
-        over = threading.Event()
-
-        def renew() -> None:
-            while not over.wait(self.lease_ms / 3000):
-                try:
-                    if not self.leases.renew(lease, now_ms()):
-                        return
-                except DatabaseUnavailable:
-                    log.warning("the outbox database is away; the lease may run out")
-
-        thread = threading.Thread(target=renew, name="lease", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+    def _request_redelivery(self, lease: Lease, arn: str, written: Mapping[Object, int]) -> None:
+        """Have the newest events of these objects delivered again: an older one may have been written after them."""
+        for attempt in range(_REQUEST_TRIES if written else 0):
+            if attempt:
+                time.sleep(_REQUEST_PAUSE)
+            try:
+                redelivery.request(self.database, lease.target_id, written)
+            except DatabaseUnavailable as error:
+                failure = error
+            else:
+                return
+        if written:
+            words = "%s: %d objects may hold an old state, as the lease was lost and then the outbox database: %s"
+            log.error(words, arn, len(written), said(failure), extra={"target": arn})
 
     def _note_away(self, error: Exception) -> None:
         if not self._away:

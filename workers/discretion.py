@@ -15,7 +15,7 @@ from app.config.sql import is_url, keywords
 from app.config.targets import PostgresSettings, TargetSettings
 from app.events.model import Event
 from workers.outcomes import Delivered, NotAttempted, Outcome
-from workers.targets.base import Target, TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 _SHORTEST = 4  # what is shorter would blot out words that are no secret
 _TELLING = re.compile(r"(?i)pass|token|secret|key|sig|auth")
@@ -34,10 +34,10 @@ class Discreet:
         with self._discretion():
             self._target.open()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
-        """As the target, which may raise `TargetUnavailable`."""
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """As the target, which may raise `TargetUnavailable` and `LeaseExpired`."""
         with self._discretion():
-            outcomes = self._target.deliver(events, window)
+            outcomes = self._target.deliver(events, window, lease)
         if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
         return [self._told(outcome) for outcome in outcomes]
@@ -57,6 +57,8 @@ class Discreet:
     def _discretion(self) -> Iterator[None]:
         try:
             yield
+        except LeaseExpired:
+            raise
         except TargetUnavailable as error:
             raise TargetUnavailable(self._hidden(error.reason), error.retry_after, pause=error.pause) from None
         except Exception as error:

@@ -5,19 +5,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 
 from app.events.model import Event
 from app.outbox.database import now_ms
 from app.outbox.leases import Lease, ReplayLane
+from app.outbox.redelivery import carry_out
 from app.outbox.store import Batch, Logged, Object, Place, Reader, Settlement, Store
 from workers import figures
 from workers.logs import counted, counts_text, setbacks, tell_setback, tell_settled
-from workers.mirror import Policy, Unsent, verdicts
+from workers.mirror import Policy, Unsent, Verdict, verdicts
 from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
 from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
-from workers.targets.base import Target, TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.lanes")
 
@@ -65,24 +67,48 @@ class Tally:
 
 
 class Lanes:
-    """One lease at work. `clock` gives milliseconds since 1970."""
+    """One lease at work. `clock` gives milliseconds since 1970; `guard` says whether the lease still holds."""
 
-    def __init__(self, store: Store, work: Work, lease: Lease, clock: Callable[[], int] = now_ms) -> None:
+    def __init__(
+        self,
+        store: Store,
+        work: Work,
+        lease: Lease,
+        clock: Callable[[], int] = now_ms,
+        guard: LeaseCheck = NO_LEASE,
+    ) -> None:
         self._store = store
         self._work = work
         self._lease = lease
         self._clock = clock
+        self._guard = guard
+        self._in_hand: tuple[Sequence[Logged], Sequence[Verdict]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._figures = figures.of(work.name)
         self._took = 0.0  # seconds of the last call to the target
         self.tally = Tally()
 
     def work_off(self, stop: Callable[[], bool]) -> Tally:
-        """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`."""
+        """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`, `LeaseExpired`."""
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
+            carry_out(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.tally.unavailable is None and not stop():
                 pass
         return self.tally
+
+    def in_hand(self) -> dict[Object, int]:
+        """The objects whose events may have been sent since the last settlement, each with the oldest one's seq."""
+        oldest: dict[Object, int] = {}
+        for logged, verdict in zip(*self._in_hand, strict=True):
+            if not isinstance(verdict, Unsent):
+                oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
+        return oldest
+
+    def _newest_sent(self, reader: Reader, events: Sequence[Logged]) -> Logged | None:
+        """The last of these events, all of one object, that would be sent now."""
+        decided = verdicts(events, self._work.policy, reader)
+        paired = zip(events, decided, strict=True)
+        return next((logged for logged, verdict in reversed([*paired]) if not isinstance(verdict, Unsent)), None)
 
     def _turn(self, reader: Reader) -> bool:
         """One batch of each kind of due work; whether there was any."""
@@ -150,6 +176,9 @@ class Lanes:
     def _deliver(self, reader: Reader, events: Sequence[Logged]) -> list[Result]:
         decided = verdicts(events, self._work.policy, reader)
         sent = [verdict for verdict in decided if not isinstance(verdict, Unsent)]
+        if sent:
+            self._guard.check()
+            self._in_hand = (events, decided)
         outcomes = self._send(sent)
         # What needs no sending counts, too: else batches of a mirror that is far behind would stay small.
         self._work.pace.took(len(events), self._took)
@@ -168,7 +197,12 @@ class Lanes:
             if not work.opened:
                 work.target.open()
                 work.opened = True
-            outcomes = work.target.deliver(events, work.window)
+            outcomes = work.target.deliver(events, work.window, self._guard)
+        except LeaseExpired:
+            # It may have been stopped anywhere: what is still under way must not be taken for an answer to the next.
+            work.target.close()
+            work.opened = False
+            raise
         except TargetUnavailable as error:
             outcomes = [Unavailable(error.reason, error.retry_after, error.pause)] * len(events)
         except Exception as error:
@@ -185,6 +219,7 @@ class Lanes:
     ) -> None:
         now = self._clock()
         self._store.settle(self._lease, settlement, now)
+        self._in_hand = ((), ())
         self._tell(settlement, events, results, began)
         if self._figures is not None and settlement.replay is None:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]

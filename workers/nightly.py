@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
+from app.outbox.clock import database_now
 from app.outbox.database import Database, DatabaseUnavailable, now_ms
 from app.outbox.schedule import Schedule, Waiting, left_out
 
@@ -46,7 +47,9 @@ class Hints:
         """Register what is due and publish hints; says how many, 0 while the database is away."""
         schedule, now = Schedule(database), time.monotonic()
         try:
-            if schedule.register(now_ms()):
+            with database.reading() as connection:
+                moment = database_now(connection)
+            if schedule.register(moment):
                 for target, number in schedule.left_out().items():
                     log.warning("%s: %s", target, left_out(number), extra={"target": str(target)})
             waiting = schedule.waiting()

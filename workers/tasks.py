@@ -1,14 +1,14 @@
 """The tasks: a few lines each, no decision."""
 
-from typing import Any
-
 from app.config.arn import TargetId, parse_arn
 from app.outbox import pulse
 from app.outbox.leases import Offer
 from app.outbox.schedule import Waiting
 from workers import context, nightly
-from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings
+from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings, waiting
 from workers.logs import lanes_text
+
+_MOST_RUNS = 1000  # hints at reconciliations that may wait for a worker
 
 
 @app.task(name="drain", send_events=False)
@@ -56,8 +56,10 @@ def purge() -> str:
 
 
 def _publish_run(run: Waiting) -> None:
-    arn = run.target.arn(settings.region)
-    reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE, expires=2 * nightly.AGAIN)
+    # It does not expire, which would compare the clocks of two hosts: where nobody takes them, no more are sent.
+    if _waiting(SPARK_QUEUE) < _MOST_RUNS:
+        arn = run.target.arn(settings.region)
+        reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE)
 
 
 def _publish(offer: Offer) -> None:
@@ -68,10 +70,13 @@ def _publish(offer: Offer) -> None:
 
 def _hints(target: TargetId) -> int:
     """How many hints wait in the target's queue; 0 where there is none, and where the broker does not say."""
+    return _waiting(queue_name(target))
+
+
+def _waiting(name: str) -> int:
     with app.connection_for_write() as connection:
         try:
-            channel: Any = connection.channel()
-            return int(channel.queue_declare(queue_name(target), passive=True).message_count)
+            return waiting(connection.channel(), name)
         except (*connection.channel_errors, *connection.connection_errors):
             return 0
 

@@ -9,6 +9,7 @@ from app.api.access import ANYONE, needs
 from app.api.answers import answer
 from app.api.parts import parts
 from app.outbox import pulse, schema
+from app.outbox.clock import database_now
 from app.outbox.database import Database, now_ms
 from app.outbox.glance import Glance, NoAnswer
 
@@ -87,4 +88,6 @@ def _asked(database: Database) -> Mapping[str, Any]:
     if revision is not None:
         with database.reading() as connection:
             drained = pulse.drained(connection)
+            if drained is not None:  # noted by the database's clock
+                drained += now_ms() - database_now(connection)
     return {"revision": revision, "later": revision is not None and schema.is_later(revision), "drained": drained}

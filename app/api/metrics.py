@@ -22,7 +22,8 @@ from app.config.arn import TargetId
 from app.outbox import models as m
 from app.outbox import pulse
 from app.outbox.books import Audit, Books, audit, read_books, snapshot
-from app.outbox.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.clock import database_now
+from app.outbox.database import Database, DatabaseUnavailable
 from app.outbox.glance import Glance
 from app.outbox.leases import OFFERED
 from app.outbox.reconciliations import latest
@@ -98,15 +99,16 @@ class Scrape:
                 books = read_books(connection)
                 drained = pulse.drained(connection)
                 queues = pulse.queues(connection)
-                busy = _busy(connection, now_ms())
+                now = database_now(connection)
+                busy = _busy(connection, now)
                 drifts = latest(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
-            yield from figures([(stored[each.target], each) for each in books if each.target in stored], now_ms())
-            yield _silences(queues, now_ms())
-            age = pulse.drain_age(drained, now_ms())
+            yield from figures([(stored[each.target], each) for each in books if each.target in stored], now)
+            yield _silences(queues, now)
+            age = pulse.drain_age(drained, now)
             # Without a sample the alert on its age would never fire for a drain that never ran.
             seconds = math.inf if age is None else age / 1000
             yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)

@@ -14,6 +14,7 @@ from app.config.declaration import BadSettings
 from app.config.targets import without_effect
 from app.outbox import pulse
 from app.outbox.books import audit
+from app.outbox.clock import database_now
 from app.outbox.database import now_ms
 from app.outbox.reconciliations import RUNNING, Reconciliations
 from app.outbox.schedule import Schedule, left_out
@@ -82,7 +83,7 @@ def _look_at_broker(shell: Shell) -> Iterator[Finding]:
 def _look_at_drain(shell: Shell) -> Iterator[Finding]:
     with shell.database.reading() as connection:
         at = pulse.drained(connection)
-    now = now_ms()
+        now = database_now(connection)
     if at is None:
         yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
     elif pulse.drain_stopped(at, now):
@@ -93,8 +94,8 @@ def _look_at_drain(shell: Shell) -> Iterator[Finding]:
 
 
 def _look_at_queues(shell: Shell) -> Iterator[Finding]:
-    now = now_ms()
     with shell.database.reading() as connection:
+        now = database_now(connection)
         queues = pulse.queues(connection)
     for queue in queues:
         if queue.silent(now) > pulse.UNSERVED:

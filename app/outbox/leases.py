@@ -156,14 +156,14 @@ class Leases:
             return Lease(row.id, token, positions, replays, probing)
 
     def renew(self, lease: Lease, now: int) -> bool:
-        """Hold the lease for another term; False if it is lost."""
+        """Hold the lease for another term; False if it is lost, if only for one of its lanes."""
         with self._database.writing() as connection:
             renewed = connection.execute(
                 m.cursors.update()
                 .where(_log_cursors(lease.target_id), m.cursors.c.lease_token == lease.token)
                 .values(leased_until=now + self._lease_ms)
             )
-        return bool(renewed.rowcount)
+        return bool(renewed.rowcount == len(lease.positions))
 
     def release(self, lease: Lease) -> None:
         """Give every lane of the lease back."""
@@ -249,6 +249,8 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
     other = m.cursors.alias()
     busy = _ahead().limit(1).offset(BUSY - 1).scalar_subquery().is_not(None)
     parked = sa.exists().where(p.target_id == c.target_id, p.lane == c.lane, p.not_before <= now).correlate(m.cursors)
+    r = m.redeliveries.c
+    redelivery = sa.exists().where(r.target_id == c.target_id, r.lane == c.lane).correlate(m.cursors)
     replay = (
         sa.exists()
         .where(other.c.target_id == c.target_id, other.c.lane == c.lane, other.c.replay_id != m.WHOLE_LOG)
@@ -266,7 +268,7 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .join_from(m.cursors, m.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
-        .where(sa.or_(_waiting(), parked, replay))
+        .where(sa.or_(_waiting(), parked, replay, redelivery))
         .order_by(t.id, c.lane)
     )
     for row in connection.execute(query):

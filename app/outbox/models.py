@@ -154,6 +154,18 @@ parked = sa.Table(
     **MYSQL,
 )
 
+# Objects whose newest event is parked again by the next holder of the lane's lease: a worker that had lost its lease
+# may have written an older one.
+redeliveries = sa.Table(
+    "redeliveries",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
+    **MYSQL,
+)
+
 dead_letters = sa.Table(
     "dead_letters",
     metadata,

@@ -13,7 +13,8 @@ from app.outbox import models as m
 from app.outbox.addressed import AddressedLog
 from app.outbox.append import chunks, key_hash
 from app.outbox.books import snapshot
-from app.outbox.database import Database, now_ms
+from app.outbox.clock import database_now
+from app.outbox.database import Database
 from app.outbox.leases import goes_to, replay_lanes
 from app.outbox.registry import UnknownTarget
 from app.outbox.store import selected
@@ -69,8 +70,9 @@ class Reconciliations:
         Its `state` is `RUNNING` or `BACKFILLING`; neither begins while the other is at work. `run` is one that the
         schedule has registered, and that nobody has begun.
         """
-        r, now = m.reconciliations.c, now_ms()
+        r = m.reconciliations.c
         with self._database.writing() as connection:
+            now = database_now(connection)  # of two hosts neither may take the other's run for dead
             # The head's lock: of two that begin at once the second sees the first.
             connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
             same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state.in_(_GONE))
@@ -108,13 +110,14 @@ class Reconciliations:
         r = m.reconciliations.c
         with self._database.writing() as connection:
             statement = m.reconciliations.update().where(r.run == run, r.state.in_(_GONE))
-            return bool(connection.execute(statement.values(alive_until=now_ms() + lease)).rowcount)
+            return bool(connection.execute(statement.values(alive_until=database_now(connection) + lease)).rowcount)
 
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
         """Write what a run came to."""
         found = {name: counts.get(name, 0) for name in COUNTS}
-        values = {"state": state, "finished_at": now_ms(), "report": report, "problem": problem[:2000], **found}
         with self._database.writing() as connection:
+            now = database_now(connection)
+            values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000], **found}
             connection.execute(m.reconciliations.update().where(m.reconciliations.c.run == run).values(**values))
 
     def forget(self, target: TargetId, bucket: str, before: int) -> Mapping[str, str]:

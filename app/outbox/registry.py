@@ -215,7 +215,7 @@ class Registry:
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
             # The cursors first: a worker that settles holds theirs, and may be about to park events.
-            for table in (m.rules, m.cursors, m.parked, m.dead_letters, m.replays):
+            for table in (m.rules, m.cursors, m.parked, m.redeliveries, m.dead_letters, m.replays):
                 connection.execute(table.delete().where(table.c.target_id == row.id))
             connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
         return lost

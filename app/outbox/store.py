@@ -55,6 +55,14 @@ class Parked:
     history: str
 
 
+class Redelivery(NamedTuple):
+    """A request that the newest state of an object be delivered again; `since` is the seq of the oldest suspect."""
+
+    lane: int
+    key_hash: int
+    since: int
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Events read behind the cursors, and up to which seq each lane was read."""
@@ -250,6 +258,30 @@ class Reader:
                 found.update((row.lane, row.seq) for row in self._connection.execute(query))
         return found
 
+    def redeliveries(self) -> list[Redelivery]:
+        """What was requested for the lease's lanes, in order of lane."""
+        r = m.redeliveries.c
+        query = sa.select(r.lane, r.key_hash, r.since).where(
+            r.target_id == self._lease.target_id, r.lane.in_(list(self._lease.positions))
+        )
+        rows = self._connection.execute(query.order_by(r.lane, r.key_hash))
+        return [Redelivery(row.lane, row.key_hash, row.since) for row in rows]
+
+    def settled(self, requested: Redelivery, before: int, limit: int) -> list[Logged]:
+        """The last `limit` settled events of an object after `requested.since` and with a seq below `before`, in order.
+
+        Without those that are parked or dead.
+        """
+        e = m.events.c
+        query = (
+            _select(self._lease.target_id, newest=self._newest)
+            .where(e.lane == requested.lane, e.key_hash == requested.key_hash, self._target)
+            .where(e.seq > requested.since, e.seq < before, *neither_parked_nor_dead(self._lease.target_id))
+            .order_by(e.seq.desc())
+            .limit(limit)
+        )
+        return [_logged(row) for row in self._connection.execute(query)][::-1]
+
     def histories(self, hashes: Iterable[int]) -> dict[tuple[str, str], list[Entry]]:
         """What the log knows of some objects, for this target: (bucket, key) to its events in order of seq."""
         e = m.events.c
@@ -278,13 +310,13 @@ class Store:
     """Read and settle, for the worker that holds a lease."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
-        self._database = database
+        self.database = database
         self._lease_ms = lease_ms
 
     @contextmanager
     def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[Reader]:
         """A reader for the lease. `newest` looks up, for each event, the greatest sequencer known of its object."""
-        with self._database.reading() as connection:
+        with self.database.reading() as connection:
             yield Reader(connection, lease, newest=newest)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
@@ -309,7 +341,7 @@ class Store:
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
-        with self._database.writing() as connection:
+        with self.database.writing() as connection:
             for lane in sorted(settlement.progress):
                 self._advance(connection, lease, lane, settlement.progress[lane], now)
             if settlement.replay is not None:
@@ -334,6 +366,17 @@ class Store:
         )
         if updated.rowcount != 1:
             raise LeaseLost(f"lane {lane} of target {lease.target_id}")
+
+
+def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
+    """The condition on events that they are neither parked nor dead for a target."""
+    e = m.events.c
+    return [
+        ~sa.exists()
+        .where(table.c.target_id == target_id, table.c.lane == e.lane, table.c.seq == e.seq)
+        .correlate(m.events)
+        for table in (m.parked, m.dead_letters)
+    ]
 
 
 def selected(target_id: int, replay: ReplayLane) -> list[sa.ColumnElement[bool]]:

@@ -17,7 +17,7 @@ from tests.contract import events
 from tests.contract.forking import in_a_child, local_ports
 from tests.contract.probes.base import LIMIT, Probe, attempt
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
-from workers.targets.base import Target, TargetUnavailable
+from workers.targets.base import LeaseExpired, Target, TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -207,6 +207,45 @@ def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
     assert sorted(probe.held()) == (once if probe.is_namespace or probe.drops_repeats else sorted(once * 2))
+
+
+class Ending:
+    """A lease that ends when it was looked at so many times."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.looks = 0
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """Count, and say so when it is over."""
+        with self._lock:
+            self.looks += 1
+            if self.looks > self.after:
+                raise LeaseExpired("it was only for a test")
+
+
+@WINDOWS
+def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> None:
+    """Neither when it ends before the first request, nor in the middle, nor before the last, which may be a COMMIT."""
+    target = probe.target()
+    target.open()
+    lease = Ending(1_000_000)
+    assert list(target.deliver([events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
+        [DELIVERED] * 50
+    )
+    assert lease.looks > 0
+    for after in sorted({0, lease.looks // 2, lease.looks - 1}):
+        with pytest.raises(LeaseExpired):
+            target.deliver([events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after))
+        again = events.put(f"after-{after}")
+        assert list(target.deliver([again], window)) == [DELIVERED]
+        held = [path for path, _ in probe.held()]
+        assert again.path in held
+        sent = sum(f"/ended-{after}-" in path for path in held)
+        # What the SQL targets have not committed is rolled back; elsewhere what was sent before stays.
+        assert sent == 0 if after == 0 or probe.type in ("postgresql", "mysql") else sent < 50
+    target.close()
 
 
 @WINDOWS

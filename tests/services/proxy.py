@@ -52,6 +52,8 @@ class Proxy:
         self._delay = 0.0
         self._refusing = False
         self._swallowing, self._muting = threading.Event(), threading.Event()
+        self._holding, self._released = threading.Event(), threading.Event()
+        self.held = threading.Event()  # whether something is kept back by `hold_next()`
         self._wires: list[_Wire] = []
         self._threads: list[threading.Thread] = []
         self._listener = socket.create_server((LOOPBACK, 0), backlog=128)
@@ -97,8 +99,20 @@ class Proxy:
                     wire.silent.set()
             fault.clear()
 
+    def hold_next(self) -> None:
+        """Keep back what a client says next until `release()`; all that others say passes."""
+        self.held.clear()
+        self._released.clear()
+        self._holding.set()
+
+    def release(self) -> None:
+        """Pass on what was kept back."""
+        self._holding.clear()
+        self._released.set()
+
     def close(self) -> None:
         """End every connection."""
+        self.release()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
@@ -140,6 +154,10 @@ class Proxy:
                     return
                 if self._delay:
                     time.sleep(self._delay)
+                if not answers and self._holding.is_set():
+                    self._holding.clear()
+                    self.held.set()
+                    self._released.wait()
                 if self._swallowing.is_set() or (answers and self._muting.is_set()):
                     wire.silent.set()
                 if answers:

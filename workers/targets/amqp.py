@@ -37,7 +37,7 @@ from app.events.trace import fields
 from workers.formats import hold_back, log, waves
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 
 CLIENT_NAME = "Bucketwire"
 
@@ -63,12 +63,12 @@ class AmqpTarget:
         """Connect, log in, and declare the exchange; queues and bindings are the consumer's matter."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Up to `window` messages unconfirmed, one of each object; none is sent after the link is lost."""
         link = self._awake()
         if link.blocked:
             raise TargetUnavailable(f"{self._where}: {_BLOCKED}")
-        link.begin(events)
+        link.begin(events, lease)
         left: Outcome = NOT_ATTEMPTED
         try:
             for group in [range(len(events))] if window == 1 else waves(events):
@@ -140,6 +140,7 @@ class _Link:
         self.blocked = False
         self.outcomes: list[Outcome | None] = []
         self._events: Sequence[Event] = ()
+        self._lease: LeaseCheck = NO_LEASE
         self._unconfirmed: dict[int, int] = {}  # delivery tag and index of its event, in the order of sending
         self._returned: dict[str, str] = {}  # event id and the server's words
         self._stuck: set[str] = set()
@@ -167,10 +168,11 @@ class _Link:
         self._poll.register(self._connection.sock, select.POLLIN)
         self._used = time.monotonic()
 
-    def begin(self, events: Sequence[Event]) -> None:
+    def begin(self, events: Sequence[Event], lease: LeaseCheck) -> None:
         """A new call; what may still be said about an earlier one's events is passed over."""
         self.outcomes = [None] * len(events)
         self._events = events
+        self._lease = lease
         self._unconfirmed.clear()
         self._returned.clear()
         self._stuck.clear()
@@ -181,6 +183,7 @@ class _Link:
         if event.path in self._stuck:
             return
         self.gather(window - 1)
+        self._lease.check()
         self._tag += 1
         self._unconfirmed[self._tag] = index
         headers = {"minio-bucket": event.bucket, "minio-event": event.name}

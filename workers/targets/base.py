@@ -9,7 +9,9 @@ The rules of `deliver`, which the contract suite checks for each target:
 * `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
   events only where the remote confirms them as one.
 * A target never retries, sleeps, logs outcomes or knows the outbox, and is safe to call twice with the same event.
-* Whatever it raises out of `deliver` is taken as `Unavailable` (`TargetUnavailable`) or `Failed` (all else) for
+* `lease.check()` is called right before each request is sent and each transaction is committed. When it raises
+  `LeaseExpired`, nothing more is sent, what was not committed is rolled back, and the exception leaves `deliver`.
+* Whatever else it raises out of `deliver` is taken as `Unavailable` (`TargetUnavailable`) or `Failed` (all else) for
   every event of the call.
 """
 
@@ -30,13 +32,32 @@ class TargetUnavailable(Exception):
         self.pause = pause
 
 
+class LeaseExpired(Exception):
+    """The caller's right to deliver has ended: somebody else may be delivering newer events of the same objects."""
+
+
+class LeaseCheck(Protocol):
+    """Says whether the caller may still deliver. Any thread may ask; it takes well below a microsecond as a rule."""
+
+    def check(self) -> None:
+        """Return if something may be sent now. Raises `LeaseExpired`."""
+
+
+class _NoLease:
+    def check(self) -> None:
+        """Always return."""
+
+
+NO_LEASE = _NoLease()  # for whoever is alone with a target, as a test of it is
+
+
 class Target(Protocol):
     """One remote, owned by one worker process."""
 
     def open(self) -> None:
         """Connect, log in, create what is missing. Raises `TargetUnavailable`; may be called again after `close`."""
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Deliver `events`; the rules stand at the top of this module."""
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ from app.events.model import Effect, Event
 from workers.formats import Rows, change, collapse, hold_back, line, text, version_name, waves
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.elasticsearch_node import Node, error_words
 
 _PORTION = 10_000_000  # bytes of a request; a server takes 100 MB, and is at its best with a tenth of that
@@ -64,6 +64,7 @@ class _Work:
     """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so."""
 
     events: Sequence[Event]
+    lease: LeaseCheck
     outcomes: list[Outcome] = field(init=False)
     refused: Unavailable | None = None
 
@@ -101,12 +102,17 @@ class ElasticsearchTarget:
         """Connect, see that it is a server that can be written to, and make the index where it is absent."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:  # noqa: ARG002 (one request at a time)
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one request at a time)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
         """In requests of up to 10 MB; after one that finds the server unavailable nothing more is sent."""
         node = self._node
         if node is None or self._stamp != self._files():
             node = self._connect()
-        work = _Work(events)
+        work = _Work(events, lease)
         if self._settings.format == "access":
             self._append(node, work)
         else:
@@ -146,7 +152,7 @@ class ElasticsearchTarget:
                 _Operation(work.events[place].path, b'{"create":{}}\n', line(work.events[place]).encode())
                 for place in places
             ]
-            for place, outcome in zip(places, self._carry_out(node, made), strict=True):
+            for place, outcome in zip(places, self._carry_out(node, made, work.lease), strict=True):
                 work.settle(place, outcome)
                 if isinstance(outcome, Failed):
                     stuck.add(work.events[place].path)
@@ -160,7 +166,7 @@ class ElasticsearchTarget:
                 work.give_up(waiting)
                 return
             rows = collapse(change(work.events[place], "namespace") for place in waiting)
-            settled = self._write(node, rows, ids)
+            settled = self._write(node, rows, ids, work.lease)
             blamed: set[str] = set()
             left: list[int] = []
             for place in reversed(waiting):
@@ -187,7 +193,7 @@ class ElasticsearchTarget:
                 work.settle(place, Rejected(f"{self._where}: {reason}"))
         return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
 
-    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes]) -> dict[str, Outcome]:
+    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes], lease: LeaseCheck) -> dict[str, Outcome]:
         """Carry out what a batch comes to; a path that is not in the answer needed nothing."""
         made = [
             _Operation(path, b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
@@ -205,7 +211,7 @@ class ElasticsearchTarget:
                 settled |= dict.fromkeys(versions, found)
                 found = []
             made += found
-            settled |= zip((each.path for each in made), self._carry_out(node, made), strict=True)
+            settled |= zip((each.path for each in made), self._carry_out(node, made, lease), strict=True)
             made = []
             versions = {path: each for path, each in versions.items() if settled.get(path) is _CHANGED}
             if not versions:
@@ -236,12 +242,12 @@ class ElasticsearchTarget:
                     made.append(_Operation(path, b'{"delete":{"_id":%s,%s}}\n' % (ids[path], condition)))
         return made
 
-    def _carry_out(self, node: Node, operations: Sequence[_Operation]) -> list[Outcome]:
+    def _carry_out(self, node: Node, operations: Sequence[_Operation], lease: LeaseCheck) -> list[Outcome]:
         """An outcome for each operation; after one that is Unavailable all further ones are, untried."""
         outcomes: list[Outcome] = []
         for portion in _portions(operations, self._portion):
             try:
-                outcomes += self._send(node, portion)
+                outcomes += self._send(node, portion, lease)
             except TargetUnavailable as error:
                 outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
             if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
@@ -249,9 +255,10 @@ class ElasticsearchTarget:
                 break
         return outcomes
 
-    def _send(self, node: Node, operations: Sequence[_Operation]) -> list[Outcome]:
+    def _send(self, node: Node, operations: Sequence[_Operation], lease: LeaseCheck) -> list[Outcome]:
         """One request; where it is refused as a whole, its halves."""
         body = b"".join(part for each in operations for part in (each.action, each.document))
+        lease.check()
         answer = node.request("POST", self._bulk, body, lines=True)
         if answer.is_good:
             items = answer.body.get("items", ())
@@ -268,7 +275,7 @@ class ElasticsearchTarget:
         if answer.status == 413:
             self._portion = max(1, len(body) // 2)  # for good: what stands before the server takes no more
         middle = len(operations) // 2
-        return self._send(node, operations[:middle]) + self._send(node, operations[middle:])
+        return self._send(node, operations[:middle], lease) + self._send(node, operations[middle:], lease)
 
     def _outcome(self, operation: _Operation, item: Mapping[str, Any]) -> Outcome:
         ((kind, result),) = item.items()

@@ -39,7 +39,7 @@ from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.kafka_client import Client, missing_package, words
 
 CLIENT_NAME = "Bucketwire"
@@ -148,7 +148,7 @@ class KafkaTarget:
         """Connect, log in, and see that the topic is there; a broker that makes topics by itself makes it now."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """In rounds of one batch for each of up to `window` partitions."""
         if self._producer is None or self._stamp != self._files():
             self._connect()
@@ -156,6 +156,7 @@ class KafkaTarget:
         lines = _lines(events, partitions, headers=headers)
         work = _Work(events, lines, [NOT_ATTEMPTED] * len(events), self._room)
         while work.lines and work.refused is None:
+            lease.check()
             self._round(work, window)
             work.end_round(window)
         if work.refused is not None:

@@ -31,7 +31,7 @@ from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log, waves
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.mqtt_client import make_client, publish_properties
 
 _TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
@@ -68,10 +68,10 @@ class MqttTarget:
         """Connect and log in; nothing is created."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Up to `window` messages unconfirmed; none is sent after the broker refuses the topic or the link is lost."""
         link = self._awake()
-        link.begin(events)
+        link.begin(events, lease)
         left: Outcome = NOT_ATTEMPTED
         # What cannot be refused is taken in order, so an object's next message need not wait.
         together = window == 1 or self._settings.version != "5" or not self._settings.qos
@@ -162,6 +162,7 @@ class _Link:
         # of: mosquitto ends the connection after 20.
         self._window = 20 if settings.qos == 2 and settings.version != "5" else 65_535
         self._events: Sequence[Event] = ()
+        self._lease: LeaseCheck = NO_LEASE
         self._unconfirmed: dict[int, int] = {}  # message identifier and index of its event, in the order of sending
         self._stuck: set[str] = set()
         self._barrier = 0  # identifier of the packet whose answer confirms what was sent with QoS 0
@@ -186,11 +187,12 @@ class _Link:
         self._client.on_log = None
         self._used = time.monotonic()
 
-    def begin(self, events: Sequence[Event]) -> None:
+    def begin(self, events: Sequence[Event], lease: LeaseCheck) -> None:
         """A new call; by now every message of the one before is confirmed, or the link would be gone."""
         self.outcomes = [None] * len(events)
         self.refused = None
         self._events = events
+        self._lease = lease
         self._stuck.clear()
 
     def send(self, index: int, window: int) -> None:
@@ -201,6 +203,7 @@ class _Link:
         self.gather(min(window, self._window) - 1)
         if self.refused is not None:
             return
+        self._lease.check()
         body = log(event).encode()
         properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
         size = self._overhead + len(body)

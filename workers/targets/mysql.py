@@ -21,7 +21,7 @@ from app.config.mysql_dsn import Dsn
 from app.events.model import Event
 from workers.formats import change, collapse, hold_back, records, timestamp
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
 from workers.targets.mysql_server import Server, connect, reason
 from workers.targets.mysql_table import Table, identifier, take_table
 from workers.targets.sql_batch import in_halves, set_apart
@@ -59,17 +59,25 @@ class MysqlTarget:
         """Connect; create the table where it is absent, else see that its columns and keys are as needed."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:  # noqa: ARG002 (one transaction)
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one transaction)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
         """One transaction; either it is committed or nothing of it stays."""
         session = self._session
         if session is None or session.server.is_stale:
             session = self._connect()
         unfit = functools.partial(_unfit, session.server)
         try:
-            return set_apart(events, unfit, functools.partial(self._write, session))
+            return set_apart(events, unfit, functools.partial(self._write, session, lease))
         except pymysql.MySQLError as error:
             self.close()
             return hold_back(events, [Unavailable(self._reason(error))] * len(events))
+        except LeaseExpired:
+            self.close()  # which rolls back
+            raise
 
     def close(self) -> None:
         """Close the connection; what was not committed is rolled back by the server."""
@@ -91,12 +99,13 @@ class MysqlTarget:
         self._session = _Session(server, table)
         return self._session
 
-    def _write(self, session: _Session, events: Sequence[Event]) -> Sequence[Outcome]:
+    def _write(self, session: _Session, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
         statements = self._statements(session, events)
         try:
             if len(statements) > 1:
                 statements = ["BEGIN", *statements, "COMMIT"]
             for statement in statements:
+                lease.check()  # the last one commits
                 session.server.run(statement)
         except pymysql.MySQLError as error:
             if not _is_data(error):
@@ -106,6 +115,7 @@ class MysqlTarget:
         for statement in ("ROLLBACK", "BEGIN"):
             session.server.run(statement)
         outcomes = in_halves(events, functools.partial(self._take, session))
+        lease.check()
         session.server.run("COMMIT")
         return outcomes
 

@@ -26,7 +26,7 @@ from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.nats_acks import NO_RESPONDERS, Acknowledged, Message, headed
 from workers.targets.nats_connection import Connection
 from workers.targets.nats_streaming import Streaming
@@ -45,7 +45,7 @@ class Manner(Protocol):
     async def begin(self) -> None:
         """What is to be done once. Raises `TargetUnavailable`."""
 
-    async def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
         """An outcome for each event; `hold_back` is still to be applied."""
 
     async def end(self) -> None:
@@ -65,13 +65,13 @@ class NatsTarget:
         """Connect and log in; NATS Streaming is also told who we are. No stream or channel is looked for or made."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Publish and await the confirmations; after an `Unavailable` nothing more is sent."""
         loop, manner = self._ready()
         if not events:
             return []
         try:
-            outcomes = loop.run(manner.deliver(events, window))
+            outcomes = loop.run(manner.deliver(events, window, lease))
         except BaseException:
             self.close()
             raise
@@ -132,11 +132,12 @@ class Core:
     async def end(self) -> None:
         """Nothing."""
 
-    async def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
         """Portion by portion."""
         outcomes: list[Outcome] = []
         try:
             for portion in _portions(map(self._message, events), window):
+                lease.check()
                 outcomes += await self._publish(portion)
         except TargetUnavailable as error:
             outcomes += [Unavailable(error.reason)] * (len(events) - len(outcomes))
@@ -193,9 +194,9 @@ class JetStream:
     async def end(self) -> None:
         """Nothing."""
 
-    async def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
         """Up to `window` unacknowledged."""
-        return await self._publishing.deliver(events, window)
+        return await self._publishing.deliver(events, window, lease)
 
     def message(self, event: Event, _number: int) -> Message:
         """The envelope, with the id by which the stream knows an event that it has had."""

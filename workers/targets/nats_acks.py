@@ -15,7 +15,7 @@ from nats.errors import Error as NatsError
 from app.events.model import Event
 from workers.formats import hold_back
 from workers.outcomes import NOT_ATTEMPTED, Delivered, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import LeaseCheck, TargetUnavailable
 from workers.targets.nats_connection import Connection
 
 # What may be under way at once, so that writing never waits for the server and no acknowledgement waits for writing.
@@ -127,7 +127,7 @@ class Acknowledged:
         """Listen for acknowledgements."""
         await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
 
-    async def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
         """An outcome for each event. Never raises `TargetUnavailable`: some of them may have got through."""
         flight = self._flight = Flight(events, window)
         self._numbers.clear()
@@ -136,6 +136,7 @@ class Acknowledged:
             news.clear()
             try:
                 while (index := flight.take()) is not None:
+                    lease.check()
                     await self._send(flight, index)
                 if flight.under_way:
                     await self._connection.hear()

@@ -14,7 +14,7 @@ from nats.errors import NoRespondersError
 from app.events.model import Event
 from workers.formats import log
 from workers.outcomes import DELIVERED, Outcome, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import LeaseCheck, TargetUnavailable
 from workers.targets.nats_acks import NO_RESPONDERS, Acknowledged, Message
 from workers.targets.nats_connection import Connection
 
@@ -66,10 +66,10 @@ class Streaming:
         """Leave the cluster; it would otherwise wait some minutes for our heartbeats."""
         await self._ask(self._close_at, encoded({_CLIENT_ID: self._id}))
 
-    async def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
         """One unacknowledged message, or with `streaming_async` up to `streaming_max_pub_acks_in_flight`."""
         most = self._settings.streaming_max_pub_acks_in_flight or _MAX_PUB_ACKS_IN_FLIGHT
-        return await self._publishing.deliver(events, min(window, most) if self._settings.streaming_async else 1)
+        return await self._publishing.deliver(events, min(window, most) if self._settings.streaming_async else 1, lease)
 
     def message(self, event: Event, number: int) -> Message:
         """The envelope in a PubMsg."""

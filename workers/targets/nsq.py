@@ -23,7 +23,7 @@ from app.config.subjects import NsqSettings
 from app.events.model import Event
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.nsq_wire import LostError, RefusedError, Wire
 
 # nsqd takes 5 MB in a command unless told otherwise, and no more is to be gained beyond some 500 KB.
@@ -39,6 +39,7 @@ class _Round:
     """One call of `deliver`: an outcome for each event, and what may not be sent any more."""
 
     events: Sequence[Event]
+    lease: LeaseCheck
     outcomes: list[Outcome] = field(init=False)
     stuck: set[str] = field(default_factory=set)
     losses: int = 0
@@ -63,11 +64,16 @@ class NsqTarget:
         """Connect, say who we are and agree on TLS. nsqd makes the topic with its first message."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:  # noqa: ARG002 (one MPUB is one)
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one MPUB is one)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
         """One command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
         if self._wire is None or self._wire.is_stale:
             self._connect()
-        work = _Round(events)
+        work = _Round(events, lease)
         bodies = [log(event).encode() for event in events]
         try:
             for part in _parts(bodies):
@@ -95,6 +101,7 @@ class NsqTarget:
         if not part:
             return
         wire = self._wire or self._connect()
+        work.lease.check()
         try:
             wire.publish([bodies[index] for index in part])
         except RefusedError as refused:

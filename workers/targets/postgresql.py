@@ -22,7 +22,7 @@ from app.config.targets import PostgresSettings
 from app.events.model import Event
 from workers.formats import change, collapse, hold_back, records, timestamp
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
 from workers.targets.postgres_server import connect, deadline, is_stale, reason
 from workers.targets.postgres_table import Table, take_table
 from workers.targets.sql_batch import in_halves, set_apart
@@ -53,17 +53,25 @@ class PostgresTarget:
         """Connect; create the table where it is absent, else see that its columns and keys are as needed."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:  # noqa: ARG002 (one transaction)
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one transaction)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
         """One transaction; either it is committed or nothing of it stays."""
         session = self._session
         if session is None or is_stale(session.connection):
             session = self._connect()
         try:
             with session.connection.cursor() as cursor:
-                return set_apart(events, _unfit, functools.partial(self._write, cursor, session.table))
+                return set_apart(events, _unfit, functools.partial(self._write, cursor, session.table, lease))
         except psycopg2.Error as error:
             self.close()
             return hold_back(events, [Unavailable(self._reason(error))] * len(events))
+        except LeaseExpired:
+            self.close()  # which rolls back
+            raise
 
     def close(self) -> None:
         """Close the connection; what was not committed is rolled back by the server."""
@@ -89,12 +97,15 @@ class PostgresTarget:
         self._session = _Session(connection, table)
         return self._session
 
-    def _write(self, cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> Sequence[Outcome]:
+    def _write(
+        self, cursor: extensions.cursor, table: Table, lease: LeaseCheck, events: Sequence[Event]
+    ) -> Sequence[Outcome]:
         if not events:
             return []
         try:
             with self._deadline(cursor.connection):
                 self._apply(cursor, table, events, self._begin())
+                lease.check()
                 self._commit(cursor)
         except psycopg2.Error as error:
             if not _is_data(error, table):
@@ -107,6 +118,7 @@ class PostgresTarget:
             cursor.execute(self._begin() + "; SET CONSTRAINTS ALL IMMEDIATE")
         outcomes = in_halves(events, functools.partial(self._take, cursor, table))
         with self._deadline(cursor.connection):
+            lease.check()
             self._commit(cursor)
         return outcomes
 

@@ -27,7 +27,7 @@ from app.events.model import Event
 from workers.formats import change, collapse, hold_back, redis_access
 from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.targets import tls
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 
 CLIENT_NAME = "Bucketwire"
 
@@ -65,11 +65,12 @@ class RedisTarget:
         """Connect, log in, name the connection, and see that the key is free or of the right type."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Deliver in portions; after one that finds Redis unavailable nothing more is sent."""
         client = self._client or self._connect()
         outcomes: list[Outcome] = []
         for portion in _portions(events):
+            lease.check()
             outcomes += self._deliver(client, portion, transaction=window == 1)
             if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
                 outcomes += [refused] * (len(events) - len(outcomes))

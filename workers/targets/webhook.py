@@ -39,7 +39,7 @@ from app.events.trace import fields
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.http_wire import PrivateAddressError, Wire, basic_auth, http_pool
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
@@ -63,6 +63,7 @@ class _Round:
 
     wire: Wire
     events: Sequence[Event]
+    lease: LeaseCheck
     outcomes: list[Outcome] = field(init=False)
     refused: Unavailable | None = None
     unanswered: int = 0
@@ -87,7 +88,7 @@ class WebhookTarget:
         """See that the endpoint takes a TCP, and for https a TLS, connection; no request is sent (as MinIO: §4.2)."""
         self._connect()
 
-    def deliver(self, events: Sequence[Event], window: int) -> Sequence[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """One request at a time in order, or one for each object in up to `window` (at most 64) threads."""
         wire = self._wire
         if wire is None or self._stamp != self._files():
@@ -96,7 +97,7 @@ class WebhookTarget:
             wire.guard_behind_proxy()
         except PrivateAddressError as error:
             raise TargetUnavailable(f"{wire.where}: {error}") from error
-        work = _Round(wire, events)
+        work = _Round(wire, events, lease)
         if window == 1:
             self._send_in_order(work, range(len(events)))
         else:
@@ -204,6 +205,7 @@ class WebhookTarget:
             headers = {**headers, **dict(fields(trace))}
         if self._signers:
             headers = {**headers, **self._signature(_id(events), body)}
+        work.lease.check()
         try:
             response = wire.pool.urlopen(
                 "POST",

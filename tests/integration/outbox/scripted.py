@@ -17,6 +17,7 @@ from workers.lanes import Lanes, Pace, Tally, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
 from workers.retry import RetrySchedule
+from workers.targets.base import NO_LEASE, LeaseCheck
 
 Script = Callable[[Event], Outcome]
 
@@ -27,18 +28,21 @@ class Scripted:
 
     script: Script = lambda event: DELIVERED
     got: list[Event] = field(default_factory=list)
+    lease: LeaseCheck = NO_LEASE  # of the last call
 
     def open(self) -> None:
         """Nothing to connect to."""
 
-    def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
         """Answer by the script, stopping each object at its first event that does not get through."""
+        self.lease = lease
         stopped: set[str] = set()
         outcomes: list[Outcome] = []
         for event in events:
             if event.path in stopped:
                 outcomes.append(NOT_ATTEMPTED)
                 continue
+            lease.check()
             outcome = self.script(event)
             if outcome == DELIVERED:
                 self.got.append(event)

@@ -12,7 +12,7 @@ from app.events.model import Event
 from tests.builders import event
 from workers.discretion import Discreet
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.base import TargetUnavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 
 SECRET = "hunter2x"
 SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
@@ -28,7 +28,7 @@ class Parrot:
         """Never opens."""
         raise TargetUnavailable(self.sentence, 7, pause=True)
 
-    def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
         """One outcome of each kind."""
         return [DELIVERED, Failed(self.sentence, 3), Rejected(self.sentence), Unavailable(self.sentence, 2, pause=True)]
 

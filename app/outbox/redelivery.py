@@ -1,0 +1,145 @@
+"""Deliver the newest state of some objects again, after a worker may have written to a target without its lease.
+
+A worker that was stopped for longer than its lease may write an old event after another worker has written a newer one.
+When it learns that the lease is lost it requests the redelivery of the objects that it had in hand. Whoever has the
+lease of their lane next carries the request out before its first batch, when nothing is in flight: the newest event of
+each object that still counts is parked, due at once, and counted as recorded once more.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+
+import sqlalchemy as sa
+
+from app.outbox import models as m
+from app.outbox.append import chunks
+from app.outbox.database import Database
+from app.outbox.leases import Lease, LeaseLost
+from app.outbox.locks import lock_tail
+from app.outbox.parked import restore_heads
+from app.outbox.store import Logged, Object, Reader, Redelivery, neither_parked_nor_dead
+
+# Chooses, of events of one object in the order of the log, the one that leaves the target right; None for none of them.
+Choose = Callable[[Sequence[Logged]], Logged | None]
+
+_AT_ONCE = 100  # objects in one transaction, for which purges and replays wait
+_PAGE = 200  # events of an object that are looked at together
+_TRIES = 3
+
+
+def request(database: Database, target_id: int, written: Mapping[Object, int]) -> None:
+    """Request that some objects of a target be brought up to date. Safe to repeat.
+
+    `written` gives for each object the seq of the oldest event that may have been written too late. Raises
+    `DatabaseUnavailable`, and then nothing was requested.
+    """
+    for some in chunks(sorted(written)):
+        for attempt in range(1, _TRIES + 1):
+            try:
+                with database.writing() as connection:
+                    _request(connection, target_id, {each: written[each] for each in some})
+                break
+            except sa.exc.IntegrityError:  # somebody else requested the same just now, or the target was removed
+                if attempt == _TRIES:
+                    raise
+
+
+def carry_out(database: Database, reader: Reader, lease: Lease, choose: Choose) -> int:
+    """Park what was requested for the lanes of a lease; the number of events.
+
+    To be called while nothing of the lease is in flight. Raises `LeaseLost`.
+    """
+    count = 0
+    for lane, requested in groupby(reader.redeliveries(), key=lambda each: each.lane):
+        rows = list(requested)
+        for start in range(0, len(rows), _AT_ONCE):
+            some = rows[start : start + _AT_ONCE]
+            # Chosen before anything is locked: nobody else may settle an event of this lane, and what else may have
+            # happened to the chosen one is looked at again.
+            chosen = [_newest(reader, each, lease.positions[lane], choose) for each in some]
+            with database.writing() as connection:
+                _lock(connection, lease, lane)
+                count += _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
+                r = m.redeliveries.c
+                connection.execute(
+                    m.redeliveries.delete()
+                    .where(r.target_id == lease.target_id, r.lane == lane)
+                    .where(r.key_hash.in_([each.key_hash for each in some]))
+                )
+    return count
+
+
+def _request(connection: sa.Connection, target_id: int, written: Mapping[Object, int]) -> None:
+    r, t = m.redeliveries.c, m.targets.c
+    if connection.execute(sa.select(t.id).where(t.id == target_id)).first() is None:
+        return
+    hashes = sorted({key_hash for _, key_hash in written})
+    known = {
+        (row.lane, row.key_hash): row.since
+        for row in connection.execute(
+            sa.select(r.lane, r.key_hash, r.since).where(r.target_id == target_id, r.key_hash.in_(hashes))
+        )
+    }
+    new = [
+        {"target_id": target_id, "lane": lane, "key_hash": key_hash, "since": seq}
+        for (lane, key_hash), seq in written.items()
+        if (lane, key_hash) not in known
+    ]
+    if new:
+        connection.execute(m.redeliveries.insert(), new)
+    for (lane, key_hash), seq in written.items():
+        if known.get((lane, key_hash), seq) > seq:
+            connection.execute(
+                m.redeliveries.update()
+                .where(r.target_id == target_id, r.lane == lane, r.key_hash == key_hash)
+                .values(since=seq)
+            )
+
+
+def _lock(connection: sa.Connection, lease: Lease, lane: int) -> None:
+    """Keep the lane as it is until the commit, and its events in the log."""
+    lock_tail(connection)  # a purge must not remove what is parked here
+    c = m.cursors.c
+    held = connection.execute(
+        m.cursors.update()
+        .where(c.target_id == lease.target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG)
+        .where(c.lease_token == lease.token)
+        .values(lease_token=lease.token)
+    )
+    if held.rowcount != 1:
+        raise LeaseLost(f"lane {lane} of target {lease.target_id}")
+
+
+def _newest(reader: Reader, requested: Redelivery, position: int, choose: Choose) -> Logged | None:
+    """The newest settled event of an object that `choose` takes, looked for from the newest on."""
+    before = position + 1
+    while page := reader.settled(requested, before, _PAGE):
+        chosen = choose(page)
+        if chosen is not None:
+            return chosen
+        before = page[0].seq
+    return None
+
+
+def _park(connection: sa.Connection, target_id: int, chosen: Sequence[Logged]) -> int:
+    """Park what is still in the log and neither parked nor dead; the number of events."""
+    t, e = m.targets.c, m.events.c
+    parked = []
+    for logged in chosen:
+        place = (e.lane == logged.lane, e.seq == logged.seq, *neither_parked_nor_dead(target_id))
+        if connection.execute(sa.select(e.seq).where(*place)).first() is not None:
+            parked.append(logged)
+    if not parked:
+        return 0
+    # NEVER, so that an event in front of the object's head takes over its back-off; else it becomes due at once.
+    rows = [
+        {
+            "target_id": target_id, "lane": logged.lane, "seq": logged.seq, "key_hash": logged.key_hash,
+            "not_before": m.NEVER, "replayed": True,
+        }
+        for logged in parked
+    ]  # fmt: skip
+    connection.execute(m.parked.insert(), rows)
+    restore_heads(connection, target_id, {logged.object for logged in parked})
+    connection.execute(m.targets.update().where(t.id == target_id).values(recorded=t.recorded + len(parked)))
+    return len(parked)

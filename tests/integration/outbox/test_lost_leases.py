@@ -1,0 +1,352 @@
+"""A worker that goes on after its lease was lost: it stops, and what it may have written too late is put right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.events.model import Effect, Event
+from app.outbox import models as m
+from app.outbox import redelivery
+from app.outbox.append import Log, key_hash
+from app.outbox.database import Database, now_ms
+from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox.leases import Leases
+from app.outbox.replays import Replays, Selection
+from tests.builders import DELETE, add_target, event, registry
+from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.services import until
+from workers.context import Context
+from workers.lanes import Pace, Work
+from workers.mirror import Policy
+from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.retry import RetrySchedule
+from workers.targets.base import NO_LEASE, LeaseCheck
+
+LANES = range(4)
+LATER = 60_000  # ms: by then every lease has run out
+MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
+ACCESSED = "s3:ObjectAccessed:Get"
+HEX = "18E9E833E5D3{:04X}"
+
+
+@dataclass
+class OneTarget:
+    """In place of a worker's targets: one whose answers the test decides."""
+
+    scripted: Scripted
+    policy: Policy
+
+    def work(self, _: object) -> Work:
+        schedule = RetrySchedule(base=3_600_000, cap=3_600_000)
+        return Work("arn:test", self.scripted, self.policy, schedule, 1000, Pace(100, 100))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+@dataclass
+class Two:
+    """A worker that is stopped in a call, and another that goes on; `arrived` is what both wrote, in order."""
+
+    database: Database
+    target: TargetId
+    stopped: Context
+    scripted: Scripted
+    other: Courier
+
+    @property
+    def arrived(self) -> list[Event]:
+        return self.scripted.got
+
+    def meanwhile(self, what: Callable[[], None]) -> None:
+        """Stop the worker in its next call, after it was allowed to write and before it does, while `what` happens."""
+
+        def script(_: Event) -> Outcome:
+            self.scripted.script = lambda _: DELIVERED
+            what()
+            return DELIVERED
+
+        self.scripted.script = script
+
+    def take_over(self) -> None:
+        """Find the stopped worker's leases run out, and work off all that is due."""
+        self.other.run(now=now_ms() + LATER)
+
+    def work_off(self) -> str:
+        """What the worker that was stopped does, from a wake-up to its end."""
+        return self.stopped.deliver(self.target, LANES)
+
+
+@pytest.fixture(params=[Policy.LOG])
+def two(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Two]:
+    url = database.url.render_as_string(hide_password=False)
+    settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE": "1s"}
+    context = Context(Settings.from_environ(settings | {"BUCKETWIRE_TIME_SLICE": "900ms"}))
+    target, scripted = add_target(database), Scripted()
+    context.pool = OneTarget(scripted, request.param)  # type: ignore[assignment]
+    other = Courier(database, target, Scripted(got=scripted.got), request.param, batch=100)
+    yield Two(database, target, context, scripted, other)
+    context.close()
+
+
+mirrored = pytest.mark.parametrize("two", [Policy.MIRROR], indirect=True)
+
+
+def record(two: Two, *events: Event) -> None:
+    Log(two.database).append([events])
+
+
+def rows_after(got: Sequence[Event]) -> dict[str, str]:
+    """What a namespace holds after these writes: path to the version or else the sequencer of its document."""
+    rows: dict[str, str] = {}
+    for one in got:
+        thing = orjson.loads(one.record)["s3"]["object"]
+        if one.effect is Effect.UPSERT:
+            rows[one.path] = thing.get("versionId") or thing["sequencer"]
+        elif one.effect is Effect.REMOVE or rows.get(one.path) == one.version:
+            rows.pop(one.path, None)
+    return rows
+
+
+def counted(database: Database, table: sa.Table) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def assert_settled(two: Two) -> None:
+    assert_balanced(two.database)
+    assert counted(two.database, m.parked) == counted(two.database, m.redeliveries) == 0
+
+
+def test_after_a_late_write_a_log_sees_the_newest_event_last(two: Two) -> None:
+    first, second, elsewhere = event("k"), event("k"), event("other")
+    record(two, first)
+
+    def newer() -> None:
+        record(two, second, elsewhere)
+        two.take_over()
+
+    two.meanwhile(newer)
+    assert two.work_off() == "lease lost"
+    assert [one.id for one in two.arrived if one.key == "k"] == [first.id, second.id, first.id]
+    [offer] = Leases(two.database, 1000).offer(now_ms() + LATER)  # or nobody would come and put it right
+    assert offer.target == two.target
+    two.take_over()
+    assert [one.id for one in two.arrived if one.key == "k"] == [first.id, second.id, first.id, second.id]
+    assert [one.id for one in two.arrived if one.key == "other"] == [elsewhere.id]
+    assert_settled(two)
+
+
+def test_a_late_write_of_the_newest_event_asks_for_nothing(two: Two) -> None:
+    only = event("k")
+    record(two, only)
+    two.meanwhile(two.take_over)
+    assert two.work_off() == "lease lost"
+    two.take_over()
+    assert [one.id for one in two.arrived] == [only.id, only.id]
+    assert_settled(two)
+
+
+@mirrored
+@pytest.mark.parametrize(
+    ("life", "held"),
+    [
+        ([event("k", sequencer=HEX.format(2))], HEX.format(2)),
+        ([event("k", name=DELETE, sequencer=HEX.format(2))], None),
+        ([event("k", sequencer=HEX.format(2)), event("k", name=ACCESSED, sequencer=HEX.format(2))], HEX.format(2)),
+        ([event("k", version="v2", sequencer=HEX.format(2))], "v2"),
+        ([event("k", version="m", name=MARKER, sequencer=HEX.format(2))], None),
+        ([event("k", version="v2", sequencer=HEX.format(3)), event("k", version="v1b", sequencer="18")], "v2"),
+        (
+            [event("k", version="v2", sequencer=HEX.format(2)), event("k", version="v2", name=DELETE, sequencer="19")],
+            "v1",
+        ),
+    ],
+    ids=["put", "delete", "put and get", "version", "marker", "late version", "version gone"],
+)
+def test_after_a_late_write_a_mirror_holds_what_the_bucket_holds(two: Two, life: list[Event], held: str | None) -> None:
+    version = "v1" if life[0].version else ""
+    record(two, event("k", version=version, sequencer=HEX.format(1)))
+
+    def newer() -> None:
+        record(two, *life)
+        two.take_over()
+
+    two.meanwhile(newer)
+    assert two.work_off() == "lease lost"
+    two.take_over()
+    assert rows_after(two.arrived) == ({"images/k": held} if held else {})
+    assert_settled(two)
+
+
+def test_a_worker_whose_lease_was_taken_sends_nothing_more_of_its_batch(two: Two) -> None:
+    record(two, event("a"), event("b"), event("c"))
+
+    def taken() -> None:
+        two.take_over()
+        two.arrived.clear()
+        # The renewer finds out within a third of a lease.
+        guard = two.scripted.lease
+        until(lambda: not guard.holds, 10, what="the lease found lost")  # type: ignore[attr-defined]
+
+    two.meanwhile(taken)
+    assert two.work_off() == "lease lost"
+    assert len(two.arrived) == 1, "the one that was on its way"
+    two.take_over()
+    assert_settled(two)
+
+
+def test_a_lease_that_ran_out_but_was_not_taken_goes_on(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(two, event("a"), event("b"))
+    monkeypatch.setattr("workers.lease_guard.LeaseGuard._keep", lambda _: None)  # as if the whole process stood still
+
+    def stands_still() -> None:
+        guard = two.scripted.lease
+        until(lambda: not guard.holds, 10, what="the lease run out")  # type: ignore[attr-defined]
+
+    two.meanwhile(stands_still)
+    assert two.work_off() == "delivered=2"
+    assert_settled(two)
+
+
+def test_a_call_of_five_leases_succeeds_while_the_lease_is_renewed(two: Two) -> None:
+    record(two, event("a"), event("b"))
+    began = now_ms()
+
+    def lasts() -> None:
+        until(lambda: now_ms() - began > 5_000, 10, what="five leases")
+        assert Leases(two.database, 1000).claim(two.target, LANES, "other", now_ms()) is None
+
+    two.meanwhile(lasts)
+    assert two.work_off() == "delivered=2"
+    assert_settled(two)
+
+
+def test_what_was_in_hand_with_the_other_worker_is_put_right_once_it_is_settled(two: Two) -> None:
+    """The late write falls between the other worker's write and its settlement."""
+    first, second = event("k"), event("k")
+    record(two, first)
+
+    def newer() -> None:
+        record(two, second)
+        lanes = two.other.lanes(now_ms() + LATER)
+        assert lanes is not None
+
+        def late(one: Event) -> Outcome:
+            if one.id == second.id:
+                two.arrived.append(one)
+                two.arrived.append(first)  # the late write
+                lease = two.stopped.leases  # the stopped worker learns of its loss, and asks, before this is settled
+                row = registry(two.database).target(two.target).row_id
+                redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+                assert lease is not None
+            return DELIVERED
+
+        two.other.scripted.script = late
+        left = iter(range(100))
+        lanes.work_off(lambda: next(left, None) is None)
+        two.other.leases.release(lanes._lease)
+        two.other.scripted.script = lambda _: DELIVERED
+
+    newer()
+    two.take_over()
+    assert two.arrived[-1].id == second.id
+    assert_settled(two)
+
+
+def lane_of(two: Two, key: str) -> int:
+    e = m.events.c
+    with two.database.reading() as connection:
+        return int(connection.execute(sa.select(e.lane).where(e.key == key).limit(1)).scalar_one())
+
+
+def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind_none(two: Two) -> None:
+    first, second, third = event("k"), event("k"), event("k")
+    record(two, first, second)
+    two.take_over()
+    record(two, third)
+    two.other.schedule = RetrySchedule(base=3_600_000, cap=3_600_000)
+    two.other.scripted.script = lambda one: Failed("no")
+    two.take_over()
+    row = registry(two.database).target(two.target).row_id
+    p = m.parked.c
+    with two.database.reading() as connection:
+        before = connection.execute(sa.select(p.not_before)).scalar_one()
+    two.other.scripted.script = lambda _: DELIVERED
+    for _ in range(2):  # asked for twice, done once
+        redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+        two.take_over()
+    with two.database.reading() as connection:
+        heads = [tuple(found) for found in connection.execute(sa.select(p.seq, p.not_before).order_by(p.seq))]
+    assert heads == [(2, before), (3, m.NEVER)]
+    assert_balanced(two.database)
+    lanes = two.other.lanes(now_ms() + LATER)
+    assert lanes is not None
+    lanes._clock = lambda: before + 1
+    lanes.work_off(lambda: False)
+    assert [one.id for one in two.arrived] == [first.id, second.id, second.id, third.id]
+    assert_settled(two)
+
+
+def test_what_is_dead_purged_or_of_a_removed_target_is_not_delivered_again(two: Two) -> None:
+    record(two, event("k"), event("k"))
+    two.other.scripted.script = lambda one: Rejected("no")
+    two.take_over()
+    row = registry(two.database).target(two.target).row_id
+    line = (lane_of(two, "k"), key_hash("images", "k"))
+    two.other.scripted.script = lambda _: DELIVERED
+    redelivery.request(two.database, row, {line: 1})
+    two.take_over()
+    assert two.arrived == []
+    assert_settled(two)
+    redelivery.request(two.database, row, {line: 1})
+    DeadLetters(two.database).purge(Filter())
+    registry(two.database).remove(two.target, force=True)
+    redelivery.request(two.database, row, {line: 1})
+    assert counted(two.database, m.redeliveries) == 0
+
+
+def test_a_redelivery_while_a_replay_runs_loses_nothing(two: Two) -> None:
+    events = [event("k") for _ in range(5)]
+    record(two, *events)
+    two.take_over()
+    two.arrived.clear()
+    Replays(two.database).begin(two.target, Selection())
+    row = registry(two.database).target(two.target).row_id
+    redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+    two.take_over()
+    assert two.arrived[-1].id == events[-1].id
+    assert [one.id for one in two.arrived if one.id != events[-1].id] == [one.id for one in events[:-1]]
+    assert_settled(two)
+
+
+def test_an_unavailable_answer_after_the_lease_was_lost_is_put_right_too(two: Two) -> None:
+    """What the target is said not to have taken may have got there all the same."""
+    first, second = event("k"), event("k")
+    record(two, first)
+
+    def late(_: Event) -> Outcome:
+        two.scripted.script = lambda _: DELIVERED
+        record(two, second)
+        two.take_over()
+        two.arrived.append(first)
+        return Unavailable("no answer in time")
+
+    two.scripted.script = late
+    assert two.work_off() == "lease lost"
+    two.take_over()
+    assert two.arrived[-1].id == second.id
+    assert_settled(two)
+
+
+def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:
+    guard: LeaseCheck = NO_LEASE
+    guard.check()
