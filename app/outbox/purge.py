@@ -4,12 +4,14 @@ import sqlalchemy as sa
 
 from app.outbox import models as m
 from app.outbox.database import Database
+from app.outbox.version_retention import drop_unused, keep_records
 
 
 def purge(database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing refers to.
 
-    Says how many went; stops after `most`, so that a purge is never long: the next one goes on.
+    Says how many went; stops after `most`, so that a purge is never long: the next one goes on. What a mirror needs of
+    them is kept with what it knows of its keys.
     """
     c = m.cursors.c
     with database.reading() as connection:
@@ -26,6 +28,7 @@ def purge(database: Database, older_than: int, *, batch: int = 1000, most: int =
             gone += count
             if count < batch:
                 break
+    drop_unused(database)
     return gone
 
 
@@ -44,5 +47,6 @@ def _purge_some(database: Database, lane: int, position: int, older_than: int, b
     with database.writing() as connection:
         seqs = connection.execute(query).scalars().all()
         if seqs:
+            keep_records(connection, lane, seqs)
             connection.execute(m.events.delete().where(e.lane == lane, e.seq.in_(seqs)))
     return len(seqs)

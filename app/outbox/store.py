@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from app.events.mirror import Entry
+from app.events.content import Says, says
+from app.events.mirror import Entry, Holding
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import Database
 from app.outbox.leases import Lease, LeaseLost, ReplayLane, goes_to
+from app.outbox.object_versions import ObjectVersions
+from app.outbox.version_rows import ObjectKey
 
 Place = tuple[int, int]  # lane and seq: where an event stands in the log
 Object = tuple[int, int]  # lane and key_hash: an object's line
@@ -30,7 +33,7 @@ class Logged(NamedTuple):
     seq: int
     key_hash: int
     received_at: int
-    newest: str = ""  # greatest comparable sequencer known of its object for this target, where that was asked
+    newest: str | None = ""  # a mirror's: greatest comparable sequencer above its own of its object, "" if none is
 
     @property
     def object(self) -> Object:
@@ -111,6 +114,7 @@ class Settlement:
         return self.progress.setdefault(lane, Progress())
 
 
+_NEWER_LOOKED_AT = 16  # newer events of an object, whatever their target, that are looked at for each event
 _HEAD = sa.select(m.log_head.c.last_seq)
 _COLUMNS = (
     m.events.c.id,
@@ -140,6 +144,11 @@ _ADVANCE = (
         delivered=_C.delivered + sa.bindparam("more_delivered"),
         superseded=_C.superseded + sa.bindparam("more_superseded"),
         dead=_C.dead + sa.bindparam("more_dead"),
+        # A mirror has folded what it settles, unless an event before that was missed.
+        folded=sa.case(
+            (sa.and_(_C.folded >= sa.bindparam("folded_before"), _C.folded < sa.bindparam("to")), sa.bindparam("to")),
+            else_=_C.folded,
+        ),
     )
 )
 
@@ -147,10 +156,11 @@ _ADVANCE = (
 class Reader:
     """What a lease's holder reads, over one connection for as long as it works."""
 
-    def __init__(self, connection: sa.Connection, lease: Lease, *, newest: bool) -> None:
+    def __init__(self, connection: sa.Connection, lease: Lease, versions: ObjectVersions | None = None) -> None:
         self._connection = connection
         self._lease = lease
-        self._newest = newest
+        self._versions = versions
+        self._newest = newest = versions is not None
         self._target = goes_to(lease.target_id)
         # Built once: putting a statement together takes longer than the database takes to answer it.
         self._ahead = _ahead(lease.target_id, newest=newest)
@@ -178,13 +188,15 @@ class Reader:
             last = max(logged.seq for logged in events if logged.lane == lane)
             # What was recorded since the head was read may be in the batch too.
             scanned[lane] = last if count == share else max(head, last)
-        return Batch(events, scanned)
+        if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
+            self._versions.fold(_histories(events))
+        return Batch(self._resolved(events), scanned)
 
     def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
         """The next events of a replay, which ends at `replay.until`."""
         query = self._ahead.where(*selected(self._lease.target_id, replay))
         place = {"lane": replay.lane, "position": replay.position, "share": limit}
-        events = [_logged(row) for row in self._connection.execute(query, place)]
+        events = self._resolved([_logged(row) for row in self._connection.execute(query, place)])
         return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.until})
 
     def parked_heads(self) -> dict[Object, int]:
@@ -202,8 +214,10 @@ class Reader:
             .order_by(p.seq)
             .limit(limit)
         )
+        rows = self._connection.execute(query).all()
+        events = self._resolved([_logged(row) for row in rows])
         return [
-            Parked(_logged(row), row.attempts, row.first_tried, row.history) for row in self._connection.execute(query)
+            Parked(logged, row.attempts, row.first_tried, row.history) for logged, row in zip(events, rows, strict=True)
         ]
 
     def standing(self, places: Sequence[Place]) -> set[Place]:
@@ -218,28 +232,51 @@ class Reader:
                 found.update((row.lane, row.seq) for row in self._connection.execute(query))
         return found
 
-    def histories(self, hashes: Iterable[int]) -> dict[tuple[str, str], list[Entry]]:
-        """What the log knows of some objects, for this target: (bucket, key) to its events in order of seq."""
-        e = m.events.c
-        found: dict[tuple[str, str], list[Entry]] = {}
-        for some in chunks(sorted(set(hashes))):
-            query = sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer).where(
-                e.key_hash.in_(some), self._target
-            )
-            for row in self._connection.execute(query.order_by(e.seq)):
-                entry = Entry(seq=row.seq, name=row.name, version=row.version, sequencer=row.sequencer)
-                found.setdefault((row.bucket, row.key), []).append(entry)
-        return found
+    def holdings(self, events: Iterable[Logged]) -> dict[tuple[str, str], Holding]:
+        """What the bucket holds under the keys of some events: (bucket, key) to what the target's events say."""
+        if self._versions is None:
+            raise TypeError("only a mirror's reader knows what buckets hold")
+        found = self._versions.holdings(map(_object_key, events))
+        return {(key.bucket, key.key): holding for key, holding in found.items()}
 
     def records(self, places: Iterable[Place]) -> dict[Place, str]:
-        """The records of some events of the log, as JSON text."""
+        """The records of some events, as JSON text: from the log, or as they were kept when they left it."""
         e = m.events.c
         found: dict[Place, str] = {}
-        for lane, seq in places:
+        for lane, seq in dict.fromkeys(places):
             row = self._connection.execute(sa.select(e.record).where(e.lane == lane, e.seq == seq)).one_or_none()
-            if row is not None:
-                found[lane, seq] = row.record
+            # In this order: the purge moves a record from the log to where it is kept, and never back.
+            if row is None and self._versions is not None:
+                record = self._versions.kept_record(lane, seq)
+            else:
+                record = row.record if row is not None else None
+            if record is not None:
+                found[lane, seq] = record
         return found
+
+    def _resolved(self, events: list[Logged]) -> list[Logged]:
+        """The events, with `newest` for those of which the database looked at too few newer ones to tell."""
+        if self._versions is None or not any(logged.newest is None for logged in events):
+            return events
+        hot = dict.fromkeys(_object_key(logged) for logged in events if logged.newest is None)
+        newest = {key: found for key in hot if (found := self._newest_of_some(key)) is not None}
+        newest |= self._versions.latest([key for key in hot if key not in newest])
+        return [
+            logged if logged.newest is not None else logged._replace(newest=newest[_object_key(logged)])
+            for logged in events
+        ]
+
+    def _newest_of_some(self, key: ObjectKey) -> str | None:
+        """The greatest sequencer of a key's events for the target, if it is among the greatest of all; else None."""
+        e = m.events.c
+        some = (
+            sa.select(e.bucket, e.key, e.sequencer, self._target.label("mine"))
+            .where(e.key_hash == key.key_hash)
+            .order_by(e.sequencer.desc())
+            .limit(_NEWER_LOOKED_AT)
+        )
+        rows = self._connection.execute(some).all()
+        return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)
 
 
 class Store:
@@ -251,9 +288,10 @@ class Store:
 
     @contextmanager
     def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[Reader]:
-        """A reader for the lease. `newest` looks up, for each event, the greatest sequencer known of its object."""
+        """A reader for the lease. With `newest` it is a mirror's: it knows what is newer of an event's object."""
+        lease.mirror = newest
         with self._database.reading() as connection:
-            yield Reader(connection, lease, newest=newest)
+            yield Reader(connection, lease, ObjectVersions(self._database, connection, lease) if newest else None)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
         """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written."""
@@ -287,6 +325,7 @@ class Store:
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
+                "folded_before": lease.positions[lane] if lease.mirror else m.NEVER,
             },
         )
         if updated.rowcount != 1:
@@ -311,16 +350,22 @@ def _select(target_id: int, *, newest: bool) -> sa.Select[Any]:
     if not newest:
         return sa.select(*_COLUMNS)
     e, other = m.events.c, m.events.alias()
-    latest = (
+    newer = (
         sa.select(other.c.sequencer)
-        .where(other.c.key_hash == e.key_hash, other.c.key == e.key, other.c.bucket == e.bucket)
-        .where(other.c.targets.like(f"%,{target_id},%"))
+        .where(other.c.key_hash == e.key_hash, other.c.sequencer > e.sequencer)
         .order_by(other.c.sequencer.desc())
         .limit(1)
         .correlate(m.events)
-        .scalar_subquery()
     )
-    return sa.select(*_COLUMNS, latest.label("newest"))
+    latest = newer.where(
+        other.c.key == e.key, other.c.bucket == e.bucket, other.c.targets.like(f"%,{target_id},%")
+    ).scalar_subquery()
+    # Of a hot key most newer events may be of other targets: that is not looked through for each event.
+    many = newer.offset(_NEWER_LOOKED_AT - 1).scalar_subquery()
+    # Events of a version are judged by what is known of their key, and those without sequencer by nothing.
+    judged = sa.and_(e.sequencer != "", e.version == "")
+    known = sa.case((~judged, ""), (many.is_(None), sa.func.coalesce(latest, "")), else_=sa.null())
+    return sa.select(*_COLUMNS, known.label("newest"))
 
 
 def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
@@ -339,7 +384,22 @@ def _logged(row: Any) -> Logged:
     event = Event(*row[:8])
     if row[12]:  # rare, so the others need not pay for it
         event = event._replace(trace=row[12])
-    return Logged(event, row[8], row[9], row[10], row[11], newest or "")
+    return Logged(event, row[8], row[9], row[10], row[11], newest)
+
+
+def _object_key(logged: Logged) -> ObjectKey:
+    return ObjectKey(logged.event.bucket, logged.event.key, logged.lane, logged.key_hash)
+
+
+def _histories(events: Iterable[Logged]) -> dict[ObjectKey, list[Entry]]:
+    """The events that say what a bucket holds, by key."""
+    found: dict[ObjectKey, list[Entry]] = {}
+    for logged in events:
+        event = logged.event
+        if says(event.name) is not Says.NOTHING:
+            entry = Entry(logged.seq, event.name, event.version, event.sequencer)
+            found.setdefault(_object_key(logged), []).append(entry)
+    return found
 
 
 def _row(death: Death, target_id: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
 from app.outbox.append import Log
 from app.outbox.database import Database
-from tests.builders import DELETE, add_target, event
+from tests.builders import DELETE, PUT, add_target, event
 from tests.integration.outbox.scripted import Courier, assert_balanced
 from workers.mirror import Policy
 
@@ -93,3 +93,34 @@ def test_a_versioned_key_ends_the_same_in_whatever_order_its_events_arrive(datab
         courier.scripted.got.clear()
     assert rows == {"images/k": "v2"}
     assert_balanced(database)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hot_key_of_which_a_target_gets_few_events_never_goes_back(database: Database, seed: int) -> None:
+    few = Courier(database, add_target(database, "few", events=["s3:ObjectRemoved:*"]), policy=Policy.MIRROR)
+    add_target(database, "all")
+    chance = Random(seed)
+    order = chance.sample(range(300), 300)
+    removals = set(chance.sample(order, 40))
+    life = [
+        event("hot", name=DELETE if number in removals else PUT, sequencer=HEX.format(16 * number + 1))
+        for number in order
+    ]
+    while life:
+        some, life = life[:50], life[50:]
+        Log(database).append([some])
+        few.batch = chance.choice([4, 16, 64])
+        few.run()
+    got = [one.sequencer for one in few.scripted.got]
+    assert got == sorted(got)
+    assert got[-1] == HEX.format(16 * max(removals) + 1)
+    assert_balanced(database)
+
+
+def test_of_two_events_in_one_batch_the_older_is_superseded_also_where_others_are_newer(database: Database) -> None:
+    few = Courier(database, add_target(database, "few", events=["s3:ObjectRemoved:*"]), policy=Policy.MIRROR, batch=100)
+    add_target(database, "all")
+    newer, older = (event("hot", name=DELETE, sequencer=HEX.format(number)) for number in (2, 1))
+    Log(database).append([[newer, older, *(event("hot", sequencer=HEX.format(100 + n)) for n in range(50))]])
+    few.run()
+    assert [one.id for one in few.scripted.got] == [newer.id]
