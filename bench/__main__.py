@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("ingest", "deliver", "targets", "end_to_end", "scale", "latency", "rules", "reconcile")
+BENCHMARKS = ("ingest", "deliver", "targets", "end_to_end", "scale", "latency", "rules", "versions", "reconcile")
 
 for name in BENCHMARKS:
     print(f"--- {name}", flush=True)

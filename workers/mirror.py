@@ -1,8 +1,8 @@
 """What an event does to a namespace row, for each policy: decided here, before a target sees the event.
 
 * `compatible`: as MinIO (§1.11), to the letter.
-* `mirror`: the row says what the bucket holds. An event older than what the log knows of its object is superseded;
-  on versioned keys the object's whole history in the log is folded, so that a delete marker removes the row, its
+* `mirror`: the row says what the bucket holds. An event older than what is known of its object is superseded;
+  on versioned keys everything that the object's events said is known, so that a delete marker removes the row, its
   removal brings the newest surviving version back, and deleting an old version changes nothing.
 """
 
@@ -12,20 +12,20 @@ from enum import Enum
 from typing import Protocol
 
 from app.events.content import Says, says
-from app.events.mirror import Absent, Entry, Holding, Present, current
+from app.events.mirror import Absent, Holding, Present
 from app.events.model import Effect, Event
 from app.outbox.store import Logged, Place
 from workers.formats import compatible_effect
 
 
 class Known(Protocol):
-    """What the log can be asked about the objects of events."""
+    """What the outbox can be asked about the objects of events."""
 
-    def histories(self, hashes: Iterable[int]) -> Mapping[tuple[str, str], Sequence[Entry]]:
-        """(bucket, key) to its events for the target, in order of seq."""
+    def holdings(self, events: Iterable[Logged]) -> Mapping[tuple[str, str], Holding]:
+        """What the bucket holds under the keys of some events, as (bucket, key) to holding."""
 
     def records(self, places: Iterable[Place]) -> Mapping[Place, str]:
-        """The records of some events, as JSON text."""
+        """The records of some events, as JSON text; those that are kept nowhere are left out."""
 
 
 class Policy(Enum):
@@ -52,9 +52,8 @@ def verdicts(events: Sequence[Logged], policy: Policy, known: Known) -> list[Ver
         return [logged.event for logged in events]
     if policy is Policy.COMPATIBLE:
         return [_having(logged.event, compatible_effect(logged.event)) for logged in events]
-    versioned = {logged.key_hash for logged in events if _needs_history(logged.event)}
-    histories = known.histories(versioned) if versioned else {}
-    holdings = {place: current(history) for place, history in histories.items()}
+    versioned = [logged for logged in events if _needs_history(logged.event)]
+    holdings = known.holdings(versioned) if versioned else {}
     decided = [
         _versioned(logged, holdings[logged.event.bucket, logged.event.key])
         if _needs_history(logged.event)
@@ -87,7 +86,7 @@ def _unversioned(logged: Logged) -> Verdict:
     event = logged.event
     if says(event.name) is Says.NOTHING:
         return Unsent.NOTHING_TO_DO
-    if event.sequencer and event.sequencer < logged.newest:
+    if event.sequencer and event.sequencer < (logged.newest or ""):
         return Unsent.SUPERSEDED
     return _having(event, Effect.UPSERT if _creates(event) else Effect.REMOVE)
 
@@ -107,8 +106,8 @@ def _restored(logged: Logged, verdict: Verdict | _Row, found: Mapping[Place, str
     if not isinstance(verdict, _Row):
         return verdict
     record = found.get((logged.lane, verdict.survivor))
-    if record is None:  # purged between two reads; what the row holds is no older
-        return Unsent.NOTHING_TO_DO
+    if record is None:  # not kept; at least the row must not say that what is gone is there
+        return _having(logged.event, Effect.REMOVE_VERSION)
     return _having(logged.event, Effect.UPSERT, record)
 
 

@@ -62,6 +62,7 @@ class Lease:
     positions: dict[int, int]
     replays: list[ReplayLane] = field(default_factory=list)
     probing: bool = False  # the target's breaker is open and this lease is the look whether it is back
+    mirror: bool = False  # its holder folds the events of versioned keys
 
 
 class Leases:
@@ -195,7 +196,8 @@ class Leases:
                     m.cursors.update()
                     .where(_log_cursors(row.target_id), c.lane == row.lane)
                     .where(c.position == row.position, c.leased_until < now)
-                    .values(position=head)
+                    # Where every event is folded, none is missed: those passed over are of other targets.
+                    .values(position=head, folded=sa.case((c.folded >= row.position, head), else_=c.folded))
                 )
 
 

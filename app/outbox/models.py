@@ -129,7 +129,31 @@ cursors = sa.Table(
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
+    # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
+    sa.Column("folded", sa.BigInteger, nullable=False, default=0, server_default="0"),
     postgresql_with={"fillfactor": 50},  # updated in place again and again
+    **MYSQL,
+)
+
+# What a mirror knows of versioned keys: a row for each version, and one for the key itself, whose id is the key's.
+# Written by the holder of the partition's lease; the purge adds records and removes what can matter no more.
+object_versions = sa.Table(
+    "object_versions",
+    metadata,
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(32), primary_key=True),  # digest of the key and the version
+    sa.Column("object", sa.String(32), nullable=False),  # digest of bucket and key
+    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row stands for
+    sa.Column("sequencer", sa.String(64)),  # with tie and placed the layer's place; NULL: no layer, the version is gone
+    sa.Column("tie", sa.SmallInteger, nullable=False),
+    sa.Column("placed", sa.BigInteger, nullable=False),
+    sa.Column("is_object", sa.Boolean, nullable=False),  # the layer is an object, else the absence of one
+    sa.Column("state", sa.Text, nullable=False),  # JSON of a VersionState, or of a KeyState
+    sa.Column("trimmed", sa.Boolean, nullable=False),  # of a key: its oldest layers were removed by the purge
+    sa.Column("record", LongText),  # the event's, kept when the event left the log; "" where it is not needed
+    sa.Index("ix_object_versions_layer", "target_id", "lane", "object", "sequencer", "tie", "placed"),
+    sa.Index(None, "lane", "seq"),
     **MYSQL,
 )
 

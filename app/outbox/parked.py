@@ -17,7 +17,7 @@ from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import Database
 
-ObjectKey = tuple[int, int]  # partition and key hash
+ObjectHash = tuple[int, int]  # partition and key hash
 
 _P = m.parked.c
 _OTHER = m.parked.alias("other")
@@ -48,7 +48,7 @@ _SET_DUE = (
 )
 
 
-def restore_heads(connection: sa.Connection, target_id: int, objects: Iterable[ObjectKey]) -> int:
+def restore_heads(connection: sa.Connection, target_id: int, objects: Iterable[ObjectHash]) -> int:
     """Make the oldest parked event of each object its head, and return how many objects needed a change.
 
     A head that has a due time keeps it. An older event that was parked in front of the head takes over the head's
@@ -73,7 +73,7 @@ def restore_heads(connection: sa.Connection, target_id: int, objects: Iterable[O
     return changed
 
 
-def _restore(connection: sa.Connection, target_id: int, key: ObjectKey, due: Sequence[Any]) -> bool:
+def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Sequence[Any]) -> bool:
     partition, key_hash = key
     oldest = connection.execute(_OLDEST, {"target": target_id, "partition": partition, "hash": key_hash}).scalar_one()
     if oldest is None:
@@ -98,7 +98,7 @@ class HeadRepair:
         self._database = database
         self._chunk = chunk
         self._chunks = chunks_each_run
-        self._search: Iterator[tuple[Any, set[ObjectKey]]] | None = None
+        self._search: Iterator[tuple[Any, set[ObjectHash]]] | None = None
 
     def run(self) -> Counter[TargetId]:
         """Look at the next part of the parked events; return how many objects were repaired, by target.
@@ -118,7 +118,7 @@ class HeadRepair:
                 repaired[TargetId(partition.type, partition.name)] += count
         return repaired
 
-    def _broken(self) -> Iterator[tuple[Any, set[ObjectKey]]]:
+    def _broken(self) -> Iterator[tuple[Any, set[ObjectHash]]]:
         """Each partition that has parked events, chunk by chunk, with the objects that break the invariant."""
         c, t = m.cursors.c, m.targets.c
         parked = sa.exists().where(_P.target_id == c.target_id, _P.lane == c.lane).correlate(m.cursors)
@@ -147,7 +147,7 @@ class HeadRepair:
                 # An object longer than a chunk must not stop the search; its head was seen.
                 after = _P.key_hash > last if rows[0].key_hash == last else _P.key_hash >= last
 
-    def _repair(self, partition: Any, objects: set[ObjectKey]) -> int:
+    def _repair(self, partition: Any, objects: set[ObjectHash]) -> int:
         c = m.cursors.c
         cursor = sa.select(c.position).where(
             c.target_id == partition.id, c.lane == partition.lane, c.replay_id == m.WHOLE_LOG

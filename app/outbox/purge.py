@@ -5,13 +5,15 @@ import sqlalchemy as sa
 from app.outbox import models as m
 from app.outbox.database import Database
 from app.outbox.locks import lock_tail
+from app.outbox.version_retention import drop_unused, keep_records
 
 
 def purge(database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing refers to.
 
     Returns how many; stops after `most`, so that a purge is never long: the next one goes on. It looks at a partition
-    up to the first batch that ends with a newer event, not at all of it.
+    up to the first batch that ends with a newer event, not at all of it. What a mirror needs of the events is kept with
+    what it knows of its keys.
     """
     with database.reading() as connection:
         lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
@@ -21,6 +23,7 @@ def purge(database: Database, older_than: int, *, batch: int = 1000, most: int =
         while after is not None and removed < most:
             count, after = _purge_batch(database, lane, after, older_than, batch)
             removed += count
+    drop_unused(database)
     return removed
 
 
@@ -39,6 +42,7 @@ def _purge_batch(database: Database, lane: int, after: int, older_than: int, bat
         rows = connection.execute(query).all()
         seqs = [row.seq for row in rows if row.received_at < older_than and not row.kept]
         if seqs:
+            keep_records(connection, lane, seqs)
             connection.execute(m.events.delete().where(e.lane == lane, e.seq.in_(seqs)))
     goes_on = len(rows) == batch and rows[-1].received_at < older_than
     return len(seqs), rows[-1].seq if goes_on else None

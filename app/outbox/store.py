@@ -14,19 +14,22 @@ from typing import Any, NamedTuple
 import orjson
 import sqlalchemy as sa
 
-from app.events.mirror import Entry
+from app.events.content import Says, says
+from app.events.mirror import Entry, Holding
 from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import REFUSED, Database, refuses_value, said
 from app.outbox.leases import Lease, LeaseLost, ReplayLane, goes_to
-from app.outbox.parked import ObjectKey, restore_heads
+from app.outbox.object_versions import ObjectVersions
+from app.outbox.parked import ObjectHash, restore_heads
 from app.outbox.reasons import PLAIN
+from app.outbox.version_rows import ObjectKey
 
 log = logging.getLogger("bucketwire.outbox")
 
 Place = tuple[int, int]  # lane and seq: where an event stands in the log
-Object = ObjectKey  # lane and key_hash: an object's line
+Object = ObjectHash  # lane and key_hash: an object's line
 
 
 class Logged(NamedTuple):
@@ -37,7 +40,7 @@ class Logged(NamedTuple):
     seq: int
     key_hash: int
     received_at: int
-    newest: str = ""  # greatest comparable sequencer known of its object for this target, where that was asked
+    newest: str | None = ""  # a mirror's: greatest comparable sequencer of its object; None: too many to look at
 
     @property
     def object(self) -> Object:
@@ -137,6 +140,7 @@ class Settlement:
 
 
 _WINDOW = 10_000  # events of the log that one look of a replay passes over at most
+_NEWER_LOOKED_AT = 16  # newer events of an object, whatever their target, that are looked at for each event
 _HEAD = sa.select(m.log_head.c.last_seq)
 _COLUMNS = (
     m.events.c.id,
@@ -166,6 +170,11 @@ _ADVANCE = (
         delivered=_C.delivered + sa.bindparam("more_delivered"),
         superseded=_C.superseded + sa.bindparam("more_superseded"),
         dead=_C.dead + sa.bindparam("more_dead"),
+        # A mirror has folded what it settles, unless an event before that was missed.
+        folded=sa.case(
+            (sa.and_(_C.folded >= sa.bindparam("folded_before"), _C.folded < sa.bindparam("to")), sa.bindparam("to")),
+            else_=_C.folded,
+        ),
     )
 )
 
@@ -173,10 +182,11 @@ _ADVANCE = (
 class Reader:
     """What a lease's holder reads, over one connection for as long as it works."""
 
-    def __init__(self, connection: sa.Connection, lease: Lease, *, newest: bool) -> None:
+    def __init__(self, connection: sa.Connection, lease: Lease, versions: ObjectVersions | None = None) -> None:
         self._connection = connection
         self._lease = lease
-        self._newest = newest
+        self._versions = versions
+        self._newest = newest = versions is not None
         self._target = goes_to(lease.target_id)
         # Built once: putting a statement together takes longer than the database takes to answer it.
         self._ahead = _ahead(lease.target_id, newest=newest)
@@ -204,7 +214,9 @@ class Reader:
             last = max(logged.seq for logged in events if logged.lane == lane)
             # What was recorded since the head was read may be in the batch too.
             scanned[lane] = last if count == share else max(head, last)
-        return Batch(events, scanned)
+        if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
+            self._versions.fold(_histories(events))
+        return Batch(self._resolved(events), scanned)
 
     def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
         """The next events of a replay, which ends at `replay.until`.
@@ -216,7 +228,7 @@ class Reader:
             replay.window = self._window(replay)
         query = self._ahead.where(m.events.c.seq <= replay.window, *selected(self._lease.target_id, replay))
         place = {"lane": replay.lane, "position": replay.position, "share": limit}
-        events = [_logged(row) for row in self._connection.execute(query, place)]
+        events = self._resolved([_logged(row) for row in self._connection.execute(query, place)])
         return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.window})
 
     def _window(self, replay: ReplayLane) -> int:
@@ -242,8 +254,10 @@ class Reader:
             .order_by(p.seq)
             .limit(limit)
         )
+        rows = self._connection.execute(query).all()
+        events = self._resolved([_logged(row) for row in rows])
         return [
-            Parked(_logged(row), row.attempts, row.first_tried, row.history) for row in self._connection.execute(query)
+            Parked(logged, row.attempts, row.first_tried, row.history) for logged, row in zip(events, rows, strict=True)
         ]
 
     def standing(self, places: Sequence[Place]) -> set[Place]:
@@ -280,30 +294,49 @@ class Reader:
             .order_by(e.seq.desc())
             .limit(limit)
         )
-        return [_logged(row) for row in self._connection.execute(query)][::-1]
+        return self._resolved([_logged(row) for row in self._connection.execute(query)][::-1])
 
-    def histories(self, hashes: Iterable[int]) -> dict[tuple[str, str], list[Entry]]:
-        """What the log knows of some objects, for this target: (bucket, key) to its events in order of seq."""
-        e = m.events.c
-        found: dict[tuple[str, str], list[Entry]] = {}
-        for some in chunks(sorted(set(hashes))):
-            query = sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer).where(
-                e.key_hash.in_(some), self._target
-            )
-            for row in self._connection.execute(query.order_by(e.seq)):
-                entry = Entry(seq=row.seq, name=row.name, version=row.version, sequencer=row.sequencer)
-                found.setdefault((row.bucket, row.key), []).append(entry)
-        return found
+    def holdings(self, events: Iterable[Logged]) -> dict[tuple[str, str], Holding]:
+        """What the bucket holds under the keys of some events: (bucket, key) to what the target's events say."""
+        if self._versions is None:
+            raise TypeError("only a mirror's reader knows what buckets hold")
+        found = self._versions.holdings(map(_object_key, events))
+        return {(key.bucket, key.key): holding for key, holding in found.items()}
 
     def records(self, places: Iterable[Place]) -> dict[Place, str]:
-        """The records of some events of the log, as JSON text."""
+        """The records of some events, as JSON text: from the log, or as they were kept when they left it."""
         e = m.events.c
         found: dict[Place, str] = {}
-        for lane, seq in places:
+        for lane, seq in dict.fromkeys(places):
             row = self._connection.execute(sa.select(e.record).where(e.lane == lane, e.seq == seq)).one_or_none()
-            if row is not None:
-                found[lane, seq] = row.record
+            # In this order: the purge moves a record from the log to where it is kept, and never back.
+            if row is None and self._versions is not None:
+                record = self._versions.kept_record(lane, seq)
+            else:
+                record = row.record if row is not None else None
+            if record is not None:
+                found[lane, seq] = record
         return found
+
+    def _resolved(self, events: list[Logged]) -> list[Logged]:
+        """The events, with `newest` for those of which the database looked at too few newer ones to tell."""
+        if self._versions is None or not any(logged.newest is None for logged in events):
+            return events
+        hot = dict.fromkeys(_object_key(logged) for logged in events if logged.newest is None)
+        newest = {key: found for key in hot if (found := self._newest_of_some(key)) is not None}
+        newest |= self._versions.latest([key for key in hot if key not in newest])
+        return [
+            logged if logged.newest is not None else logged._replace(newest=newest[_object_key(logged)])
+            for logged in events
+        ]
+
+    def _newest_of_some(self, key: ObjectKey) -> str | None:
+        """The greatest sequencer of a key's events for the target, if it is among the greatest of all; else None."""
+        e = m.events.c
+        columns = sa.select(e.bucket, e.key, e.sequencer, self._target.label("mine"))
+        some = _newest_first(columns, m.events).where(e.key_hash == key.key_hash).limit(_NEWER_LOOKED_AT)
+        rows = self._connection.execute(some).all()
+        return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)
 
 
 class Store:
@@ -315,9 +348,10 @@ class Store:
 
     @contextmanager
     def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[Reader]:
-        """A reader for the lease. `newest` looks up, for each event, the greatest sequencer known of its object."""
+        """A reader for the lease. With `newest` it is a mirror's: it knows what is newer of an event's object."""
+        lease.mirror = newest
         with self.database.reading() as connection:
-            yield Reader(connection, lease, newest=newest)
+            yield Reader(connection, lease, ObjectVersions(self.database, connection, lease) if newest else None)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
         """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written.
@@ -362,6 +396,7 @@ class Store:
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
+                "folded_before": lease.positions[lane] if lease.mirror else m.NEVER,
             },
         )
         if updated.rowcount != 1:
@@ -397,16 +432,26 @@ def _select(target_id: int, *, newest: bool) -> sa.Select[Any]:
     if not newest:
         return sa.select(*_COLUMNS)
     e, other = m.events.c, m.events.alias()
-    latest = (
-        sa.select(other.c.sequencer)
-        .where(other.c.key_hash == e.key_hash, other.c.key == e.key, other.c.bucket == e.bucket)
-        .where(other.c.targets.like(f"%,{target_id},%"))
-        .order_by(other.c.sequencer.desc())
-        .limit(1)
-        .correlate(m.events)
-        .scalar_subquery()
-    )
-    return sa.select(*_COLUMNS, latest.label("newest"))
+    ordered = _newest_first(sa.select(other.c.sequencer), other).where(other.c.key_hash == e.key_hash)
+    ordered = ordered.limit(1).correlate(m.events)
+    latest = ordered.where(other.c.key == e.key, other.c.bucket == e.bucket)
+    latest = latest.where(other.c.targets.like(f"%,{target_id},%"))
+    # Of a hot key most newer events may be of other targets: that is not looked through for each event.
+    hot = sa.func.coalesce(ordered.offset(_NEWER_LOOKED_AT - 1).scalar_subquery(), "") >= e.sequencer
+    # Events of a version are judged by what is known of their key, and those without sequencer by nothing.
+    judged = sa.and_(e.sequencer != "", e.version == "")
+    known = sa.case((~judged, ""), (hot, sa.null()), else_=latest.scalar_subquery())
+    return sa.select(*_COLUMNS, known.label("newest"))
+
+
+def _newest_first(query: sa.Select[Any], events: sa.FromClause) -> sa.Select[Any]:
+    """An object's events by sequencer, read from the index so that a limit ends the reading.
+
+    Left to itself MySQL sorts all events of the object, or reads the whole log, for each event.
+    """
+    for dialect in ("mysql", "mariadb"):
+        query = query.with_hint(events, "FORCE INDEX (ix_events_key_hash_sequencer)", dialect)
+    return query.order_by(events.c.key_hash.desc(), events.c.sequencer.desc())
 
 
 def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
@@ -425,7 +470,22 @@ def _logged(row: Any) -> Logged:
     event = Event(*row[:8])
     if row[12]:  # rare, so the others need not pay for it
         event = event._replace(trace=row[12])
-    return Logged(event, row[8], row[9], row[10], row[11], newest or "")
+    return Logged(event, row[8], row[9], row[10], row[11], newest)
+
+
+def _object_key(logged: Logged) -> ObjectKey:
+    return ObjectKey(logged.event.bucket, logged.event.key, logged.lane, logged.key_hash)
+
+
+def _histories(events: Iterable[Logged]) -> dict[ObjectKey, list[Entry]]:
+    """The events that say what a bucket holds, by key."""
+    found: dict[ObjectKey, list[Entry]] = {}
+    for logged in events:
+        event = logged.event
+        if says(event.name) is not Says.NOTHING:
+            entry = Entry(logged.seq, event.name, event.version, event.sequencer)
+            found.setdefault(_object_key(logged), []).append(entry)
+    return found
 
 
 def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int, events: int) -> None:

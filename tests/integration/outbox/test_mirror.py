@@ -5,12 +5,13 @@ from random import Random
 
 import orjson
 import pytest
+import sqlalchemy as sa
 
 from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
 from app.outbox.append import Log
 from app.outbox.database import Database
-from tests.builders import DELETE, add_target, event
+from tests.builders import DELETE, PUT, add_target, event
 from tests.integration.outbox.scripted import Courier, assert_balanced
 from workers.mirror import Policy
 
@@ -93,3 +94,67 @@ def test_a_versioned_key_ends_the_same_in_whatever_order_its_events_arrive(datab
         courier.scripted.got.clear()
     assert rows == {"images/k": "v2"}
     assert_balanced(database)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_hot_key_of_which_a_target_gets_few_events_never_goes_back(database: Database, seed: int) -> None:
+    few = Courier(database, add_target(database, "few", events=["s3:ObjectRemoved:*"]), policy=Policy.MIRROR)
+    add_target(database, "all")
+    chance = Random(seed)
+    order = chance.sample(range(300), 300)
+    removals = set(chance.sample(order, 40))
+    life = [
+        event("hot", name=DELETE if number in removals else PUT, sequencer=HEX.format(16 * number + 1))
+        for number in order
+    ]
+    while life:
+        some, life = life[:50], life[50:]
+        Log(database).append([some])
+        few.batch = chance.choice([4, 16, 64])
+        few.run()
+    got = [one.sequencer for one in few.scripted.got]
+    assert got == sorted(got)
+    assert got[-1] == HEX.format(16 * max(removals) + 1)
+    assert_balanced(database)
+
+
+def test_of_two_events_in_one_batch_the_older_is_superseded_also_where_others_are_newer(database: Database) -> None:
+    few = Courier(database, add_target(database, "few", events=["s3:ObjectRemoved:*"]), policy=Policy.MIRROR, batch=100)
+    add_target(database, "all")
+    newer, older = (event("hot", name=DELETE, sequencer=HEX.format(number)) for number in (2, 1))
+    Log(database).append([[newer, older, *(event("hot", sequencer=HEX.format(100 + n)) for n in range(50))]])
+    few.run()
+    assert [one.id for one in few.scripted.got] == [newer.id]
+
+
+def rows_read(connection: sa.Connection) -> int:
+    status = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Handler_read%%'")
+    return sum(int(value) for _, value in status)
+
+
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_what_a_batch_reads_does_not_grow_with_the_events_of_its_key(database: Database) -> None:
+    log, read = Log(database), []
+    mirror = Courier(database, add_target(database, bucket="images"), policy=Policy.MIRROR, batch=400)
+    few = Courier(database, add_target(database, "few", events=["s3:ObjectRemoved:*"]), policy=Policy.MIRROR, batch=400)
+    for round_ in range(3):
+        for start in range(0, 2000, 1000) if round_ else [0]:
+            log.append([[event("versioned", version=f"v{round_}-{start}-{n}") for n in range(1000)]])
+            log.append([[event("hot") for _ in range(1000)]])
+        for courier in (mirror, few):
+            courier.run(turns=1000)
+        late = [event("hot", name=DELETE, sequencer=HEX.format(100 * round_ + n)) for n in range(50)]
+        log.append([[event("versioned", version=f"w{round_}-{n}") for n in range(50)], late])
+        for courier in (mirror, few):
+            lanes = courier.lanes()
+            assert lanes is not None
+            with courier.store.reading(lanes._lease, newest=True) as reader:
+                connection = reader._connection
+                before = rows_read(connection)
+                batch = reader.load(400)
+                reader.holdings([logged for logged in batch.events if logged.event.version])
+                read.append(rows_read(connection) - before)
+            courier.leases.release(lanes._lease)
+    # The first time a hot key is looked through once for each target.
+    assert read[4] < 1.2 * read[2], "the mirror's"
+    assert read[5] < 1.2 * read[3], "of the target that gets few"

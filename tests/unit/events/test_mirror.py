@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.mirror import Absent, Entry, Holding, Present, Unknown, current
+from app.events.mirror import Absent, Entry, Fold, Holding, KeyState, Layer, Present, Unknown, VersionState, version_of
 from app.events.sequencer import comparable, states_content
+from tests.unit.events import full_fold
 from tests.unit.events.captured import record
 from tests.unit.events.properties import thorough
 
@@ -18,6 +19,13 @@ MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 DELETE = "s3:ObjectRemoved:Delete"
 ALL = "s3:ObjectRemoved:DeleteAllVersions"
 GET = "s3:ObjectAccessed:Get"
+
+
+def current(history: Iterable[Entry]) -> Holding:
+    """What the fold of a whole history comes to."""
+    fold = Fold()
+    fold.add(sorted(history, key=lambda entry: entry.seq))
+    return fold.key.holding(fold.top())
 
 
 def fixture_entry(number: int) -> Entry:
@@ -297,3 +305,68 @@ def test_the_order_of_arrival_never_matters_where_sequencers_tell(
     assert type(one) is type(other)
     if isinstance(one, Present) and isinstance(other, Present):
         assert told[one.seq] == shuffled[other.seq]
+
+
+@dataclass
+class Kept:
+    """What a table would hold of a key: the key's state, and that of each version with its layer."""
+
+    key: KeyState = field(default_factory=KeyState)
+    versions: dict[str, VersionState] = field(default_factory=dict)
+
+    def fold(self, batch: Sequence[Entry]) -> None:
+        """Read only what the batch names, fold, and write back only what changed."""
+        named = {version_of(entry) for entry in batch}
+        fold = Fold(replace(self.key), {name: state for name, state in self.versions.items() if name in named})
+        fold.add(batch)
+        self.key = fold.key
+        self.versions |= {name: fold.versions[name] for name in fold.changed}
+
+    def holding(self) -> Holding:
+        layers = [state.layer(version) for version, state in self.versions.items()]
+        cover = None if self.key.cover is None else Layer(self.key.cover, is_object=False)
+        return self.key.holding(max(filter(None, [*layers, cover]), key=lambda layer: layer.place, default=None))
+
+
+WORDS = st.tuples(
+    st.sampled_from([*NAMES.values(), "s3:ObjectLifecycle:Expiration:Current", "s3:ObjectRemoved:Delete"]),
+    st.sampled_from(["", "null", "v1", "v2", "v3", "v4"]),
+    st.sampled_from(["", "A1", "A10", "A2", "A3", "A4", "A5", "B", "B1"]),
+)
+
+
+@thorough(600)
+@given(st.lists(WORDS, max_size=16), st.lists(st.integers(1, 5), max_size=16), st.booleans())
+def test_folding_batch_by_batch_knows_at_each_moment_what_the_whole_history_says(
+    words: list[tuple[str, str, str]], cuts: list[int], logged: bool
+) -> None:
+    history = entries(*words)
+    if logged:
+        history = [as_logged(entry) for entry in history]
+    kept, done = Kept(), 0
+    for size in [*cuts, len(history)]:
+        batch = history[max(0, done - 2) : done + size]  # the last ones come again, as after a crash
+        kept.fold(batch)
+        done = min(len(history), done + size)
+        assert kept.holding() == full_fold.current(history[:done])
+
+
+@thorough(400)
+@given(OPERATIONS, st.randoms(use_true_random=False), st.integers(1, 6))
+def test_the_fold_of_a_life_in_any_order_with_repeats_is_that_of_its_whole_history(
+    operations: list[tuple[str, tuple[int, ...]]], chance: random.Random, size: int
+) -> None:
+    told = lived(operations).told
+    told = [*told, *(each for each in told if chance.random() < 0.3)]
+    chance.shuffle(told)
+    history = [as_logged(entry) for entry in entries(*told)]
+    kept = Kept()
+    for start in range(0, len(history), size):
+        kept.fold(history[start : start + size])
+    assert kept.holding() == full_fold.current(history)
+
+
+def test_what_was_trimmed_beneath_makes_an_empty_key_unknown() -> None:
+    fold = Fold(KeyState(trimmed=True))
+    fold.add([Entry(1, PUT, "v9", "A9"), Entry(2, DELETE, "v9", "")])
+    assert fold.key.holding(fold.top()) == Unknown()
