@@ -145,7 +145,7 @@ class Context:
         tally = Lanes(self.store, work, lease).work_off(lambda: time.monotonic() > ends)
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
-        elif lease.probing and tally.counts:
+        elif lease.probing and tally.answered:
             self.registry.available(lease.target_id)
             log.info("%s is back", work.name, extra={"target": work.name})
         return tally

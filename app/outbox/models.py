@@ -116,6 +116,7 @@ cursors = sa.Table(
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
+    sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
     postgresql_with={"fillfactor": 50},  # updated in place again and again
     **MYSQL,
 )
@@ -132,7 +133,9 @@ parked = sa.Table(
     sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
+    sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
     sa.Index(None, "target_id", "lane", "not_before"),
+    sa.Index(None, "target_id", "refused_at"),
     sa.Index(None, "target_id", "lane", "key_hash", "seq"),
     **MYSQL,
 )

@@ -4,7 +4,7 @@ A settlement is one transaction, guarded by the lease's token: a worker that los
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -46,6 +46,20 @@ class Parked:
     attempts: int
     first_tried: int
     history: str
+    last_tried: int = 0
+    refused_at: int = 0  # when the target last answered it "unavailable", 0 if it did not
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the outbox knows of a target's refusals: when it last delivered, and which parked events it refused since.
+
+    `lanes` are the lanes of those events; `of_others` says that there are such events besides those asked about.
+    """
+
+    delivered_at: int
+    lanes: frozenset[int] = frozenset()
+    of_others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,7 @@ class Park:
     first_tried: int = 0
     last_tried: int = 0
     history: str = "[]"
+    refused_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +120,7 @@ class Settlement:
     unpark: list[Place] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     moved_on: set[Object] = field(default_factory=set)  # objects whose next parked event may be at the head now
+    delivered_at: int = 0  # when the target confirmed an event of this batch (ms), 0 if it confirmed none
 
     def lane(self, lane: int) -> Progress:
         """The lane's progress, begun where there is none yet."""
@@ -140,6 +156,10 @@ _ADVANCE = (
         delivered=_C.delivered + sa.bindparam("more_delivered"),
         superseded=_C.superseded + sa.bindparam("more_superseded"),
         dead=_C.dead + sa.bindparam("more_dead"),
+        delivered_at=sa.case(
+            (sa.bindparam("confirmed_at", type_=sa.BigInteger) > 0, sa.bindparam("confirmed_at")),
+            else_=_C.delivered_at,
+        ),
     )
 )
 
@@ -196,15 +216,27 @@ class Reader:
         p, e = m.parked.c, m.events.c
         query = (
             _select(self._lease.target_id, newest=self._newest)
-            .add_columns(p.attempts, p.first_tried, p.history)
+            .add_columns(p.attempts, p.first_tried, p.last_tried, p.history, p.refused_at)
             .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
             .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
             .order_by(p.seq)
             .limit(limit)
         )
         return [
-            Parked(_logged(row), row.attempts, row.first_tried, row.history) for row in self._connection.execute(query)
+            Parked(_logged(row), row.attempts, row.first_tried, row.history, row.last_tried, row.refused_at or 0)
+            for row in self._connection.execute(query)
         ]
+
+    def refusals(self, asked: Set[Place] = frozenset()) -> Refusals:
+        """When the target last delivered, in any lane, and which parked events but those `asked` it refused since."""
+        c, p = m.cursors.c, m.parked.c
+        mine = self._lease.target_id
+        delivered_at = self._connection.execute(
+            sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
+        ).scalar_one()
+        query = sa.select(p.lane, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
+        places = {(row.lane, row.seq) for row in self._connection.execute(query)}
+        return Refusals(delivered_at or 0, frozenset(lane for lane, _ in places), not places <= asked)
 
     def standing(self, places: Sequence[Place]) -> set[Place]:
         """Those of some events that are parked or dead for the target already, as a replay finds them."""
@@ -259,7 +291,7 @@ class Store:
         """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written."""
         with self._database.writing() as connection:
             for lane in sorted(settlement.progress):
-                self._advance(connection, lease, lane, settlement.progress[lane], now)
+                self._advance(connection, lease, lane, settlement, now)
             if settlement.replay is not None:
                 _advance_replay(connection, *settlement.replay)
             _write_parked(connection, lease.target_id, settlement)
@@ -275,7 +307,8 @@ class Store:
             replay.position = position
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
-    def _advance(self, connection: sa.Connection, lease: Lease, lane: int, progress: Progress, now: int) -> None:
+    def _advance(self, connection: sa.Connection, lease: Lease, lane: int, settlement: Settlement, now: int) -> None:
+        progress = settlement.progress[lane]
         updated = connection.execute(
             _ADVANCE,
             {
@@ -287,6 +320,7 @@ class Store:
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
+                "confirmed_at": settlement.delivered_at,
             },
         )
         if updated.rowcount != 1:
@@ -334,8 +368,8 @@ def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
 
 
 def _logged(row: Any) -> Logged:
-    # Parked rows have three columns more; with `newest` there is one between.
-    newest = row[13] if len(row) in (14, 17) else ""
+    # Parked rows have five columns more; with `newest` there is one between.
+    newest = row[13] if len(row) in (14, 19) else ""
     event = Event(*row[:8])
     if row[12]:  # rare, so the others need not pay for it
         event = event._replace(trace=row[12])
