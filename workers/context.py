@@ -175,7 +175,7 @@ class Context:
             raise
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
-        elif lease.probing and tally.counts:
+        elif lease.probing and tally.answered:
             self.registry.available(lease.target_id)
             log.info("%s is back", work.name, extra={"target": work.name})
         return tally

@@ -12,13 +12,15 @@ from app.events.model import Event
 from app.outbox.database import now_ms
 from app.outbox.leases import Lease, ReplayLane
 from app.outbox.redelivery import carry_out
-from app.outbox.store import Batch, Logged, Object, Place, Reader, Settlement, Store
+from app.outbox.store import Batch, Logged, Object, Place, Reader, Refusals, Settlement, Store
 from workers import figures
+from workers.breaker import back_off
 from workers.logs import counted, counts_text, setbacks, tell_setback, tell_settled
 from workers.mirror import Policy, Unsent, Verdict, verdicts
-from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
-from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
+from workers.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
+from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
 log = logging.getLogger("bucketwire.lanes")
@@ -57,10 +59,14 @@ class Work:
 
 @dataclass(slots=True)
 class Tally:
-    """What one lease came to; `unavailable` is why it ended early."""
+    """What one lease came to; `unavailable` is why it ended early.
+
+    `answered` says that the target gave some event an answer of its own.
+    """
 
     counts: Counter[str] = field(default_factory=Counter)
     unavailable: Unavailable | None = None
+    answered: bool = False
 
     def __str__(self) -> str:
         return counts_text(self.counts) or "nothing due"
@@ -85,15 +91,21 @@ class Lanes:
         self._in_hand: tuple[Sequence[Logged], Sequence[Verdict]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._figures = figures.of(work.name)
-        self._took = 0.0  # seconds of the last call to the target
+        self._took = 0.0  # seconds that the target took for the batch in hand
+        self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
+        self._stop: Callable[[], bool] = lambda: False
+        self._refusals: Refusals | None = None  # what the outbox knew of them when the target was last in doubt
+        self._moment = 0  # the time of the batch in hand, by which refusals and deliveries are ordered
         self.tally = Tally()
 
     def work_off(self, stop: Callable[[], bool]) -> Tally:
         """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`, `LeaseExpired`."""
+        self._stop = stop
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             carry_out(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.tally.unavailable is None and not stop():
                 pass
+        self.tally.answered = self._opinion.answered
         return self.tally
 
     def in_hand(self) -> dict[Object, int]:
@@ -111,25 +123,39 @@ class Lanes:
         return next((logged for logged, verdict in reversed([*paired]) if not isinstance(verdict, Unsent)), None)
 
     def _turn(self, reader: Reader) -> bool:
-        """One batch of each kind of due work; whether there was any."""
+        """One batch of each kind of due work; whether there was any.
+
+        What is refused in one of them has the next for its second opinion. A target that is in doubt after all of
+        them is unavailable.
+        """
+        worked = self._batches(reader)
+        self.tally.unavailable = self._opinion.verdict(self._refusals)
+        if self.tally.unavailable is not None:
+            self._work.target.close()
+            self._work.opened = False
+        return worked
+
+    def _batches(self, reader: Reader) -> bool:
         heads = reader.parked_heads()
         due = [line for line, not_before in heads.items() if not_before <= self._clock()]
         worked = bool(due) and self._parked(reader, due)
         waiting = heads.keys() if not due else reader.parked_heads().keys()
         for replay in list(self._lease.replays):
-            if self.tally.unavailable is None:
+            if not self._opinion.is_certain:
                 worked |= self._replay(reader, replay, waiting)
                 waiting = reader.parked_heads().keys()
-        if self.tally.unavailable is None:
+        if not self._opinion.is_certain:
             worked |= self._log(reader, waiting)
         return worked
 
     def _parked(self, reader: Reader, due: Sequence[Object]) -> bool:
         began = time.monotonic()
-        some = due[: self._work.pace.size]
+        # While the target is in doubt any object, and not always the first, which may be the one that it refuses.
+        size = min(len(due), self._work.pace.size)
+        some = self._rng.sample(due, min(size, MOST_ASKED)) if self._opinion.in_doubt else due[:size]
         parked = reader.load_parked(some, self._work.pace.size)
         events = [entry.logged for entry in parked]
-        results = self._deliver(reader, events)
+        results = self._deliver(reader, events, [entry.refused_at for entry in parked])
         self._settle(settle_parked(parked, results, self._rules()), events, results, began)
         return True
 
@@ -173,24 +199,51 @@ class Lanes:
             results[index] = result
         return results
 
-    def _deliver(self, reader: Reader, events: Sequence[Logged]) -> list[Result]:
+    def _deliver(
+        self, reader: Reader, events: Sequence[Logged], refused_before: Sequence[int] | None = None
+    ) -> list[Result]:
+        """Send what is to be sent; `refused_before` is given for parked events, in milliseconds or 0."""
         decided = verdicts(events, self._work.policy, reader)
-        sent = [verdict for verdict in decided if not isinstance(verdict, Unsent)]
+        sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, Unsent)]
         if sent:
             self._guard.check()
             self._in_hand = (events, decided)
-        outcomes = self._send(sent)
+        self._took = 0.0
+        answers = self._opinion.send([verdict for verdict in decided if not isinstance(verdict, Unsent)], self._stop)
         # What needs no sending counts, too: else batches of a mirror that is far behind would stay small.
         self._work.pace.took(len(events), self._took)
-        if len(sent) == len(decided):
-            return list(outcomes)
-        left = iter(outcomes)
-        return [verdict if isinstance(verdict, Unsent) else next(left) for verdict in decided]
+        # Later than the batch before, so that there is a moment in between.
+        self._moment = max(self._clock(), self._moment + 2)
+        if any(isinstance(answer, Suspect) for answer in answers):
+            answers = self._judged(reader, [events[index] for index in sent], answers, refused_before)
+        results: list[Result] = [verdict if isinstance(verdict, Unsent) else NOT_ATTEMPTED for verdict in decided]
+        for index, answer in zip(sent, answers, strict=True):
+            results[index] = answer
+        return results
 
-    def _send(self, events: Sequence[Event]) -> Sequence[Outcome]:
-        self._took = 0.0
-        if not events:
-            return ()
+    def _judged(
+        self, reader: Reader, events: Sequence[Logged], answers: Sequence[Answer], before: Sequence[int] | None
+    ) -> list[Answer]:
+        """What becomes of those events that the target refused alone."""
+        suspects = [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)]
+        refusals = reader.refusals({(events[index].lane, events[index].seq) for index in suspects})
+        now, is_up = self._moment, not self._opinion.in_doubt
+        decided = judged(
+            answers,
+            [event.lane for event in events],
+            before or [0] * len(events),
+            refusals,
+            parked=before is not None,
+            is_up=is_up,
+            refused_at=now - is_up,  # a target that is up delivered after it, one that is in doubt before it
+            due=lambda refusal: now + back_off(1, self._rng, refusal.retry_after),
+        )
+        if all(isinstance(decided[index], RefusedAgain) for index in suspects):
+            self._opinion.acquit()
+        self._refusals = refusals
+        return decided
+
+    def _call(self, events: Sequence[Event]) -> Sequence[Outcome]:
         work = self._work
         started = time.monotonic()
         try:
@@ -204,30 +257,29 @@ class Lanes:
             work.opened = False
             raise
         except TargetUnavailable as error:
-            outcomes = [Unavailable(error.reason, error.retry_after, error.pause)] * len(events)
+            outcomes = [Unavailable(error.reason, error.retry_after, error.pause, unreachable=True)] * len(events)
         except Exception as error:
             # An adapter's own defect must not stop the lane: it is counted against the events, and so seen and bounded.
             log.exception("%s: unforeseen", work.name)
             outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
-        self._took = time.monotonic() - started
+        took = time.monotonic() - started
+        self._took += took
         if self._figures is not None:
-            self._figures.called(outcomes, self._took)
+            self._figures.called(outcomes, took)
         return outcomes
 
     def _settle(
         self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float
     ) -> None:
         now = self._clock()
+        if DELIVERED in results:
+            settlement.delivered_at = self._moment - self._opinion.in_doubt
         self._store.settle(self._lease, settlement, now)
         self._in_hand = ((), ())
         self._tell(settlement, events, results, began)
         if self._figures is not None and settlement.replay is None:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
             self._figures.delivered(done, now)
-        self.tally.unavailable = unavailable(results)
-        if self.tally.unavailable is not None:
-            self._work.target.close()
-            self._work.opened = False
 
     def _tell(self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float) -> None:
         counts = counted(settlement)

@@ -5,8 +5,8 @@
 | `Delivered`    | the remote confirmed it                         | the cursor passes it                    |         |
 | `Failed`       | this event did not get through this time        | is parked by the retry schedule         | yes     |
 | `Rejected`     | the remote will never take this event           | becomes a dead letter                   | yes     |
-| `Unavailable`  | the remote takes nothing now                    | stays where it is, the target backs off | no      |
-| `NotAttempted` | not sent: an earlier event of its object failed | waits behind that event                 | no      |
+| `Unavailable`  | the remote takes nothing now, or not this event | stays, or is parked for a moment        | no      |
+| `NotAttempted` | not sent, for what became of an earlier event   | stays, or waits behind that event       | no      |
 """
 
 from dataclasses import dataclass
@@ -37,20 +37,22 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The remote takes nothing at the moment.
+    """The remote refused the request that carried this event, in words that speak of the remote.
 
-    `retry_after` (seconds) is the remote's own wish. `pause` asks that the target be paused until an operator
-    resumes it (a webhook's 410 Gone).
+    They may still be about this event only (`workers.second_opinion`), unless the remote is `unreachable`: not found,
+    not connected, not logged in, so that no event would fare better. `retry_after` (seconds) is the remote's own wish.
+    `pause` asks that the target be paused until an operator resumes it (a webhook's 410 Gone).
     """
 
     reason: str
     retry_after: float | None = None
     pause: bool = False
+    unreachable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class NotAttempted:
-    """The event was not sent, because an earlier event of the same object was not delivered."""
+    """The event was not sent: an earlier one of its object was not delivered, or any was refused as `Unavailable`."""
 
 
 Outcome = Delivered | Failed | Rejected | Unavailable | NotAttempted

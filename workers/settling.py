@@ -4,7 +4,7 @@ Per object the order of the log is kept: once an event of an object is parked, e
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from random import Random
@@ -17,6 +17,7 @@ from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlem
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
+from workers.second_opinion import RefusedAgain, Suspect
 
 _REMEMBERED = 10  # attempts that a parked event's history keeps
 
@@ -26,7 +27,7 @@ class Behind:
 
 
 BEHIND_PARKED = Behind()
-Result = Outcome | Unsent | Behind
+Result = Outcome | Suspect | Unsent | Behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
     An event that the target was unavailable for, or that was not attempted, stays where it is, unless a later one of
     its lane got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
     the later one twice. It waits behind an earlier event of its object that this batch parked; where there is none,
-    also because that one died, it is the object's head and due at once.
+    also because that one died, it is the object's head and due at once. A suspect is parked until it is due.
     """
     settlement = Settlement()
     for lane, seq in batch.scanned.items():
@@ -82,7 +83,7 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
             case _ if logged.object in blocked:  # it waits for an earlier one, whatever was made of it
                 continue
             case Failed() | Rejected():
-                attempt = _attempt(entry, result.reason, rules.now)
+                attempt = _attempt(entry, result, rules.now)
                 due = _next_try(attempt, result, logged, rules)
                 if due is not None:
                     settlement.repark.append(replace(attempt, not_before=due))
@@ -90,18 +91,17 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                     continue
                 settlement.deaths.append(_death(attempt, logged, result.reason))
                 progress.dead += 1
+            case Suspect():
+                settlement.repark.append(_suspected(entry, result))
+                blocked.add(logged.object)
+                continue
         settlement.unpark.append((logged.lane, logged.seq))
         settlement.moved_on.add(logged.object)
     return settlement
 
 
-def unavailable(results: Iterable[Result]) -> Unavailable | None:
-    """The first word that the target takes nothing now, if there is one."""
-    return next((result for result in results if isinstance(result, Unavailable)), None)
-
-
 def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
-    answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected)]
+    answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected | Suspect)]
     answered = answers[-1] if answers else -1
     for index in range(answered + 1, len(pairs)):
         if isinstance(pairs[index][1], Unavailable | NotAttempted):
@@ -123,8 +123,11 @@ def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked:
         case Unavailable() | NotAttempted():
             settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, 0))
             blocked.add(logged.object)
+        case Suspect():
+            settlement.park.append(_suspected(Parked(logged, 0, 0, "[]"), result))
+            blocked.add(logged.object)
         case Failed() | Rejected():
-            attempt = _attempt(Parked(logged, 0, 0, "[]"), result.reason, rules.now)
+            attempt = _attempt(Parked(logged, 0, 0, "[]"), result, rules.now)
             due = _next_try(attempt, result, logged, rules)
             if due is None:
                 settlement.deaths.append(_death(attempt, logged, result.reason))
@@ -142,8 +145,8 @@ def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
         progress.delivered += 1  # the target already holds what this event asks for
 
 
-def _attempt(entry: Parked, reason: str, now: int) -> Park:
-    tried = [*orjson.loads(entry.history), [now, clean_reason(reason)]][-_REMEMBERED:]
+def _attempt(entry: Parked, result: Failed | Rejected, now: int) -> Park:
+    tried = [*orjson.loads(entry.history), [now, clean_reason(result.reason)]][-_REMEMBERED:]
     logged = entry.logged
     return Park(
         lane=logged.lane,
@@ -154,6 +157,23 @@ def _attempt(entry: Parked, reason: str, now: int) -> Park:
         first_tried=entry.first_tried or now,
         last_tried=now,
         history=orjson.dumps(tried).decode(),
+        refused_at=result.refused_at if isinstance(result, RefusedAgain) else 0,
+    )
+
+
+def _suspected(entry: Parked, suspect: Suspect) -> Park:
+    """Nothing is counted: attempts, times and history of the entry stay as they are."""
+    logged = entry.logged
+    return Park(
+        lane=logged.lane,
+        seq=logged.seq,
+        key_hash=logged.key_hash,
+        not_before=suspect.due,
+        attempts=entry.attempts,
+        first_tried=entry.first_tried,
+        last_tried=entry.last_tried,
+        history=entry.history,
+        refused_at=suspect.refused_at,
     )
 
 

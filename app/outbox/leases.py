@@ -11,6 +11,7 @@ The hint carries no right: whoever claims first works. So a hint that is lost, l
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from random import Random
 
 import orjson
 import sqlalchemy as sa
@@ -71,6 +72,7 @@ class Leases:
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database
         self._lease_ms = lease_ms
+        self._rng = Random()  # noqa: S311 - which lane probes, not a secret
 
     def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
         """Mark every free lane with due work as offered and say which. Safe to run twice at once.
@@ -84,8 +86,10 @@ class Leases:
         offers: list[Offer] = []
         for ((target_id, target), probing), rows in groupby(due, key=lambda row: (row.target, row.probing)):
             found = list(rows)
+            if probing:
+                found = self._probed(target_id, found)
             offered = {row.lane: row.offered for row in found if row.offered}
-            groups = grouped([(row.lane, row.busy) for row in found], probing=probing)
+            groups = grouped([(row.lane, row.busy) for row in found])
             again = [lanes for lanes in groups if offered.keys() >= set(lanes)]
             again.sort(key=lambda lanes: min(offered[lane] for lane in lanes))
             missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
@@ -96,6 +100,22 @@ class Leases:
                 if self._mark(target_id, lanes, now, now + self._lease_ms + place) and lanes not in waiting:
                     offers.append(Offer(target, lanes))
         return offers
+
+    def _probed(self, target_id: int, due: "list[_Due]") -> "list[_Due]":
+        """The one lane, of those that are due, that looks whether a target is back.
+
+        If there is one, one that has not been refused since the target last delivered, and has more than parked
+        events; and any of several, not always the lowest: an event that is refused for itself must not be all that is
+        ever tried.
+        """
+        c, p = m.cursors.c, m.parked.c
+        delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == target_id).scalar_subquery()
+        query = sa.select(p.lane).where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
+        with self._database.reading() as connection:
+            refused = set(connection.execute(query).scalars())
+        offered = [row for row in due if row.offered]  # its hint may still wait: a second one would not help
+        fresh = [row for row in due if row.lane not in refused]
+        return [self._rng.choice(offered or [row for row in fresh if row.waiting] or fresh or due)]
 
     def _hinted(self, target_id: int) -> int:
         """How many hints should wait in the target's queue: lanes of one hint were offered until the same moment."""
@@ -136,8 +156,11 @@ class Leases:
                     _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
                 )
                 if row.resume_at > now or connection.execute(held).first():
+                    # Its hint is spent. Were these lanes left offered, none could probe for as long as a lease.
+                    spent = sa.and_(_log_cursors(row.id), c.lane.in_(lanes), c.lease_token == OFFERED)
+                    connection.execute(m.cursors.update().where(spent).values(lease_token="", leased_until=0))
                     return None
-                lanes = lanes[:1]
+                lanes = [self._rng.choice(lanes)]
             connection.execute(
                 m.cursors.update()
                 .where(
@@ -201,13 +224,8 @@ class Leases:
                 )
 
 
-def grouped(lanes: Sequence[tuple[int, bool]], *, probing: bool) -> list[tuple[int, ...]]:
-    """Share lanes (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones together.
-
-    A probe of a target that was down is one lane, whatever waits.
-    """
-    if probing:
-        return [(lanes[0][0],)]
+def grouped(lanes: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
+    """Share lanes (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones together."""
     quiet = tuple(lane for lane, busy in lanes if not busy)
     return [(lane,) for lane, busy in lanes if busy] + ([quiet] if quiet else [])
 
@@ -242,6 +260,7 @@ class _Due:
     target: tuple[int, TargetId]
     lane: int
     busy: bool
+    waiting: bool  # has events that were never tried
     probing: bool
     offered: int  # until when (ms), and nobody has taken it; 0 if it was not
 
@@ -266,7 +285,7 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
     )
     query = (
         sa.select(t.id, t.type, t.name, t.breaker, c.lane, c.lease_token, c.leased_until)
-        .add_columns(sa.or_(busy, replay).label("busy"))
+        .add_columns(sa.or_(busy, replay).label("busy"), _waiting().label("waiting"))
         .join_from(m.cursors, m.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
@@ -275,7 +294,7 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
     )
     for row in connection.execute(query):
         target, offered = TargetId(row.type, row.name), row.leased_until if row.lease_token == OFFERED else 0
-        yield _Due((row.id, target), row.lane, bool(row.busy), row.breaker != "closed", offered)
+        yield _Due((row.id, target), row.lane, bool(row.busy), bool(row.waiting), row.breaker != "closed", offered)
 
 
 def replay_lanes(connection: sa.Connection, target_id: int) -> Iterator[ReplayLane]:

@@ -131,6 +131,7 @@ cursors = sa.Table(
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
     # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
     sa.Column("folded", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
     postgresql_with={"fillfactor": 50},  # updated in place again and again
     **MYSQL,
 )
@@ -172,7 +173,9 @@ parked = sa.Table(
     # Parked by a replay, or a replayed dead letter: takes no room of a target's queue_limit.
     sa.Column("replayed", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
     sa.Index(None, "target_id", "replayed"),
+    sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
     sa.Index(None, "target_id", "lane", "not_before"),
+    sa.Index(None, "target_id", "refused_at"),
     sa.Index(None, "target_id", "lane", "key_hash", "seq"),
     sa.Index(None, "target_id", "lane", "key_hash", "not_before"),  # finds a head before the many that wait behind it
     **MYSQL,

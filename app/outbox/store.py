@@ -5,7 +5,7 @@ A settlement is one transaction, guarded by the lease's token: a worker that los
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -56,6 +56,20 @@ class Parked:
     attempts: int
     first_tried: int
     history: str
+    last_tried: int = 0
+    refused_at: int = 0  # when the target last answered it "unavailable", 0 if it did not
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the outbox knows of a target's refusals: when it last delivered, and which parked events it refused since.
+
+    `lanes` are the lanes of those events; `of_others` says that there are such events besides those asked about.
+    """
+
+    delivered_at: int
+    lanes: frozenset[int] = frozenset()
+    of_others: bool = False
 
 
 class Redelivery(NamedTuple):
@@ -96,6 +110,7 @@ class Park:
     first_tried: int = 0
     last_tried: int = 0
     history: str = "[]"
+    refused_at: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +138,7 @@ class Settlement:
     unpark: list[Place] = field(default_factory=list)
     deaths: list[Death] = field(default_factory=list)
     moved_on: set[Object] = field(default_factory=set)  # objects of `unpark`
+    delivered_at: int = 0  # when the target confirmed an event of this batch (ms), 0 if it confirmed none
 
     @property
     def settled(self) -> int:
@@ -174,6 +190,10 @@ _ADVANCE = (
         folded=sa.case(
             (sa.and_(_C.folded >= sa.bindparam("folded_before"), _C.folded < sa.bindparam("to")), sa.bindparam("to")),
             else_=_C.folded,
+        ),
+        delivered_at=sa.case(
+            (sa.bindparam("confirmed_at", type_=sa.BigInteger) > 0, sa.bindparam("confirmed_at")),
+            else_=_C.delivered_at,
         ),
     )
 )
@@ -248,7 +268,7 @@ class Reader:
         p, e = m.parked.c, m.events.c
         query = (
             _select(self._lease.target_id, newest=self._newest)
-            .add_columns(p.attempts, p.first_tried, p.history)
+            .add_columns(p.attempts, p.first_tried, p.last_tried, p.history, p.refused_at)
             .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
             .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
             .order_by(p.seq)
@@ -257,8 +277,20 @@ class Reader:
         rows = self._connection.execute(query).all()
         events = self._resolved([_logged(row) for row in rows])
         return [
-            Parked(logged, row.attempts, row.first_tried, row.history) for logged, row in zip(events, rows, strict=True)
+            Parked(logged, row.attempts, row.first_tried, row.history, row.last_tried, row.refused_at or 0)
+            for logged, row in zip(events, rows, strict=True)
         ]
+
+    def refusals(self, asked: Set[Place] = frozenset()) -> Refusals:
+        """When the target last delivered, in any lane, and which parked events but those `asked` it refused since."""
+        c, p = m.cursors.c, m.parked.c
+        mine = self._lease.target_id
+        delivered_at = self._connection.execute(
+            sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
+        ).scalar_one()
+        query = sa.select(p.lane, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
+        places = {(row.lane, row.seq) for row in self._connection.execute(query)}
+        return Refusals(delivered_at or 0, frozenset(lane for lane, _ in places), not places <= asked)
 
     def standing(self, places: Sequence[Place]) -> set[Place]:
         """Those of some events that are parked or dead for the target already, as a replay finds them."""
@@ -377,14 +409,15 @@ class Store:
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
         with self.database.writing() as connection:
             for lane in sorted(settlement.progress):
-                self._advance(connection, lease, lane, settlement.progress[lane], now)
+                self._advance(connection, lease, lane, settlement, now)
             if settlement.replay is not None:
                 _advance_replay(connection, *settlement.replay, settlement.settled)
             write_rows(connection, _rows(settlement, lease.target_id))
             _unpark(connection, lease.target_id, settlement.unpark)
             restore_heads(connection, lease.target_id, settlement.objects)
 
-    def _advance(self, connection: sa.Connection, lease: Lease, lane: int, progress: Progress, now: int) -> None:
+    def _advance(self, connection: sa.Connection, lease: Lease, lane: int, settlement: Settlement, now: int) -> None:
+        progress = settlement.progress[lane]
         updated = connection.execute(
             _ADVANCE,
             {
@@ -397,6 +430,7 @@ class Store:
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
                 "folded_before": lease.positions[lane] if lease.mirror else m.NEVER,
+                "confirmed_at": settlement.delivered_at,
             },
         )
         if updated.rowcount != 1:
@@ -465,8 +499,8 @@ def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
 
 
 def _logged(row: Any) -> Logged:
-    # Parked rows have three columns more; with `newest` there is one between.
-    newest = row[13] if len(row) in (14, 17) else ""
+    # Parked rows have five columns more; with `newest` there is one between.
+    newest = row[13] if len(row) in (14, 19) else ""
     event = Event(*row[:8])
     if row[12]:  # rare, so the others need not pay for it
         event = event._replace(trace=row[12])

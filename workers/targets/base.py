@@ -6,13 +6,15 @@ The rules of `deliver`, which the contract suite checks for each target:
 * Events of one object (same `path`) reach the remote in the order given. After one that did not get through
   (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `NotAttempted`.
   A `Rejected` event holds up nothing.
+* After an `Unavailable` nothing more is sent. The events of requests that were refused or lost get that outcome, and
+  those not sent `NotAttempted`, where the adapter can tell: the worker then knows sooner whether one event is to blame.
 * `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
   events only where the remote confirms them as one.
 * A target never retries, sleeps, logs outcomes or knows the outbox, and is safe to call twice with the same event.
 * `lease.check()` is called right before each request is sent and each transaction is committed. When it raises
   `LeaseExpired`, nothing more is sent, what was not committed is rolled back, and the exception leaves `deliver`.
-* Whatever else it raises out of `deliver` is taken as `Unavailable` (`TargetUnavailable`) or `Failed` (all else) for
-  every event of the call.
+* Whatever else it raises out of `deliver` is taken as `Unavailable` or `Failed` for every event of the call: the former
+  for a `TargetUnavailable`, which says that the remote is `unreachable`, so that no event would fare better.
 """
 
 from collections.abc import Sequence

@@ -3,7 +3,8 @@
 Delivered means: the answer to a `_bulk` request has a good status for the document, which its primary shard has then
 written to its log on disk (unless the index was set to do so later), and its replicas as many as are in sync.
 
-One `_bulk` request is under way at a time, whatever the window; its answer confirms each of its documents by name.
+One `_bulk` request is under way at a time, whatever the window; its answer confirms each of its documents by name. So
+in sync mode (`window == 1`) it has one document: a request of several would not be confirmed as one.
 A request never names an object twice: of a namespace only the last document of an object is sent, and in the access
 format an object's second event waits for the answer to its first.
 
@@ -19,7 +20,7 @@ format an object's second event waits for the answer to its first.
 No external versions: of a mirror's object an older version may have to come back (§1.11), and MinIO sets none.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -61,12 +62,16 @@ class _Operation(NamedTuple):
 
 @dataclass(slots=True)
 class _Work:
-    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so."""
+    """One call of `deliver`: an outcome for each event, and whether nothing more is sent, as something was refused.
+
+    `at_once` is the most documents of a request.
+    """
 
     events: Sequence[Event]
     lease: LeaseCheck
+    at_once: int | None
     outcomes: list[Outcome] = field(init=False)
-    refused: Unavailable | None = None
+    is_refused: bool = False
 
     def __post_init__(self) -> None:
         self.outcomes = [NOT_ATTEMPTED] * len(self.events)
@@ -74,13 +79,7 @@ class _Work:
     def settle(self, place: int, outcome: Outcome) -> None:
         """Note an outcome, and whether it ends the call."""
         self.outcomes[place] = outcome
-        if isinstance(outcome, Unavailable):
-            self.refused = self.refused or outcome
-
-    def give_up(self, places: Iterable[int]) -> None:
-        """What has not been sent shares the reason of what was refused."""
-        for place in places:
-            self.outcomes[place] = self.refused or NOT_ATTEMPTED
+        self.is_refused |= isinstance(outcome, Unavailable)
 
 
 class ElasticsearchTarget:
@@ -102,22 +101,17 @@ class ElasticsearchTarget:
         """Connect, see that it is a server that can be written to, and make the index where it is absent."""
         self._connect()
 
-    def deliver(
-        self,
-        events: Sequence[Event],
-        window: int,  # noqa: ARG002 (one request at a time)
-        lease: LeaseCheck = NO_LEASE,
-    ) -> Sequence[Outcome]:
-        """In requests of up to 10 MB; after one that finds the server unavailable nothing more is sent."""
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """In requests of up to 10 MB, or of one document; after one that is refused nothing more is sent."""
         node = self._node
         if node is None or self._stamp != self._files():
             node = self._connect()
-        work = _Work(events, lease)
+        work = _Work(events, lease, 1 if window == 1 else None)
         if self._settings.format == "access":
             self._append(node, work)
         else:
             self._mirror(node, work)
-        if work.refused is not None:
+        if work.is_refused:
             self.close()
         return hold_back(events, work.outcomes)
 
@@ -145,14 +139,13 @@ class ElasticsearchTarget:
         stuck: set[str] = set()
         for wave in waves(work.events):
             places = [place for place in wave if work.events[place].path not in stuck]
-            if work.refused is not None:
-                work.give_up(places)
-                continue
+            if work.is_refused:
+                return
             made = [
                 _Operation(work.events[place].path, b'{"create":{}}\n', line(work.events[place]).encode())
                 for place in places
             ]
-            for place, outcome in zip(places, self._carry_out(node, made, work.lease), strict=True):
+            for place, outcome in zip(places, self._carry_out(node, made, work), strict=True):
                 work.settle(place, outcome)
                 if isinstance(outcome, Failed):
                     stuck.add(work.events[place].path)
@@ -161,12 +154,9 @@ class ElasticsearchTarget:
         """One document for each object. What is rejected is left out, so that what stood before it gets its turn."""
         ids = self._ids(work)
         waiting = [place for place, event in enumerate(work.events) if event.path in ids]
-        while waiting:
-            if work.refused is not None:
-                work.give_up(waiting)
-                return
+        while waiting and not work.is_refused:
             rows = collapse(change(work.events[place], "namespace") for place in waiting)
-            settled = self._write(node, rows, ids, work.lease)
+            settled = self._write(node, rows, ids, work)
             blamed: set[str] = set()
             left: list[int] = []
             for place in reversed(waiting):
@@ -193,7 +183,7 @@ class ElasticsearchTarget:
                 work.settle(place, Rejected(f"{self._where}: {reason}"))
         return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
 
-    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes], lease: LeaseCheck) -> dict[str, Outcome]:
+    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes], work: _Work) -> dict[str, Outcome]:
         """Carry out what a batch comes to; a path that is not in the answer needed nothing."""
         made = [
             _Operation(path, b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
@@ -211,7 +201,7 @@ class ElasticsearchTarget:
                 settled |= dict.fromkeys(versions, found)
                 found = []
             made += found
-            settled |= zip((each.path for each in made), self._carry_out(node, made, lease), strict=True)
+            settled |= zip((each.path for each in made), self._carry_out(node, made, work), strict=True)
             made = []
             versions = {path: each for path, each in versions.items() if settled.get(path) is _CHANGED}
             if not versions:
@@ -242,16 +232,16 @@ class ElasticsearchTarget:
                     made.append(_Operation(path, b'{"delete":{"_id":%s,%s}}\n' % (ids[path], condition)))
         return made
 
-    def _carry_out(self, node: Node, operations: Sequence[_Operation], lease: LeaseCheck) -> list[Outcome]:
-        """An outcome for each operation; after one that is Unavailable all further ones are, untried."""
+    def _carry_out(self, node: Node, operations: Sequence[_Operation], work: _Work) -> list[Outcome]:
+        """An outcome for each operation; after a request with one that is refused no more are sent."""
         outcomes: list[Outcome] = []
-        for portion in _portions(operations, self._portion):
+        for portion in _portions(operations, self._portion, work.at_once or len(operations)):
             try:
-                outcomes += self._send(node, portion, lease)
+                outcomes += self._send(node, portion, work.lease)
             except TargetUnavailable as error:
                 outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
-            if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
-                outcomes += [refused] * (len(operations) - len(outcomes))
+            if any(isinstance(each, Unavailable) for each in outcomes[-len(portion) :]):
+                outcomes += [NOT_ATTEMPTED] * (len(operations) - len(outcomes))
                 break
         return outcomes
 
@@ -311,10 +301,11 @@ def _described(held: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _portions(operations: Sequence[_Operation], most: int) -> Iterator[Sequence[_Operation]]:
+def _portions(operations: Sequence[_Operation], most: int, at_once: int) -> Iterator[Sequence[_Operation]]:
+    """In parts of at most so many bytes, where one operation has no more, and so many operations."""
     start = size = 0
     for place, each in enumerate(operations):
-        if place > start and size + each.size > most:
+        if place > start and (size + each.size > most or place - start == at_once):
             yield operations[start:place]
             start, size = place, 0
         size += each.size

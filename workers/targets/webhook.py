@@ -6,7 +6,7 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 |-----------------------------------------------------------|------------------------------------------------------|
 | 2xx                                                       | Delivered                                            |
 | 410                                                       | Unavailable, and the target is to be paused          |
-| 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After                        |
+| 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After; nothing more is sent  |
 | 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
 | the third request in a row without an answer in time      | Failed, and Unavailable for all that would follow    |
 | other 4xx                                                 | Rejected, with the first bytes of the answer         |
@@ -56,16 +56,17 @@ _ANSWER_SHOWN = 500
 
 @dataclass
 class _Round:
-    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so.
+    """One call of `deliver`: an outcome for each event, and whether nothing more is sent.
 
-    `unanswered` counts the requests in a row that got no answer in time.
+    `unsent` is then the outcome of what was not sent. `unanswered` counts the requests in a row that got no answer in
+    time.
     """
 
     wire: Wire
     events: Sequence[Event]
     lease: LeaseCheck
     outcomes: list[Outcome] = field(init=False)
-    refused: Unavailable | None = None
+    unsent: Outcome | None = None
     unanswered: int = 0
 
     def __post_init__(self) -> None:
@@ -161,7 +162,7 @@ class WebhookTarget:
                 each.result()
         finally:
             # Also when this thread is interrupted no request may outlive the call.
-            work.refused = work.refused or Unavailable("not tried: the call was ended")
+            work.unsent = work.unsent or NOT_ATTEMPTED
             wait(running)
 
     def _send_in_order(self, work: _Round, indexes: Sequence[int]) -> None:
@@ -176,24 +177,24 @@ class WebhookTarget:
 
     def _sent_together(self, work: _Round, indexes: Sequence[int]) -> bool:
         """Whether one request has settled them all; if not, who is to blame shows when each goes by itself."""
-        outcome = work.refused or self._send(work, [work.events[index] for index in indexes])
-        if isinstance(outcome, Unavailable):
-            work.refused = work.refused or outcome
-        elif outcome is not DELIVERED:
+        outcome = work.unsent or self._send(work, [work.events[index] for index in indexes])
+        if isinstance(outcome, Failed | Rejected):
             return False
+        if isinstance(outcome, Unavailable):
+            work.unsent = work.unsent or NOT_ATTEMPTED
         for index in indexes:
             work.outcomes[index] = outcome
         return True
 
     def _send_alone(self, work: _Round, index: int, stuck: set[str]) -> None:
         event = work.events[index]
-        if work.refused is not None:
-            work.outcomes[index] = work.refused
+        if work.unsent is not None:
+            work.outcomes[index] = work.unsent
         elif event.path not in stuck:
             outcome = self._send(work, [event])
             work.outcomes[index] = outcome
             if isinstance(outcome, Unavailable):
-                work.refused = outcome
+                work.unsent = work.unsent or NOT_ATTEMPTED
             elif isinstance(outcome, Failed):
                 stuck.add(event.path)
 
@@ -243,13 +244,15 @@ class WebhookTarget:
         work.unanswered += 1
         reason = f"{work.wire.where}: no answer within {self._settings.read_timeout} s"
         if work.unanswered >= _UNANSWERED:
-            work.refused = Unavailable(f"not tried: {reason}, {work.unanswered} times in a row")
+            hangs = f"not tried: {reason}, {work.unanswered} times in a row"
+            work.unsent = Unavailable(hangs, unreachable=True)
         return Failed(reason)
 
     def _unanswered(self, wire: Wire, error: HTTPError) -> Outcome:
         reason = f"{wire.where}: {_words(error)}"
         if isinstance(error, ConnectTimeoutError | TLSError | ProxyError | PrivateAddressError):
-            return Unavailable(reason)  # NewConnectionError and NameResolutionError are kinds of the first
+            # NewConnectionError and NameResolutionError are kinds of the first.
+            return Unavailable(reason, unreachable=True)
         if isinstance(error, ProtocolError):
             try:
                 wire.check(self._settings.timeout, patience=_HANG_UP)

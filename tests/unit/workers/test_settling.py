@@ -10,7 +10,7 @@ from tests.builders import event
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
-from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked, unavailable
+from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked
 
 NOW = 1_795_000_000_000
 RULES = Rules(RetrySchedule(base=1000, cap=1000, max_attempts=3, max_age=0), NOW, Random(7))
@@ -112,8 +112,3 @@ def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
     settlement = settle_parked(parked, [AWAY, NOT_ATTEMPTED], RULES)
     assert (settlement.unpark, settlement.repark, settlement.deaths) == ([], [], [])
     assert 0 in settlement.progress, "the settlement is still guarded by the lease"
-
-
-def test_being_behind_is_not_taken_for_the_target_being_away() -> None:
-    assert unavailable([DELIVERED, FAILED, NOT_ATTEMPTED]) is None
-    assert unavailable([DELIVERED, NOT_ATTEMPTED, AWAY]) == AWAY

@@ -1,0 +1,63 @@
+"""A drain and its workers in this process, one after the other: real lanes, leases and breakers, without a broker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from app.config.settings import Settings
+from app.outbox.leases import Offer
+from app.outbox.registry import StoredTarget
+from tests.services import until
+from workers.context import Context
+from workers.lanes import Pace, Work
+from workers.mirror import Policy
+from workers.retry import RetrySchedule
+from workers.targets.base import Target
+
+
+class Delivery:
+    """Drains and delivers what the drain offers, over one outbox."""
+
+    def __init__(self, database_url: str, folder: Path, **settings: Any) -> None:
+        variables = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_DATABASE_URL": database_url}
+        variables |= {f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()}
+        self.context = Context(Settings.from_environ(variables))
+
+    def serve(self, target: Target, schedule: RetrySchedule, *, batch: int = 16) -> None:
+        """Deliver to this target object, whatever the settings of a target say."""
+        works: dict[int, Work] = {}
+
+        def work(stored: StoredTarget) -> Work:
+            name = stored.target.arn("")
+            made = Work(name, target, Policy.LOG, schedule, 1, Pace(batch, batch))
+            return works.setdefault(stored.row_id, made)
+
+        self.context.pool.work = work  # type: ignore[method-assign]
+
+    def turn(self) -> list[str]:
+        """Drain once and carry out each offer; what each came to."""
+        offers: list[Offer] = []
+        self.context.drain(offers.append)
+        return [self.context.deliver(offer.target, offer.lanes) for offer in offers]
+
+    def until(self, condition: Callable[[], object], timeout: float = 60, what: str = "") -> None:
+        """Turn after turn, until the condition holds."""
+
+        def turned() -> object:
+            self.turn()
+            return condition()
+
+        until(turned, timeout, what=what)
+
+
+@contextlib.contextmanager
+def delivery(database_url: str, folder: Path, **settings: Any) -> Iterator[Delivery]:
+    """A delivery over this outbox, closed with the block."""
+    made = Delivery(database_url, folder, **settings)
+    try:
+        yield made
+    finally:
+        made.context.close()

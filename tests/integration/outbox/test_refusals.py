@@ -1,0 +1,246 @@
+"""A target that refuses one object ("unavailable") and takes others; and one that refuses everything for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import models as m
+from app.outbox.append import Log, key_hash
+from app.outbox.books import read_books
+from app.outbox.database import Database
+from app.outbox.dead_letters import DeadLetter, DeadLetters, Filter
+from tests.builders import add_target, event, registry
+from tests.delivery import Delivery, delivery
+from tests.integration.outbox.scripted import Scripted, assert_balanced, assert_in_order
+from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.retry import RetrySchedule
+
+LANES = 4
+SCHEDULE = RetrySchedule(base=1, cap=20, max_attempts=3, max_age=0)
+REFUSED = Unavailable("503")
+
+
+@pytest.fixture
+def at_work(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Delivery]:
+    with delivery(outbox_url, tmp_path) as made:
+        yield made
+
+
+def keys(lane: int, count: int, name: str) -> list[str]:
+    """Names of objects that have their place in this lane."""
+    found: list[str] = []
+    number = 0
+    while len(found) < count:
+        key = f"{name}-{number}"
+        if key_hash("images", key) % LANES == lane:
+            found.append(key)
+        number += 1
+    return found
+
+
+def spread(count: int) -> list[str]:
+    """Names of objects in every lane."""
+    return [key for each in range(LANES) for key in keys(each, count // LANES, "healthy")]
+
+
+def record(database: Database, names: list[str]) -> list[Event]:
+    events = [event(name) for name in names]
+    Log(database).append([events])
+    return events
+
+
+def refusing(*names: str, outcome: Outcome = REFUSED) -> Scripted:
+    return Scripted(lambda one: outcome if one.key in names else DELIVERED)
+
+
+def letters(database: Database) -> list[DeadLetter]:
+    return DeadLetters(database).list(Filter())
+
+
+def attempts(database: Database) -> list[int]:
+    with database.reading() as connection:
+        return list(connection.execute(sa.select(m.parked.c.attempts)).scalars())
+
+
+def end_wait(database: Database) -> None:
+    """Let the breaker's next look come now."""
+    with database.writing() as connection:
+        connection.execute(m.targets.update().values(resume_at=0))
+
+
+def is_settled(database: Database) -> bool:
+    with database.reading() as connection:
+        [books] = read_books(connection)
+    return books.pending == books.parked == 0
+
+
+def assert_all_but_the_refused_arrive(
+    database: Database, at_work: Delivery, poison: list[str], names: list[str]
+) -> None:
+    """The healthy ones at once, and the refused ones die as others keep passing."""
+    add_target(database)
+    events = record(database, poison + names + poison)
+    target = refusing(*poison)
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: len(target.got) == len(names), what="every healthy event delivered")
+    more: list[Event] = []
+
+    def dead() -> bool:
+        # A target that takes nothing else could just as well be down.
+        more.extend(record(database, [f"later-{len(more)}-{number}" for number in range(4)]))
+        return len(letters(database)) == 2 * len(poison)
+
+    at_work.until(dead, what="the refused events dead")
+    at_work.until(lambda: is_settled(database), what="everything settled")
+    assert {(letter.attempts, letter.reason) for letter in letters(database)} == {(3, "503")}
+    assert_in_order(events + more, target.got, never=[one for one in events if one.key in poison])
+    assert len(target.got) == len(names) + len(more), "something was delivered twice"
+    assert_balanced(database)
+
+
+def test_one_refused_object_at_the_head_of_the_lowest_lane_holds_up_nobody(
+    database: Database, at_work: Delivery
+) -> None:
+    assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), spread(200))
+
+
+def test_one_refused_object_alone_in_its_lane_holds_up_no_other_lane(database: Database, at_work: Delivery) -> None:
+    healthy = [key for lane in range(1, LANES) for key in keys(lane, 50, "healthy")]
+    assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), healthy)
+
+
+def test_two_refused_objects_in_one_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+    assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), spread(100))
+
+
+def test_two_refused_objects_alone_in_one_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+    assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), keys(1, 60, "healthy"))
+
+
+def test_many_refused_objects_in_every_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+    poison = [key for lane in range(LANES) for key in keys(lane, 5, "refused")]
+    assert_all_but_the_refused_arrive(database, at_work, poison, spread(100))
+
+
+def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_fault(
+    database: Database, at_work: Delivery
+) -> None:
+    """As a SQL target answers that one of many rows made it wait too long: nobody knows which."""
+
+    class AllOrNothing(Scripted):
+        def deliver(self, events: list[Event], window: int) -> list[Outcome]:  # type: ignore[override]
+            if any(one.key == poison for one in events):
+                return [Unavailable("a lock was not had in time")] * len(events)
+            return super().deliver(events, window)
+
+    add_target(database)
+    [poison] = keys(0, 1, "refused")
+    healthy = spread(200)
+    events = record(database, [*healthy[:20], poison, *healthy[20:]])
+    target = AllOrNothing()
+    at_work.serve(target, SCHEDULE, batch=200)
+    at_work.until(lambda: len(target.got) == len(healthy), what="every healthy event delivered")
+    assert_in_order(events, target.got, never=[one for one in events if one.key == poison])
+    assert_balanced(database)
+
+
+def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Database, at_work: Delivery) -> None:
+    add_target(database)
+    events = record(database, spread(40))
+    target = Scripted()
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: is_settled(database))
+    events += record(database, spread(40))
+    down = Scripted(lambda one: REFUSED)
+    at_work.serve(down, SCHEDULE)
+    looks = 0
+    for _ in range(150):  # far more than max_attempts looks, whatever the breaker would like to wait
+        looks += len(at_work.turn())
+        end_wait(database)
+        assert set(attempts(database)) <= {0}
+        assert len(attempts(database)) <= LANES, "a target that is down needs no more than a suspect in each lane"
+        assert letters(database) == []
+    assert looks > 20
+    assert_balanced(database)
+    events += record(database, spread(40))
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: is_settled(database), 30)
+    assert_in_order(events, target.got)
+    assert len(target.got) == len(events)
+    assert_balanced(database)
+
+
+def test_an_outage_costs_objects_that_failed_before_no_attempt_either(database: Database, at_work: Delivery) -> None:
+    add_target(database)
+    failing = keys(0, 3, "failing")
+    record(database, failing)
+    at_work.serve(
+        refusing(*failing, outcome=Failed("500")), RetrySchedule(base=200, cap=200, max_attempts=50, max_age=0)
+    )
+    at_work.turn()
+    at_work.until(lambda: min(attempts(database), default=0) > 0)
+    record(database, keys(1, 1, "healthy"))
+    at_work.until(lambda: len(attempts(database)) == len(failing))
+    before = sorted(attempts(database))
+    at_work.serve(Scripted(lambda one: REFUSED), SCHEDULE)
+    for _ in range(60):
+        at_work.turn()
+        end_wait(database)
+    assert sorted(attempts(database)) == before
+    assert_balanced(database)
+
+
+def test_a_short_refusal_of_everything_costs_no_attempt(database: Database, at_work: Delivery) -> None:
+    """`max_attempts=1`: a single counted attempt would be a dead letter."""
+    add_target(database)
+    events = record(database, spread(80))
+    answers = iter([True] * 3 + [False] * 5 + [True] * 30 + [False] * 3)
+    target = Scripted(lambda one: DELIVERED if next(answers, True) else REFUSED)
+    at_work.serve(target, RetrySchedule(base=1, cap=1, max_attempts=1, max_age=0))
+    at_work.until(lambda: is_settled(database), 30)
+    assert letters(database) == []
+    assert_in_order(events, target.got)
+    assert_balanced(database)
+
+
+def test_gone_for_one_object_does_not_pause_a_target_that_takes_others(database: Database, at_work: Delivery) -> None:
+    target_id = add_target(database)
+    poison = keys(0, 1, "gone")
+    record(database, poison + keys(1, 20, "healthy"))
+    target = refusing(*poison, outcome=Unavailable("410", pause=True))
+    at_work.serve(target, SCHEDULE)
+    at_work.until(lambda: len(target.got) == 20, what="every healthy event delivered")
+    later = 0
+
+    def dead() -> bool:
+        nonlocal later
+        record(database, keys(1, 1, f"later-{(later := later + 1)}"))
+        return len(letters(database)) == 1
+
+    at_work.until(dead)
+    assert not registry(database).target(target_id).paused
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_gone_for_everything_pauses_the_target(database: Database, at_work: Delivery, count: int) -> None:
+    target_id = add_target(database)
+    record(database, [*keys(0, 1, "gone"), *keys(1, count - 1, "gone")])
+    at_work.serve(Scripted(lambda one: Unavailable("410", pause=True)), SCHEDULE)
+    at_work.until(lambda: registry(database).target(target_id).paused, what="the target paused")
+    assert set(attempts(database)) <= {0}
+
+
+def test_one_objects_retry_after_holds_up_no_other_object(database: Database, at_work: Delivery) -> None:
+    add_target(database)
+    poison = keys(0, 1, "refused")
+    record(database, poison)
+    target = refusing(*poison, outcome=Unavailable("429", retry_after=600))
+    at_work.serve(target, SCHEDULE)
+    at_work.turn()
+    record(database, spread(8))
+    at_work.until(lambda: len(target.got) == 8, 30, what="every healthy event delivered")
