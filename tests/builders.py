@@ -43,10 +43,10 @@ def event(
 
 def registry(database: Database) -> Registry:
     """A registry over a database, secrets sealed with a key of the test's own."""
-    return Registry(database, Sealer([_KEY]))
+    return Registry(database, Sealer([SECRET_KEY]))
 
 
-_KEY = "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A="
+SECRET_KEY = "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A="
 
 
 def add_target(

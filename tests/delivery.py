@@ -10,6 +10,7 @@ from typing import Any
 from app.config.settings import Settings
 from app.outbox.leases import Offer
 from app.outbox.registry import StoredTarget
+from tests.builders import SECRET_KEY
 from tests.services import until
 from workers.context import Context
 from workers.lanes import Pace, Work
@@ -22,7 +23,11 @@ class Delivery:
     """Drains and delivers what the drain offers, over one outbox."""
 
     def __init__(self, database_url: str, folder: Path, **settings: Any) -> None:
-        variables = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_DATABASE_URL": database_url}
+        variables = {
+            "BUCKETWIRE_VAR": str(folder),
+            "BUCKETWIRE_DATABASE_URL": database_url,
+            "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
+        }
         variables |= {f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()}
         self.context = Context(Settings.from_environ(variables))
 

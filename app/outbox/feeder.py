@@ -1,5 +1,6 @@
 """Record what waits in the spool folder, in its order, when the database is back."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -65,8 +66,7 @@ class Feeder:
         away = False
         while True:
             try:
-                if self._database.largest_event is not None:
-                    self.staging.remember_largest_event(self._database.largest_event)
+                self._remember_limit()
                 fed = self.feed() if self.staging.pending() else 0
             except DatabaseUnavailable:
                 away = True
@@ -77,6 +77,11 @@ class Feeder:
                     log.info("fed %d staged file(s)%s", fed, ", the database is back" if away else "")
                     away = False
             time.sleep(_PAUSE)
+
+    def _remember_limit(self) -> None:
+        if self._database.largest_event is not None:
+            with contextlib.suppress(OSError):  # a full disk, which only feeding can make emptier
+                self.staging.remember_largest_event(self._database.largest_event)
 
     def _batches(self, paths: Iterable[Path]) -> Iterator[list[_Staged]]:
         batch: list[_Staged] = []

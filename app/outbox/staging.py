@@ -111,18 +111,28 @@ class Staging:
         return sum(1 for _ in self.folder.glob("*.bad"))
 
     def set_aside(self, path: Path, reason: str) -> None:
-        """Take a file out of the line for good; a person has to look at it. The reason is in a file beside it."""
-        self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
+        """Take a file out of the line for good; a person has to look at it.
+
+        The reason is in a file beside it, unless the disk is full: the files behind it have to go on all the same.
+        """
+        with suppress(OSError):
+            self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
         path.rename(path.with_suffix(".bad"))
         _sync(self.folder)
         log.error("%s is set aside as .bad, its events are not recorded: %s", path, reason)
 
     def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
-        """Put these events of a file, each with its reason, in the place of the file; its others are recorded."""
-        events = [event for event, _ in refused]
-        self._put(path.with_suffix(".bad"), encoded(events))
-        self._put(path.with_suffix(".reason"), "".join(f"{event.id} {why}\n" for event, why in refused).encode())
-        path.unlink()
+        """Put these events of a file, each with its reason, in the place of the file; its others are recorded.
+
+        Where the disk is full the whole file is set aside instead.
+        """
+        bad = path.with_suffix(".bad")
+        try:
+            self._put(bad, encoded([event for event, _ in refused]))
+            self._put(path.with_suffix(".reason"), "".join(f"{event.id} {why}\n" for event, why in refused).encode())
+            path.unlink()
+        except OSError:
+            path.replace(bad)
         _sync(self.folder)
         log.error(
             "%s is set aside as .bad: the database refuses %d of its events: %s", path, len(refused), refused[0][1]
@@ -131,11 +141,15 @@ class Staging:
     def _put(self, place: Path, content: bytes) -> None:
         """Write a file that is there as a whole or not at all. One of the same name was written before a crash."""
         draft = place.with_suffix(f"{place.suffix}.draft")
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(place)
+        try:
+            with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(place)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
 
     def largest_event(self) -> int | None:
         """The limit that was remembered last, None for none; also by an earlier process."""

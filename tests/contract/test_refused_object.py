@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
+import psycopg2
 import pytest
 
 from app.events.model import Event
@@ -138,6 +141,27 @@ def test_an_outage_of_a_webhook_costs_no_attempt_and_keeps_the_order(
         numbers = [made["responseElements"]["x-amz-request-id"] for made in mine]
         assert len(numbers) == len(sent)
         assert numbers == sorted(numbers, key=int)
+
+
+def test_a_postgresql_with_one_locked_row_gets_all_others(
+    database: Database, at_work: Delivery, postgres_server: services.Postgres
+) -> None:
+    """A call is one transaction: it says of no event that it was the one that waited in vain."""
+    name = f"locked_{uuid4().hex[:12]}"
+    postgres_server.create_database(name)
+    dsn = postgres_server.dsn(name)
+    values = {"connection_string": dsn, "table": "rows", "format": "namespace", "timeout": "1s"}
+    add_target(database, "rows", type_name="postgresql", values=values, **RETRIES)
+    poison = keys(0, 1, "poison")
+    record(database, poison)
+    at_work.until(lambda: delivered(database) == 1, what="the row that will be locked")
+    with contextlib.closing(psycopg2.connect(dsn)) as other, other.cursor() as cursor:
+        cursor.execute("SELECT 1 FROM rows FOR UPDATE")
+        healthy = [key for lane in range(LANES) for key in keys(lane, 20, "healthy")]
+        record(database, [*healthy[:3], *poison, *healthy[3:]])
+        assert_only_the_refused_die(database, at_work, 1, 1 + len(healthy))
+        cursor.execute("SELECT key FROM rows")
+        assert {f"images/{key}" for key in healthy} <= {key for (key,) in cursor.fetchall()}
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -112,6 +113,32 @@ def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever
     Feeder(staging, database).feed()
     assert recorded(database) == [one.id for one in events if one.key != "poison"]
     assert list(decoded(bad.read_bytes())) == [one for one in events if one.key == "poison"]
+
+
+def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the_way(
+    postgres_database: str, tmp_path: Path
+) -> None:
+    """There is no room to write down what is refused, and none is made unless the files behind are fed."""
+    database = migrated(postgres_database)
+    refuse_poison(database)
+    staging = Staging(tmp_path / "spool")
+    before, poison, beside, unreadable, after = (event(key) for key in ("a", "poison", "b", "c", "d"))
+    for events in ([before], [poison, beside], [unreadable], [after]):
+        staging.append(events)
+    mixed, damaged = staging.files()[1:3]
+    damaged.write_bytes(b"damaged")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no byte can be written any more
+    try:
+        Feeder(staging, database).feed()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert recorded(database) == [before.id, beside.id, after.id]
+    assert not staging.pending()
+    assert list(decoded(mixed.with_suffix(".bad").read_bytes())) == [poison, beside]
+    assert damaged.with_suffix(".bad").read_bytes() == b"damaged"
+    assert not list(staging.folder.glob("*.draft"))
+    database.close()
 
 
 def test_buckets_that_differ_by_trailing_blanks_only_do_not_hold_each_other_up(database: Database) -> None:

@@ -1,0 +1,41 @@
+"""Beat while nobody serves the service queue: it stops sending, without any clock, and goes on when somebody does."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from kombu import Connection
+
+from tests import services
+from tests.services import until
+from tests.system import start_all, system
+
+MOST = 20  # messages that wait for whoever serves the queue next
+
+
+def waiting(url: str) -> int:
+    """How many messages wait in the service queue; 0 while there is none."""
+    with Connection(url) as connection:
+        try:
+            return int(connection.channel().queue_declare("bucketwire", passive=True).message_count)
+        except connection.channel_errors:
+            return 0
+
+
+@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+def test_a_few_messages_wait_for_a_drain_however_long_none_runs(kind: str, tmp_path: Path) -> None:
+    make = {"redis": services.redis, "rabbitmq": services.rabbitmq}[kind]
+    with make() as broker:
+        options = {"start": False, "workers": 0, "drain_interval": "10ms"}
+        with system(f"sqlite:///{tmp_path}/outbox.db", broker.url, **options) as whole:
+            whole.beat.start()
+            until(lambda: waiting(broker.url) >= 3, 60, what="messages in the service queue")
+            began = time.monotonic()
+            counts = [waiting(broker.url)]
+            until(lambda: counts.append(waiting(broker.url)) or time.monotonic() - began > 5, 60, what="500 turns")
+            assert max(counts) <= MOST
+            start_all([whole.drain])
+            until(lambda: waiting(broker.url) == 0, 60, what="the queue worked off")
+            assert "Error" not in whole.beat.said()
