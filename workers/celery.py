@@ -39,6 +39,7 @@ from workers import context, figures, nightly
 SERVICE_QUEUE = "bucketwire"
 SPARK_QUEUE = "spark"
 _LONGEST_JOB = 7 * 86400  # seconds
+PURGE_EVERY = 10  # seconds; a purge is short, and what leaves the log in a day is as much as comes in
 HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
 
 # A broker that is gone without a word would else be waited for: for ever by a worker, and by who publishes.
@@ -168,7 +169,7 @@ app.conf.update(
             "task": "nightly",
             "schedule": timedelta(seconds=nightly.EVERY),
         },
-        "purge": {"task": "purge", "schedule": timedelta(minutes=10)},
+        "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
     },
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,

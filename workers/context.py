@@ -34,6 +34,7 @@ from workers.targets.base import LeaseExpired
 log = logging.getLogger("bucketwire.worker")
 
 _REPAIR_INTERVAL = 60.0  # seconds
+_LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
 _REQUEST_TRIES, _REQUEST_PAUSE = 20, 0.5  # seconds between two tries to request a redelivery
 _KEPT = 3  # one connection that reads and one that writes may have gone stale
 
@@ -104,7 +105,8 @@ class Context:
 
     def purge(self) -> int:
         """Remove events that are older than the retention and done with."""
-        return purge(self.database, self.clock() - int(self.settings.retention * 1000))
+        older_than = self.clock() - int(self.settings.retention * 1000)
+        return purge(self.database, older_than, seconds=_LONGEST_PURGE)
 
     def close(self) -> None:
         """Close targets and database."""

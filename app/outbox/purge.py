@@ -1,5 +1,9 @@
 """Remove what retention no longer asks for from the tail of the log, in batches that hold no lock for long."""
 
+import math
+import time
+from random import Random
+
 import sqlalchemy as sa
 
 from app.outbox import models as m
@@ -8,19 +12,21 @@ from app.outbox.locks import lock_tail
 from app.outbox.version_retention import drop_unused, keep_records
 
 
-def purge(database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000) -> int:
+def purge(
+    database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000, seconds: float = math.inf
+) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing refers to.
 
-    Returns how many; stops after `most`, so that a purge is never long: the next one goes on. It looks at a partition
-    up to the first batch that ends with a newer event, not at all of it. What a mirror needs of the events is kept with
-    what it knows of its keys.
+    Returns how many; stops after `most` of them or so many `seconds`, so that a purge is never long: the next one goes
+    on. It looks at a partition up to the first batch that ends with a newer event, not at all of it. What a mirror
+    needs of the events is kept with what it knows of its keys.
     """
     with database.reading() as connection:
         lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
-    removed = 0
-    for lane in range(lanes):
+    removed, ends = 0, time.monotonic() + seconds
+    for lane in Random().sample(range(lanes), lanes):  # noqa: S311 - so that none is always the last
         after: int | None = 0
-        while after is not None and removed < most:
+        while after is not None and removed < most and time.monotonic() < ends:
             count, after = _purge_batch(database, lane, after, older_than, batch)
             removed += count
     drop_unused(database)

@@ -22,11 +22,10 @@ from pathlib import Path
 from app.outbox.database import now_ms
 from tests import services
 from tests.services import until
-from tests.services.child import run_to_end
 from tests.soak.load import LIST, Latencies, Load
 from tests.soak.sampling import LIMITS, NOT_JUDGED, Measure, Sampler, write_samples
 from tests.soak.trends import WARM_UP, Sample, Trend, envelope, judged, trend, warm_up
-from tests.system import BUCKETWIRE, System, system
+from tests.system import System, system
 
 HOUR = 3600
 DOWN = (1 / 10, 1 / 10 + 1 / 6)  # of each hour: from the 6th minute for ten minutes
@@ -48,7 +47,6 @@ class Scenario:
     down: services.Redis
     hour: float
     _replays: int = 0
-    _purges: int = 1
 
     def at(self, seconds: float) -> None:
         """Do what is due so many seconds after the beginning."""
@@ -61,21 +59,12 @@ class Scenario:
         if seconds > self.hour / 12 * (self._replays + 1):
             self._replays += 1
             self._replay()
-        # Beat purges every ten minutes; only a shorter run asks for purges of its own.
-        if self.hour < HOUR and seconds > self.hour / 6 * self._purges:
-            self._purges += 1
-            self._purge()
 
     def _replay(self) -> None:
         """Deliver the newest events again: of an hour's run those of 25 seconds."""
         target = ("webhook:all", "redis:namespace", "postgresql:namespace")[self._replays % 3]
         since = now_ms() - int(self.hour / 12 / 12 * 1000)
         self.whole.ask("POST", "/v1/replays", json={"target": target, "since": since})
-
-    def _purge(self) -> None:
-        argv: list[str | Path] = [BUCKETWIRE.with_name("celery"), "-A", "workers.celery", "call", "purge"]
-        folder = services.new_folder("purge")
-        run_to_end(argv, folder / "log", env=self.whole.settings)
 
 
 def make_targets(whole: System, log: services.Redis, down: services.Redis, others: Servers) -> None:

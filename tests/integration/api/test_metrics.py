@@ -122,9 +122,10 @@ def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> N
     with log.writing() as connection:
         connection.execute(m.targets.update().values(recorded=50, purged=4))
         connection.execute(m.cursors.update().where(m.cursors.c.lane < 2).values(delivered=9, superseded=1))
+        connection.execute(m.cursors.update().where(m.cursors.c.lane == 0).values(replayed=3))  # of those delivered
     [query] = re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL)
     with log.reading() as connection:
-        assert connection.exec_driver_sql(query).scalar_one() == 26
+        assert connection.exec_driver_sql(query).scalar_one() == 29
         connection.execute(m.targets.update().values(paused=True))
         assert connection.exec_driver_sql(query).scalar_one() == 0
 
