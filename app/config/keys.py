@@ -11,7 +11,7 @@ come in and go out, the checks, what is secret, and the reference page.
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar, cast, dataclass_transform
+from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
 from app.config.kinds import Kind, Switch, Toggle
 from app.config.problems import REDACTED, BadSettings, BadValue, Problem, did_you_mean
@@ -79,7 +79,12 @@ def declared(cls: type[T]) -> type[T]:
 
 
 class Declared:
-    """Settings whose keys are declared. They compare by value, and print without their secrets."""
+    """Settings whose keys are declared. They compare by value, and print without their secrets.
+
+    `of_service`: they come from the service's own environment alone, so references in them may name any file.
+    """
+
+    of_service: ClassVar[bool] = False
 
     def problems(self) -> Iterator[Problem]:
         """What is wrong between values that are each right by themselves."""
@@ -132,7 +137,7 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
                 missing.append(Problem(name, "", "is required", key.about))
             continue
         try:
-            parsed[name] = _value(key, text, environ)
+            parsed[name] = _value(key, text, environ, own=cls.of_service)
         except BadValue as error:
             wrong.append(Problem(name, key.shown(text), error.problem, error.hint))
     problems += wrong
@@ -145,13 +150,13 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
     return made
 
 
-def _value(key: Key, text: str, environ: Mapping[str, str] | None) -> Any:
+def _value(key: Key, text: str, environ: Mapping[str, str] | None, *, own: bool) -> Any:
     if REDACTED in text:
         raise BadValue(
             "holds what stands in place of a secret, not the secret", "give the secret, or leave the key out"
         )
     refers = key.refers and (is_reference(text) or not key.kind.has_colons)
-    return key.kind.parse(resolve(text, environ) if refers else text)
+    return key.kind.parse(resolve(text, environ, own=own) if refers else text)
 
 
 def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[str, str], list[Problem]]:

@@ -30,7 +30,10 @@ Variables go before what is stored. A target with an unknown key, a bad value or
 with the key, what is wrong with the value, and what would be right; no other target suffers for it.
 
 A secret is kept encrypted and shown as `*redacted*`. In place of a secret, and of a URL that may hold one, can stand
-`file:/path` or `env:NAME`: it is read where the service runs, each time that the target is opened.
+`file:/path` or `env:NAME`: it is read where the service runs, each time that the target is opened. The file has to
+stand directly in `BUCKETWIRE_SECRETS_DIR` (`/run/secrets` unless set, the same for API, workers and command line) and
+be none that the service itself uses; the variable must not begin with `BUCKETWIRE_`, `MINIO_`, `AWS_` or `FLOWER_`.
+This holds for settings from everywhere, `MINIO_NOTIFY_…` too; the service's own variables may name any file.
 
 On/off is `on` or `off`, `true` or `false`, `1` or `0`, `enabled` or `disabled`. A duration is a number with its unit:
 `300ms`, `10s`, `2m`, `1h30m`. An empty value is the default.

@@ -15,6 +15,7 @@ from app.config.keys import Declared, declared, keys_of, parse, setting
 from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Text, Toggle
 from app.config.networks import is_loopback
 from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
+from app.config.references import SECRETS_DIR
 from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
@@ -172,6 +173,8 @@ class BrokerUrl(Kind[str]):
 class Settings(Declared):
     """The service's settings. Durations are seconds, sizes bytes; URLs and secrets never show in its text form."""
 
+    of_service = True
+
     var: str = setting(Text(), default="var", about="the service's own folder")
     database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
     database_timeout: float = setting(
@@ -196,6 +199,9 @@ class Settings(Declared):
     secret_key: str = setting(Text(), default="", secret=True, about="of the S3 surface, at least 8 characters")
     s3_keys: tuple[S3Key, ...] = setting(
         S3Keys(), default="", secret=True, about="further keys of the S3 surface; scopes: read, admin"
+    )
+    secrets_dir: str = setting(
+        Path(), default=SECRETS_DIR, about="the only folder whose files settings of targets may refer to"
     )
     secret_keys: tuple[str, ...] = setting(
         SecretKeys(), default="", secret=True, about="seal stored secrets; empty: a key made in the folder"

@@ -111,7 +111,7 @@ def service(postgres_server: services.Postgres) -> Iterator[Service]:
         whole = system(
             postgres_server.create_database(f"outbox_{uuid4().hex[:12]}"), broker.url, concurrency=1, start=False,
             token=ADMIN, api_tokens=f"file:{folder}/tokens", s3_keys=f"file:{folder}/s3",
-            secret_keys=f"file:{folder}/seals",
+            secret_keys=f"file:{folder}/seals", secrets_dir=folder,
         )  # fmt: skip
         with whole as running:
             running.api.arguments = ["api", "--workers", "1"]
@@ -205,6 +205,11 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
     files: dict[str, Any] = {name: f"file:{service.folder}/{file}" for name, file in
                              (("signing_secret", "signing"), ("auth_token", "bearer"))}  # fmt: skip
     service.whole.add_target(f"webhook:{bucket}", bucket, endpoint=receiver.url, **files)
+    for own in ("seals", "tokens", "s3"):
+        place = f"{service.whole.api.url}/v1/targets/webhook/{bucket}"
+        values, login = {"auth_token": f"file:{service.folder}/{own}"}, {"Authorization": f"Bearer {ADMIN}"}
+        refused = httpx.put(place, json=values, headers=login, timeout=PATIENCE)
+        assert (refused.status_code, "a file of the service itself" in refused.text) == (400, True), refused.text
 
     def seen() -> tuple[bool, bool, str]:
         request = next_request(service, receiver, bucket)

@@ -20,7 +20,7 @@ targets:
   redis:cache:
     address: 127.0.0.1:6379
     key: events
-    password: file:{folder}/password
+    password: file:{folder}/secrets/password
   kafka:primary:
     brokers: [127.0.0.1:9092, 127.0.0.1:9093]
     topic: bucketevents
@@ -38,7 +38,8 @@ class Applied:
 
     def __init__(self, cli: Cli, folder: Path) -> None:
         self._cli, self._folder = cli, folder
-        (folder / "password").write_text("hush-hush-9f3\n")
+        (folder / "secrets").mkdir()
+        (folder / "secrets" / "password").write_text("hush-hush-9f3\n")
 
     def __call__(self, text: str = FILE, *words: str) -> Result:
         path = self._folder / "bucketwire.yaml"
@@ -47,7 +48,8 @@ class Applied:
 
 
 @pytest.fixture
-def applied(cli: Cli, tmp_path: Path) -> Applied:
+def applied(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Applied:
+    monkeypatch.setenv("BUCKETWIRE_SECRETS_DIR", str(tmp_path / "secrets"))
     return Applied(cli, tmp_path)
 
 

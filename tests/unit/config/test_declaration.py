@@ -1,6 +1,6 @@
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,9 +25,9 @@ MINIMAL["mqtt"] = {"broker": "tcp://me@h", "topic": "minio/events"}
 SIGNING = "whsec_" + "c2VjcmV0" * 4
 
 
-def problems(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
+def problems(type_name: str, values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> dict[str, str]:
     with pytest.raises(BadSettings) as caught:
-        load(type_name, values, {})
+        load(type_name, values, environ or {})
     return {problem.key: str(problem) for problem in caught.value.problems}
 
 
@@ -212,14 +212,16 @@ def test_broken_targets_are_told_one_by_one() -> None:
 def test_secrets_are_found_where_they_are_referred_to(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("hunter2\n")
-    by_file = load(RedisSettings, REDIS | {"password": f"file:{file}"})
+    by_file = load(RedisSettings, REDIS | {"password": f"file:{file}"}, {"BUCKETWIRE_SECRETS_DIR": str(tmp_path)})
     by_variable = load(RedisSettings, REDIS | {"password": "env:REDIS_PW"}, {"REDIS_PW": "hunter2"})
     assert by_file.password == by_variable.password == "hunter2"
     assert redacted("redis", {"password": f"file:{file}"}) == {"password": f"file:{file}"}
     assert load(RedisSettings, REDIS | {"key": "env:REDIS_PW"}, {"REDIS_PW": "x"}).key == "env:REDIS_PW"
 
 
-def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path) -> None:
+def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUCKETWIRE_SECRETS_DIR", str(tmp_path))
+    (tmp_path / "folder").mkdir()
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "large").write_text("x" * 70_000)
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
@@ -229,14 +231,98 @@ def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path) -
         "file:password": "is none",
         "env:a-b": "is none",
         f"file:{tmp_path}/none": "No such file",
-        f"file:{tmp_path}": "Is a directory",
+        f"file:{tmp_path}/folder": "Is a directory",
+        f"file:{tmp_path}/a\0b": "is none",
         f"file:{tmp_path}/empty": "empty or missing",
         f"file:{tmp_path}/large": "larger than",
         f"file:{tmp_path}/binary": "not UTF-8",
     }
     for reference, why in cases.items():
-        found: dict[str, Any] = problems("redis", REDIS | {"password": reference})
-        assert why in found["password"]
+        assert why in refusal(reference)
+
+
+def refusal(reference: str) -> str:
+    """Why a target may not have this in place of its password."""
+    return problems("redis", REDIS | {"password": reference}, os.environ)["password"]
+
+
+@pytest.fixture
+def secrets_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of secrets, beside the service's own folder and files that are nobody's business."""
+    folder, var = tmp_path / "secrets", tmp_path / "var"
+    for each in (folder, var, folder / "kubernetes.io", tmp_path / "secrets-2"):
+        each.mkdir()
+    inside = [folder / name for name in ("redis", "kubernetes.io/token", "seals", "tls.key", "outbox.db")]
+    for path in (*inside, var / "secret.key", tmp_path / "passwd", tmp_path / "secrets-2" / "x"):
+        path.write_text("hunter2")
+    (folder / "link").symlink_to(tmp_path / "passwd")
+    (folder / "to-var").symlink_to(var)
+    (folder / "hard").hardlink_to(folder / "seals")
+    (folder / "..data").symlink_to("..2026_11_22")  # as Kubernetes puts secrets into a folder
+    (folder / "..2026_11_22").mkdir()
+    (folder / "..2026_11_22" / "mounted").write_text("hunter2")
+    (folder / "mounted").symlink_to("..data/mounted")
+    (tmp_path / "alias").symlink_to(folder)
+    for name, value in {
+        "SECRETS_DIR": f"{folder}/", "VAR": str(var), "SECRET_KEYS": f"file:{folder}/seals",
+        "TLS_KEY": f"{folder}/tls.key", "DATABASE_URL": f"sqlite:///{folder}/outbox.db",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(f"BUCKETWIRE_{name}", value)
+    return folder
+
+
+@pytest.mark.parametrize("path", ["redis", "mounted", "./redis", "kubernetes.io/../redis", "/redis"])
+def test_targets_may_refer_to_files_of_the_folder_of_secrets(secrets_dir: Path, path: str) -> None:
+    assert load(RedisSettings, REDIS | {"password": f"file:{secrets_dir}/{path}"}).password == "hunter2"
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("../passwd", "outside the folder of secrets"), ("../nowhere", "outside the folder of secrets"),
+        ("../secrets-2/x", "outside the folder of secrets"), ("../alias/redis", "outside the folder of secrets"),
+        ("../var/secret.key", "outside the folder of secrets"),
+        ("kubernetes.io/token", "outside the folder of secrets"),
+        ("to-var/secret.key", "outside the folder of secrets"), ("", "outside the folder of secrets"),
+        ("redis/../../passwd", "outside the folder of secrets"), ("link", "a link that leads out"),
+        ("seals", "a file of the service itself"), ("hard", "a file of the service itself"),
+        ("tls.key", "a file of the service itself"), ("outbox.db", "a file of the service itself"),
+    ],
+)  # fmt: skip
+def test_targets_may_not_refer_to_any_other_file(secrets_dir: Path, path: str, why: str) -> None:
+    for type_name, values in (("redis", REDIS), ("webhook", {"endpoint": "http://h/"})):
+        key = "password" if type_name == "redis" else "auth_token"
+        reason = problems(type_name, values | {key: f"file:{secrets_dir}/{path}"}, os.environ)[key]
+        assert why in reason
+        assert "hunter2" not in reason
+    for absolute in ("/etc/passwd", "/proc/self/environ", "/etc/nowhere"):
+        reason = refusal(f"file:{absolute}")
+        assert "outside the folder of secrets" in reason, "and not whether there is such a file"
+        assert "BUCKETWIRE_SECRETS_DIR" in reason
+
+
+def test_a_folder_of_secrets_that_is_the_services_own_gives_away_nothing(
+    secrets_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    var = secrets_dir.parent / "var"
+    monkeypatch.setenv("BUCKETWIRE_SECRETS_DIR", str(var))
+    assert "of the service itself" in refusal(f"file:{var}/secret.key")
+
+
+def test_without_a_folder_of_secrets_it_is_that_of_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BUCKETWIRE_SECRETS_DIR", raising=False)
+    found = refusal("file:/run/secrets/there-is-none")
+    assert "No such file" in found
+    assert "outside" in refusal("file:/run/secrets/x/y")
+
+
+@pytest.mark.parametrize(
+    "name", ["BUCKETWIRE_TOKEN", "MINIO_NOTIFY_REDIS_PASSWORD", "MINIO_ROOT_PASSWORD", "AWS_SECRET_ACCESS_KEY",
+             "FLOWER_BASIC_AUTH"]
+)  # fmt: skip
+def test_targets_may_not_refer_to_variables_of_the_service(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "hunter2")
+    assert "variable of the service itself" in refusal(f"env:{name}")
 
 
 def test_the_written_reference_page_is_that_of_the_declarations() -> None:
