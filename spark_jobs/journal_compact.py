@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.outbox.database import Database
@@ -23,6 +24,8 @@ from spark_jobs.journal_sources import entries, recorded
 EVENTS, SET_ASIDE = "events", "aside"
 _TASKS = 2  # reads for each processor, as they are not equally long
 _FILE = "1000000"  # events of one file at most
+_PLAIN, _ODD = 200, 80  # bytes of names without and with characters that Spark escapes in a folder's name
+_SPARKS_OWN = "__HIVE_DEFAULT_PARTITION__"  # a folder of this name is read as null
 
 
 class AlreadyCompacting(AlreadyRunning):
@@ -68,7 +71,8 @@ def compact(
             tasks = _TASKS * spark.sparkContext.defaultParallelism
             read, aside = of_entries(persisted(entries(spark, settings, tasks=tasks, since=since)))
         read, aside = persisted(read), persisted(aside)
-        written = _keep(read, journal(spark, kept), kept / EVENTS, "day", "bucket")
+        stored = read.withColumn("bucket", folder_name(F.col("bucket")))
+        written = _keep(stored, journal(spark, kept), kept / EVENTS, "day", "bucket")
         _keep(aside, _there(spark, kept / SET_ASIDE, ASIDE), kept / SET_ASIDE)
         count, bad = read.count(), aside.count()
     return Compacted(count, written, bad, kept)
@@ -77,6 +81,17 @@ def compact(
 def journal(spark: SparkSession, kept: Path) -> DataFrame:
     """JOURNAL as it is kept there; empty where nothing is."""
     return _there(spark, kept / EVENTS, JOURNAL)
+
+
+def folder_name(bucket: Column) -> Column:
+    """The bucket's name, or its beginning and a digest where Spark cannot make a folder of it.
+
+    A folder's name has 255 bytes at most, and Spark writes up to three for one. An event may name any bucket, and one
+    that cannot be written would end the writing of all.
+    """
+    fits = bucket.rlike(rf"\A[A-Za-z0-9._-]{{1,{_PLAIN}}}\z") | (F.octet_length(bucket) <= _ODD)
+    digest = F.concat(F.substring(bucket, 1, 10), F.lit("…"), F.substring(F.sha2(bucket, 256), 1, 32))
+    return F.when(fits & (bucket != _SPARKS_OWN), bucket).otherwise(digest)
 
 
 def _keep(found: DataFrame, known: DataFrame, folder: Path, *divided: str) -> int:

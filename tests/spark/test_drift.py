@@ -13,12 +13,14 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
+from app.outbox.reconciliations import COUNTS
 from app.rules.model import Rule
 from spark_jobs.drift import counts, documents, drift, namespace
 from spark_jobs.judging import judge
 from spark_jobs.report import FINDINGS as FOLDER
-from spark_jobs.report import NotShared, check_whole, write_findings
+from spark_jobs.report import NotShared, Told, check_whole, write_findings, write_page
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
+from tests.hostile import BUCKETS
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -209,3 +211,23 @@ def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession
     left = spark.read.schema(FINDINGS).parquet(str(tmp_path / FOLDER))
     with pytest.raises(NotShared, match="a folder that all machines share"):
         check_whole(left, 3, str(tmp_path / FOLDER))
+
+
+def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    listing = spark.createDataFrame([thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
+    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    for number, name in enumerate((hostile, "../../x", "new\nline\x1b[31m", "🎉" * 250)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
+        compared = drift(
+            listing, rows, moving, bucket=name, rules=[every], policy="mirror", versioned=False, young=T + 1_000_000
+        )
+        findings = write_findings(compared, folder)
+        found = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
+        told = Told("r" * 32, name, "redis:x", "mirror", False, T, found, f"it is {name}")
+        page = write_page(findings, told, folder).read_text()
+        assert "&lt;script&gt;" in page
+        assert "<script" not in page
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3"}

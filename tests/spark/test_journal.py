@@ -38,6 +38,7 @@ from spark_jobs.journal_report import chosen, write
 from spark_jobs.stores import CannotRead
 from tests import provision, services
 from tests.builders import add_target, event, migrated, registry
+from tests.hostile import BUCKETS
 from tests.spark.conftest import QUICK
 from tests.spark.held import InMysql
 from tests.system import BUCKETWIRE
@@ -213,6 +214,32 @@ def test_the_log_is_kept_once_and_stays_when_it_is_forgotten(
         found = journal(spark, kept).collect()
         assert {row["id"]: row["record"] for row in found} == {one.id: one.record for one in events}
         assert {path.name for path in (kept / EVENTS).glob("day=*/bucket=*")} == {"bucket=2026", "bucket=images"}
+
+
+def test_no_name_of_a_bucket_stops_the_journal_or_its_report_or_leaves_its_folder(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    events = [event("k", bucket=name) for name in (*BUCKETS, "images", "__HIVE_DEFAULT_PARTITION__")]
+    with outbox() as database:
+        add_target(database)
+        Log(database).append([events])
+        first = compact(spark, database, registry(database), tmp_path / "kept")
+        again = compact(spark, database, registry(database), tmp_path / "kept")
+    assert (first.written, again.written) == (len(events), 0)
+    found = {row["id"]: row for row in journal(spark, place(tmp_path / "kept", None)).collect()}
+    for one in events:
+        row = found[one.id]
+        assert row["record"] == one.record
+        usual = row["bucket"] == one.bucket or one.bucket == "__HIVE_DEFAULT_PARTITION__"
+        assert usual or (len(one.bucket.encode()) > 80 and len(row["bucket"].encode()) <= 80)
+    assert {path.name for path in tmp_path.iterdir()} == {"kept"}
+    assert len({row["bucket"] for row in found.values()}) == len(events), "none is taken for another"
+
+    reported = write(journal(spark, place(tmp_path / "kept", None)), tmp_path / "new", source="the log", made=T)
+    page = reported.page.read_text()
+    assert reported.operations == len(events)
+    assert "<script" not in page
+    assert not re.search("[\x00-\x08\x0b\x0c\x0e-\x1f]", page), "it can be read as XML"
 
 
 def test_two_runs_do_not_write_into_one_folder(spark: SparkSession, tmp_path: Path) -> None:

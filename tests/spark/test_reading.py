@@ -397,15 +397,18 @@ def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
 ) -> None:
     settings, adapter = store
     names = [*BUCKETS, "images", "x", "X", "trail", "it", "IT'S", "lead", "new", "a", "ab", "..."]
+    paths = list[str]()
     target = adapter(settings)  # type: ignore[call-arg]  # an adapter takes its own settings
     target.open()
     try:
         for number, name in enumerate(names):
             [outcome] = target.deliver([event(f"k{number}", name, number)], 1)
-            assert outcome == DELIVERED, name
+            assert outcome == DELIVERED or "of at most 512 bytes; id_style=hash has no such limit" in str(outcome), name
+            if outcome == DELIVERED:
+                paths.append(f"{name}/k{number}")
     finally:
         target.close()
-    paths = [f"{name}/k{number}" for number, name in enumerate(names)]
+    assert len(names) - len(paths) == (getattr(settings, "id_style", "") == "plain")
     held = {(name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")}
     frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in BUCKETS]
     found = [tuple(row) for row in reduce(DataFrame.union, frames).collect()]

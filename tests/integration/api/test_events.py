@@ -9,11 +9,14 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+import sqlalchemy as sa
 
+from app.outbox import models as m
 from app.outbox.database import Database
 from app.outbox.registry import UnknownTarget
 from tests import services
 from tests.builders import add_target, event, registry
+from tests.hostile import BUCKETS, UNPOSTABLE
 from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
 
 FIXTURES = (Path(__file__).parents[2] / "fixtures/minio_webhook_events.jsonl").read_bytes().splitlines()
@@ -234,3 +237,14 @@ def test_an_objects_history_tells_where_each_event_stands(api: Api, database: Da
     assert [one["seq"] for one in found] == [4]
     problem(api.client.get("/v1/events?bucket=images"), 400, "bad-value")
     problem(api.client.get("/v1/events?bucket=images&kye=a"), 400, "bad-value")
+
+
+def test_a_hostile_name_of_a_bucket_is_kept_as_it_came_or_refused(api: Api, database: Database) -> None:
+    for name in BUCKETS:
+        answer = api.post(b'{"Records":[%s]}' % event("k", bucket=name).record.encode())
+        assert answer.status_code == 202, (name, answer.text)
+    with database.reading() as connection:
+        found = connection.execute(sa.select(m.events.c.bucket).order_by(m.events.c.seq)).scalars().all()
+    assert found == BUCKETS
+    for name in UNPOSTABLE:
+        assert problem(api.post(b'{"Records":[%s]}' % event("k", bucket=name).record.encode()), 400, "bad-events")
