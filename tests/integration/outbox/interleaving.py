@@ -268,8 +268,10 @@ class _Tree:
             del self.path[self.depth :]
             choice = _Choice(ready, set(self.asleep), min(awake))
             self.path.append(choice)
-        else:
-            return min(ready)  # the rest of this run is that of another one: only come to an end
+        else:  # the rest of this run is that of another one: only come to an end
+            del self.path[self.depth :]
+            self.asleep = {0, 1}
+            return min(ready)
         self.depth += 1
         step = ready[choice.chosen]
         others = (choice.asleep | choice.tried) - {choice.chosen}

@@ -66,6 +66,7 @@ class World:
     delivered: set[tuple[int, str]] = field(default_factory=set)  # row id of the opened target, and event id
     claimed: list[tuple[int, ...]] = field(default_factory=list)
     letters: frozenset[tuple[int, int, int]] = frozenset()  # dead letters that there are at the beginning
+    written: set[str] = field(default_factory=lambda: set(m.metadata.tables))  # tables that are not what they were
     retained: list[frozenset[str]] = field(default_factory=list)  # ids that a replay found in the log when it began
 
     def reset(self) -> None:
@@ -73,10 +74,16 @@ class World:
         self.delivered = set(self.base)
         self.claimed.clear()
         self.retained.clear()
+        tables = [
+            table
+            for table in m.metadata.sorted_tables
+            if self.written & {table.name, *(key.column.table.name for key in table.foreign_keys)}
+        ]
+        self.written.clear()
         with self.database.writing() as connection:
-            for table in reversed(m.metadata.sorted_tables):
+            for table in reversed(tables):
                 connection.execute(table.delete())
-            for table in m.metadata.sorted_tables:
+            for table in tables:
                 if self.rows[table.name]:
                     connection.execute(table.insert(), self.rows[table.name])
 

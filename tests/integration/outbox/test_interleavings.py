@@ -60,6 +60,7 @@ def broken(
 
     explorer = Explorer([worker.side for worker in workers], LockWaits(world.database))
     for done in orders(explorer, operations):
+        world.written.update(*(step.writes for _, step in done))
         if wrong := violations(world, workers):
             steps = [f"  {workers[number].side.name}: {step.text[:180]}" for number, step in done]
             yield "\n".join([f"A {first.__name__}, B {second.__name__}", *wrong, *steps])
