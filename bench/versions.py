@@ -1,6 +1,6 @@
 """A mirror's time for a batch of events of one hot key, by how many it has already: it must not grow.
 
-    python -m bench.versions [--versions 1000,100000] [--batch 500] [--rounds 7]
+    python -m bench.versions [--versions 1000,100000] [--batch 500] [--rounds 15]
 
 Each round records a batch and one worker works it off to a target that takes everything at once: what is measured is
 reading, deciding and settling. The batches are new versions of the key, then the removal of just these, newest first;
@@ -64,35 +64,40 @@ def record(database: Database, events: Sequence[Event]) -> None:
         log.append([events[start : start + 1000]])
 
 
-def round_times(url: str, versions: int, batch: int, rounds: int) -> tuple[float, float, float]:
-    """Seconds for a batch of new versions, of their removals, and of late removals without version."""
-    database = migrated(url, lanes=1)
-    target = add_target(database, bucket="images")
-    few = add_target(database, "few", bucket="unversioned", events=["s3:ObjectRemoved:*"])
-    add_target(database, "all", bucket="unversioned")
-    record(database, [event(KEY, version=f"v{number}") for number in range(versions)])
-    record(database, [event(KEY, bucket="unversioned") for _ in range(versions)])
-    for each in (target, few):
-        work_off(database, each, 1000)
-    new, removed, late = [], [], []
-    for number in range(rounds):
-        names = [f"v{versions + number * batch + place}" for place in range(batch)]
-        record(database, [event(KEY, version=name) for name in names])
-        new.append(work_off(database, target, batch))
-        record(database, [event(KEY, name=DELETE, version=name) for name in reversed(names)])
-        removed.append(work_off(database, target, batch))
-        old = [f"{0x18E9E833E5000000 + number * batch + place:X}" for place in range(batch)]
-        record(database, [event(KEY, name=DELETE, bucket="unversioned", sequencer=sequencer) for sequencer in old])
-        late.append(work_off(database, few, batch))
-    database.close()
-    return min(new), min(removed), min(late)
+class Hot:
+    """An outbox with a hot key of so many versions, and one of so many events without version; what batches took."""
+
+    def __init__(self, url: str, versions: int) -> None:
+        self.database = migrated(url, lanes=1)
+        self.mirror = add_target(self.database, bucket="images")
+        self.few = add_target(self.database, "few", bucket="unversioned", events=["s3:ObjectRemoved:*"])
+        add_target(self.database, "all", bucket="unversioned")
+        record(self.database, [event(KEY, version=f"v{number}") for number in range(versions)])
+        record(self.database, [event(KEY, bucket="unversioned") for _ in range(versions)])
+        for target in (self.mirror, self.few):
+            work_off(self.database, target, 1000)
+        self.next = versions
+        self.times: dict[str, list[float]] = {"new": [], "removed": [], "late, unversioned": []}
+
+    def round(self, batch: int) -> None:
+        numbers = range(self.next, self.next + batch)
+        self.next += batch
+        puts = [event(KEY, version=f"v{number}") for number in numbers]
+        removals = [event(KEY, name=DELETE, version=f"v{number}") for number in reversed(numbers)]
+        old = [f"{0x18E9E833E5000000 + number:X}" for number in numbers]
+        late = [event(KEY, name=DELETE, bucket="unversioned", sequencer=sequencer) for sequencer in old]
+        for what, target, events in (
+            ("new", self.mirror, puts), ("removed", self.mirror, removals), ("late, unversioned", self.few, late)
+        ):  # fmt: skip
+            record(self.database, events)
+            self.times[what].append(work_off(self.database, target, batch))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--versions", default="1000,100000")
     parser.add_argument("--batch", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     rows = []
     with ExitStack() as stack:
@@ -103,14 +108,17 @@ def main() -> None:
             "SQLite": lambda name: f"sqlite:///{folder / name}.db",
         }
         for outbox, url in urls.items():
-            least: tuple[float, float, float] | None = None
-            for versions in map(int, options.versions.split(",")):
-                times = round_times(url(f"v{versions}"), versions, options.batch, options.rounds)
-                least = least or times
-                row: dict[str, str | int | float] = {"outbox": outbox, "versions": versions}
-                for what, took, base in zip(("new", "removed", "late, unversioned"), times, least, strict=True):
-                    row |= {f"{what}, ms": 1000 * took, f"ratio of {what}": took / base}
+            hot = {count: Hot(url(f"v{count}"), count) for count in map(int, options.versions.split(","))}
+            for _ in range(options.rounds):
+                for each in hot.values():  # in turn, so that what else the machine does slows all of them
+                    each.round(options.batch)
+            least = hot[min(hot)]
+            for count, each in hot.items():
+                row: dict[str, str | int | float] = {"outbox": outbox, "versions": count}
+                for what, took in each.times.items():
+                    row |= {f"{what}, ms": 1000 * min(took), f"ratio of {what}": min(took) / min(least.times[what])}
                 rows.append(row)
+                each.database.close()
     show("versions", f"A hot key at a mirror, batches of {options.batch}", rows)
 
 

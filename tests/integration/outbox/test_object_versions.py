@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from random import Random
 
@@ -308,3 +309,38 @@ def knowledge(database: Database, name: str) -> set[tuple[object, ...]]:
     with database.reading() as connection:
         query = sa.select(*columns).join_from(m.object_versions, m.targets, t.id == v.target_id).where(t.name == name)
         return set(map(tuple, connection.execute(query)))
+
+
+def test_a_purge_at_the_same_time_changes_nothing(database: Database) -> None:
+    """Versions are removed in any order, their events purged at once; the newest that is left is always the row."""
+    mirror, chance, alive = Mirror(database, add_target(database)), Random(5), list[str]()
+    over = threading.Event()
+    problems: list[Exception] = []
+
+    def purging() -> None:
+        try:
+            while not over.is_set():
+                purged(database)
+        except Exception as error:  # noqa: BLE001 - told by the test itself
+            problems.append(error)
+
+    thread = threading.Thread(target=purging)
+    thread.start()
+    try:
+        for number in range(60):
+            if alive and (len(alive) > 8 or chance.random() < 0.5):
+                told = gone(alive.pop(chance.choice([-1, -1, chance.randrange(len(alive))])))
+            else:
+                alive.append(f"v{number}")
+                told = put(alive[-1])
+            assert mirror.tell(told) == ({"k": alive[-1]} if alive else {})
+    finally:
+        over.set()
+        thread.join()
+    assert problems == []
+    while alive:
+        alive.pop()
+        assert mirror.tell(gone(f"{mirror.rows['k']}")) == ({"k": alive[-1]} if alive else {})
+    purged(database)
+    assert rows_of(database, m.object_versions) == 0
+    assert_balanced(database)
