@@ -55,7 +55,8 @@ def counted(settlement: Settlement) -> Counter[str]:
         counts["superseded"] += progress.superseded
         counts["dead"] += progress.dead
     counts["parked"] = len(settlement.park)
-    counts["retried"] = len(settlement.repark)
+    # Not a suspect's refusal: it is no attempt, and during an outage there is one at every probe.
+    counts["retried"] = sum(park.last_tried >= park.refused_at for park in settlement.repark)
     return counts
 
 

@@ -57,7 +57,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes | No
     return found
 
 
-def deliver(probe: Namespace | Access, made: list[Event], window: int = 1, **settings: str) -> list[Outcome]:
+def deliver(probe: Namespace | Access, made: list[Event], window: int = 100, **settings: str) -> list[Outcome]:
     """The outcomes of one call to a target of its own."""
     target = probe.target(probe.values(), **settings)
     try:
@@ -130,21 +130,23 @@ def test_an_event_of_the_access_format_gets_an_id_from_the_server(journal: Acces
 # --- what a batch becomes
 
 
-@WINDOWS
-def test_a_batch_is_one_request(mirror: Namespace, window: int, requests: list[tuple[str, str, bytes | None]]) -> None:
+@pytest.mark.parametrize(("window", "needed"), [(1, 50), (100, 1)])
+def test_a_batch_is_one_request_and_in_sync_mode_one_for_each_document(
+    mirror: Namespace, window: int, needed: int, requests: list[tuple[str, str, bytes | None]]
+) -> None:
     target = mirror.target()
     target.open()
     requests.clear()
     batch = [events.put(f"object-{number % 50}") for number in range(300)] + [events.delete("object-1")]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
-    assert [path for _, path, _ in requests] == [f"/{mirror.index}/_bulk"]
+    assert [path for _, path, _ in requests] == [f"/{mirror.index}/_bulk"] * needed
     assert len(mirror.documents()) == 49
 
 
-@WINDOWS
+@pytest.mark.parametrize(("window", "needed"), [(1, 9), (100, 4)])
 def test_an_object_is_in_a_request_of_the_access_format_only_once(
-    journal: Access, window: int, requests: list[tuple[str, str, bytes | None]]
+    journal: Access, window: int, needed: int, requests: list[tuple[str, str, bytes | None]]
 ) -> None:
     target = journal.target()
     target.open()
@@ -152,7 +154,7 @@ def test_an_object_is_in_a_request_of_the_access_format_only_once(
     batch = [events.put(key, number=number) for number, key in enumerate("abcabcaaz", 1)]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
-    assert len(requests) == 4
+    assert len(requests) == needed
     held = {path: [number for each, number in numbers(journal) if each == path] for path, _ in numbers(journal)}
     assert held == {"images/a": [1, 4, 7, 8], "images/b": [2, 5], "images/c": [3, 6], "images/z": [9]}
 
@@ -264,7 +266,7 @@ def meddled(
         return answer
 
     monkeypatch.setattr(Node, "request", request)
-    outcomes = list(target.deliver([events.delete_version("a", "v1"), events.put("b")], 1))
+    outcomes = list(target.deliver([events.delete_version("a", "v1"), events.put("b")], 100))
     for each in (target, other):
         each.close()
     return outcomes
@@ -429,7 +431,7 @@ def test_an_api_key_needs_only_the_documented_rights(mirror: Namespace, form: st
     target = mirror.target(username="", password="", api_key=text)
     target.open()
     batch = [events.put("a", version="v1"), events.put("b"), events.delete("c"), events.delete_version("d", "v1")]
-    assert set(target.deliver(batch, 1)) == {DELIVERED}
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
     assert list(target.deliver([events.delete_version("a", "v1")], 1)) == [DELIVERED]
     target.close()
     assert {path for path, _ in mirror.held()} == {"images/b"}

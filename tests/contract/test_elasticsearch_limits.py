@@ -79,8 +79,8 @@ def test_a_certificate_file_that_cannot_be_read_is_named(guarded: Guarded) -> No
 def test_a_request_that_is_too_large_goes_in_halves_and_the_next_ones_smaller(guarded: Guarded) -> None:
     target = guarded.target(index="halves")
     batch = [events.put(f"object-{number}", metadata="x" * 8_000) for number in range(100)]
-    assert set(target.deliver(batch, 1)) == {DELIVERED}
-    assert set(target.deliver(batch, 1)) == {DELIVERED}
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
 
 
@@ -89,7 +89,7 @@ def test_a_document_that_is_too_large_is_told_from_a_node_that_is_busy(guarded: 
     """Above its limit for a request the node will never take it; above that for its memory it says: not now."""
     target = guarded.target(index="large")
     large = events.put("large", metadata="x" * kilobytes * 1000)
-    outcomes = attempt(target, [events.put("a"), large, events.put("b")], 1)
+    outcomes = attempt(target, [events.put("a"), large, events.put("b")], 100)
     target.close()
     if kilobytes > MOST:
         assert [type(outcome).__name__ for outcome in outcomes] == ["Delivered", "Rejected", "Delivered"]

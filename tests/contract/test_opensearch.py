@@ -79,7 +79,7 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
 def test_it_keeps_every_event(server: OpenSearch) -> None:
     target = made(server, "journal", format="access")
     batch = [events.put(f"object-{number % 5}") for number in range(20)]
-    assert set(target.deliver(batch, 1)) == {DELIVERED}
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
     assert len(documents(server, "journal")) == 20
 
@@ -88,7 +88,7 @@ def test_what_it_cannot_parse_is_rejected_in_its_own_words(server: OpenSearch) -
     event = events.put("a")
     poison = event._replace(record=event.record.replace('"size":', '"size..x":'))
     target = made(server, "poison")
-    outcomes = list(target.deliver([poison, events.put("b")], 1))
+    outcomes = list(target.deliver([poison, events.put("b")], 100))
     target.close()
     assert isinstance(outcomes[0], Rejected)
     assert "mapper_parsing_exception" in outcomes[0].reason

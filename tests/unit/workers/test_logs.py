@@ -12,6 +12,7 @@ from tests.builders import event
 from workers.logs import Setback, counted, lanes_text, setbacks, tell_setback, tell_settled
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
+from workers.second_opinion import RefusedAgain, Suspect
 from workers.settling import Result, Rules, settle_batch, settle_parked
 
 NOW = 1_795_000_000_000
@@ -61,6 +62,15 @@ def test_a_later_attempt_is_told_with_its_number_and_the_last_one_as_the_end() -
         settlement = settle_parked([entry], [Failed("500")], rules(most))
         [found] = setbacks(settlement, [(entry.logged, Failed("500"))])
         assert (found.outcome, found.attempt, found.due is not None) == ("failed", 2, due)
+
+
+def test_a_suspects_refusal_is_no_attempt_and_no_retry() -> None:
+    suspect = Suspect(AWAY, refused_at=NOW, due=NOW + 200)
+    assert said(("a", DELIVERED), ("b", suspect)) == {}
+    settlement = settle_parked([Parked(logged(1, "a"), 1, NOW - 400, "[]", NOW - 300)], [suspect], rules())
+    assert not any(counted(settlement).values())
+    again = settle_parked([Parked(logged(1, "a"), 1, NOW - 400, "[]")], [RefusedAgain("503", None, NOW)], rules())
+    assert counted(again)["retried"] == 1
 
 
 def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,6 +10,7 @@ from tests.builders import event
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
+from workers.second_opinion import RefusedAgain, Suspect
 from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked
 
 NOW = 1_795_000_000_000
@@ -112,3 +113,24 @@ def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
     settlement = settle_parked(parked, [AWAY, NOT_ATTEMPTED], RULES)
     assert (settlement.unpark, settlement.repark, settlement.deaths) == ([], [], [])
     assert 0 in settlement.progress, "the settlement is still guarded by the lease"
+
+
+def test_a_suspect_is_parked_until_it_is_due_and_its_objects_later_events_behind_it() -> None:
+    batch = Batch([logged(1, 7), logged(2, 7), logged(3, 8)], {0: 3})
+    settlement = settle_batch(batch, [Suspect(AWAY, NOW, NOW + 200), NOT_ATTEMPTED, NOT_ATTEMPTED], RULES)
+    assert [(park.seq, park.attempts, park.not_before, park.refused_at) for park in settlement.park] == [
+        (1, 0, NOW + 200, NOW),
+        (2, 0, NEVER, 0),
+    ]
+    assert settlement.progress[0].position == 2, "what was not sent stays in the log"
+
+
+def test_a_suspect_that_is_parked_keeps_its_attempts_and_one_that_is_refused_again_has_one_more() -> None:
+    entry = Parked(logged(1, 7), 1, NOW - 900, "[]", NOW - 800, NOW - 700)
+    [again] = settle_parked([entry], [Suspect(AWAY, NOW, NOW + 200)], RULES).repark
+    assert (again.attempts, again.first_tried, again.last_tried) == (1, NOW - 900, NOW - 800)
+    assert (again.refused_at, again.not_before) == (NOW, NOW + 200)
+    [counted] = settle_parked([entry], [RefusedAgain("503", None, NOW)], RULES).repark
+    assert (counted.attempts, counted.last_tried, counted.refused_at) == (2, NOW, NOW)
+    [failed] = settle_parked([entry], [FAILED], RULES).repark
+    assert failed.refused_at == 0, "an answer of its own clears it of suspicion"
