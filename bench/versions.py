@@ -28,6 +28,7 @@ from workers.lanes import Lanes, Pace, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Outcome
 from workers.retry import RetrySchedule
+from workers.targets.base import NO_LEASE, LeaseCheck
 
 KEY = "hot"
 
@@ -38,7 +39,7 @@ class Taker:
     def open(self) -> None:
         pass
 
-    def deliver(self, events: Sequence[Event], window: int) -> list[Outcome]:  # noqa: ARG002 - the targets' contract
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:  # noqa: ARG002 - the targets' contract
         return [DELIVERED] * len(events)
 
     def close(self) -> None:

@@ -98,6 +98,6 @@ class DatabaseClock:
         error = (received - sent) / 2
         new, old = _Reading(shown, sent + error, error), self._reading
         # A slow answer tells less than a quick one did before, as long as the two agree.
-        if old is not None and old.error < error and abs(old.now(new.at) - shown) <= error:
+        if old is not None and old.error < error and abs(old.now(new.at) - shown) <= error + old.error:
             return old
         return new

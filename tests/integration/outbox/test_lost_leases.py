@@ -223,7 +223,8 @@ def test_a_call_of_five_leases_succeeds_while_the_lease_is_renewed(two: Two) -> 
 
     def lasts() -> None:
         until(lambda: now_ms() - began > 5_000, 10, what="five leases")
-        assert Leases(two.database, 1000).claim(two.target, LANES, "other", now_ms()) is None
+        row_id = registry(two.database).target(two.target).row_id
+        assert Leases(two.database, 1000).claim(row_id, LANES, "other", now_ms()) is None
 
     two.meanwhile(lasts)
     assert two.work_off() == "delivered=2"

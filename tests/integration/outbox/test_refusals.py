@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ from tests.delivery import Delivery, delivery
 from tests.integration.outbox.scripted import Scripted, assert_balanced, assert_in_order
 from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
+from workers.targets.base import NO_LEASE, LeaseCheck
 
 LANES = 4
 SCHEDULE = RetrySchedule(base=1, cap=20, max_attempts=3, max_age=0)
@@ -133,10 +134,10 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
     """As a SQL target answers that one of many rows made it wait too long: nobody knows which."""
 
     class AllOrNothing(Scripted):
-        def deliver(self, events: list[Event], window: int) -> list[Outcome]:  # type: ignore[override]
+        def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
             if any(one.key == poison for one in events):
                 return [Unavailable("a lock was not had in time")] * len(events)
-            return super().deliver(events, window)
+            return super().deliver(events, window, lease)
 
     add_target(database)
     [poison] = keys(0, 1, "refused")

