@@ -52,7 +52,7 @@ def code_before(migration: Path, folder: Path) -> None:
     """Put the code there that had not this migration yet; skips the test where the history does not go back to it."""
     if Path(git("rev-parse", "--show-toplevel") or "/") != ROOT:
         pytest.skip("the code of the version before is taken from git, and this is no repository")
-    added = git("log", "--diff-filter=A", "--format=%H", "-1", "--", str(migration))
+    added = git("log", "--first-parent", "-m", "--diff-filter=A", "--format=%H", "-1", "--", str(migration))
     before = f"{added}~1" if added else "HEAD"  # not committed yet
     if not git("rev-parse", "--verify", f"{before}^{{tree}}"):
         pytest.skip(f"the history is too shallow to have the code from before {migration.name}")
