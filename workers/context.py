@@ -34,6 +34,7 @@ from workers.targets.base import LeaseExpired
 log = logging.getLogger("bucketwire.worker")
 
 _REPAIR_INTERVAL = 60.0  # seconds
+_DROP_INTERVAL = 600.0  # seconds
 _LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
 _REQUEST_TRIES, _REQUEST_PAUSE = 20, 0.5  # seconds between two tries to request a redelivery
 _KEPT = 3  # one connection that reads and one that writes may have gone stale
@@ -53,6 +54,7 @@ class Context:
         self.pool = Pool(self.registry, settings)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0
+        self._unused_dropped = -_DROP_INTERVAL
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._away = False
@@ -106,7 +108,10 @@ class Context:
     def purge(self) -> int:
         """Remove events that are older than the retention and done with."""
         older_than = self.clock() - int(self.settings.retention * 1000)
-        return purge(self.database, older_than, seconds=_LONGEST_PURGE)
+        unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
+        if unused:
+            self._unused_dropped = time.monotonic()
+        return purge(self.database, older_than, seconds=_LONGEST_PURGE, unused=unused)
 
     def close(self) -> None:
         """Close targets and database."""

@@ -13,13 +13,20 @@ from app.outbox.version_retention import drop_unused, keep_records
 
 
 def purge(
-    database: Database, older_than: int, *, batch: int = 1000, most: int = 100_000, seconds: float = math.inf
+    database: Database,
+    older_than: int,
+    *,
+    batch: int = 1000,
+    most: int = 100_000,
+    seconds: float = math.inf,
+    unused: bool = True,
 ) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing refers to.
 
     Returns how many; stops after `most` of them or so many `seconds`, so that a purge is never long: the next one goes
     on. It looks at a partition up to the first batch that ends with a newer event, not at all of it. What a mirror
-    needs of the events is kept with what it knows of its keys.
+    needs of the events is kept with what it knows of its keys. With `unused` what was kept for mirrors that are
+    none any more is deleted, too, which locks every mirror's cursors in turn.
     """
     with database.reading() as connection:
         lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
@@ -29,7 +36,8 @@ def purge(
         while after is not None and removed < most and time.monotonic() < ends:
             count, after = _purge_batch(database, lane, after, older_than, batch)
             removed += count
-    drop_unused(database)
+    if unused:
+        drop_unused(database)
     return removed
 
 
