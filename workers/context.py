@@ -106,12 +106,17 @@ class Context:
             self._note_away(error)
 
     def purge(self) -> int:
-        """Remove events that are older than the retention and done with."""
-        older_than = self.clock() - int(self.settings.retention * 1000)
+        """Remove events that are older than the retention and done with; how many, 0 while the database is away."""
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
+        try:
+            older_than = self.clock() - int(self.settings.retention * 1000)
+            removed = purge(self.database, older_than, seconds=_LONGEST_PURGE, unused=unused)
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
         if unused:
             self._unused_dropped = time.monotonic()
-        return purge(self.database, older_than, seconds=_LONGEST_PURGE, unused=unused)
+        return removed
 
     def close(self) -> None:
         """Close targets and database."""
