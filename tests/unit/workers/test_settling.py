@@ -115,14 +115,13 @@ def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
     assert 0 in settlement.progress, "the settlement is still guarded by the lease"
 
 
-def test_a_suspect_is_parked_until_it_is_due_and_its_objects_later_events_behind_it() -> None:
+def test_a_suspect_is_parked_until_it_is_due_and_what_was_not_sent_after_it_stays_in_the_log() -> None:
     batch = Batch([logged(1, 7), logged(2, 7), logged(3, 8)], {0: 3})
     settlement = settle_batch(batch, [Suspect(AWAY, NOW, NOW + 200), NOT_ATTEMPTED, NOT_ATTEMPTED], RULES)
     assert [(park.seq, park.attempts, park.not_before, park.refused_at) for park in settlement.park] == [
         (1, 0, NOW + 200, NOW),
-        (2, 0, NEVER, 0),
     ]
-    assert settlement.progress[0].position == 2, "what was not sent stays in the log"
+    assert settlement.progress[0].position == 1
 
 
 def test_a_suspect_that_is_parked_keeps_its_attempts_and_one_that_is_refused_again_has_one_more() -> None:
