@@ -131,6 +131,9 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[Logged]) -
             parked.append(logged)
     if not parked:
         return 0
+    # Before the insert: its foreign key takes a shared lock of the target's row on MySQL, and to raise that beside an
+    # append that waits for the row would be a deadlock.
+    connection.execute(m.targets.update().where(t.id == target_id).values(recorded=t.recorded + len(parked)))
     # NEVER, so that an event in front of the object's head takes over its back-off; else it becomes due at once.
     rows = [
         {
@@ -141,5 +144,4 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[Logged]) -
     ]  # fmt: skip
     connection.execute(m.parked.insert(), rows)
     restore_heads(connection, target_id, {logged.object for logged in parked})
-    connection.execute(m.targets.update().where(t.id == target_id).values(recorded=t.recorded + len(parked)))
     return len(parked)
