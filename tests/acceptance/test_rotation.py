@@ -225,7 +225,7 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
     assert seen() == (False, True, "Bearer second-token")
     [worker] = service.whole.workers
     assert worker.said().count("goes on with the secrets that it has: ") == 1
-    assert service.whole.settled(f"webhook:{bucket}")
+    until(lambda: service.whole.settled(f"webhook:{bucket}"), PATIENCE, what="every request counted")
 
 
 def test_the_keys_that_seal_secrets_change_while_workers_run(service: Service, receiver: services.Receiver) -> None:

@@ -78,11 +78,14 @@ def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetst
 def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
-    plain, event = len(formats.log(events.put("a", metadata="x")).encode()), events.traced(events.put("a"))
+    plain = len(formats.log(events.put("a", metadata="x", number=100)).encode())
+    event = events.traced(events.put("a"))
     header = "".join(f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | events.TRACE).items())
     header = f"NATS/1.0\r\n{header}\r\n"
     room = most - len(header) - plain + 1
-    beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more))) for more in (1, 0))
+    beyond, fits = (
+        events.traced(events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0)
+    )
     target = jetstream.target()
     outcomes = target.deliver([event, beyond, fits], 1)
     target.close()
