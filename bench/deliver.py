@@ -1,10 +1,10 @@
-"""Draining and delivering, target by target: one worker's lanes beside the raw driver's loop on the same server.
+"""Draining and delivering, target by target: one worker's partitions beside the raw driver's loop on the same server.
 
     python -m bench.deliver [--events 20000] [--rounds 3]
 
 The raw loop holds ready-made bodies in memory and sends them in batches of the same size by the same bulk form of the
-protocol; the lanes read them from a durable PostgreSQL outbox, decide, deliver and settle. Both alternate, and the best
-round of each counts.
+protocol; the partitions read them from a durable PostgreSQL outbox, decide, deliver and settle. Both alternate, and
+the best round of each counts.
 """
 
 import argparse
@@ -32,7 +32,7 @@ from tests import services
 from tests.builders import add_target, event, migrated, registry
 from workers.formats import log as log_envelope
 from workers.formats import records, redis_access
-from workers.lanes import Lanes, Pace, Work
+from workers.partition_worker import Pace, PartitionWorker, Work
 from workers.pool import policy, schedule, window
 from workers.targets import create
 
@@ -106,7 +106,7 @@ def webhook_cases(server: services.Receiver) -> Iterable[Case]:
 
 
 class Deliverer:
-    """Works off every lane of one target, as one worker process does."""
+    """Works off every partition of one target, as one worker process does."""
 
     def __init__(self, database: Database, target: TargetId) -> None:
         books = registry(database)
@@ -119,12 +119,12 @@ class Deliverer:
             Pace(BATCH, BATCH),
         )  # fmt: skip
 
-    def run(self, lanes: Iterable[int] = range(16)) -> int:
+    def run(self, partitions: Iterable[int] = range(16)) -> int:
         delivered = 0
-        for lane in lanes:
-            lease = self.leases.claim(self.row_id, [lane], f"bench-{lane}", now_ms())
+        for partition in partitions:
+            lease = self.leases.claim(self.row_id, [partition], f"bench-{partition}", now_ms())
             assert lease is not None
-            delivered += Lanes(self.store, self.work, lease).work_off(lambda: False).counts["delivered"]
+            delivered += PartitionWorker(self.store, self.work, lease).work_off(lambda: False).counts["delivered"]
             self.leases.release(lease)
         return delivered
 
@@ -174,7 +174,7 @@ def main() -> None:
             connection.execute(sa.text("ANALYZE events"))
         for case, target in zip(cases, targets, strict=True):
             few = case.type_name == "webhook"
-            part, lanes = (events[: len(events) // 16], range(1)) if few else (events, range(16))
+            part, partitions = (events[: len(events) // 16], range(1)) if few else (events, range(16))
             deliverer = Deliverer(database, target)
             raw_loop = case.raw
             assert raw_loop is not None  # only NATS Streaming, in bench.targets, has none
@@ -183,14 +183,14 @@ def main() -> None:
                 raw.append(timed(lambda raw_loop=raw_loop, part=part: raw_loop(part)) / len(part))
                 rewind(database, target)
                 done: list[int] = []
-                seconds = timed(lambda: done.append(deliverer.run(lanes)))  # noqa: B023 - called at once
+                seconds = timed(lambda: done.append(deliverer.run(partitions)))  # noqa: B023 - called at once
                 ours.append(seconds / done[0])
             deliverer.adapter.close()
             rows.append(
                 {
                     "target": case.name,
                     "raw loop, events/s": 1 / min(raw),
-                    "lanes, events/s": 1 / min(ours),
+                    "partitions, events/s": 1 / min(ours),
                     "share of the raw loop, %": 100 * min(raw) / min(ours),
                     "cost of the outbox, µs/event": (min(ours) - min(raw)) * 1e6,
                 }

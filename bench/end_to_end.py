@@ -3,7 +3,7 @@
     python -m bench.end_to_end [--events 50000] [--tasks 4000] [--backlog 1000000]
 
 Two pool processes on both sides, PostgreSQL with fsync, a Redis as broker and one as target. With --backlog, also the
-rate of a backlog of that many events beside one of 10,000, both through one worker's lanes.
+rate of a backlog of that many events beside one of 10,000, both through one worker's partitions.
 """
 
 import argparse
@@ -60,7 +60,7 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
     stack.callback(database.close)
     fill(database, events)
     with psycopg2.connect(outbox.dsn("outbox")) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE delivered (lane int, seq bigint)")
+        cursor.execute("CREATE TABLE delivered (partition int, seq bigint)")
     environment = {
         "BENCH_BROKER": broker.url,
         "BENCH_TARGET": f"redis://127.0.0.1:{target.port}/0",
@@ -70,7 +70,7 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
     from bench import per_event
 
     with database.reading() as connection:
-        places = connection.execute(sa.select(m.events.c.lane, m.events.c.seq)).all()
+        places = connection.execute(sa.select(m.events.c.partition, m.events.c.seq)).all()
     for place in places:
         per_event.app.send_task("one", args=list(place))
     client = redis.Redis(port=target.port)
@@ -96,7 +96,7 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
 
 
 def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
-    """Events per second of one worker's lanes for backlogs of different sizes, on one server."""
+    """Events per second of one worker's partitions for backlogs of different sizes, on one server."""
     outbox, target = stack.enter_context(services.postgres(durable=True)), stack.enter_context(services.redis())
     rates = {}
     for size in sizes:
@@ -140,7 +140,12 @@ def main() -> None:
         "end_to_end",
         "From the outbox to a Redis list, two pool processes, Redis broker, durable PostgreSQL",
         [
-            {"design": "log, lanes and cursors", "events": options.events, "events/s": ours, "multiple": ours / naive},
+            {
+                "design": "log, partitions and cursors",
+                "events": options.events,
+                "events/s": ours,
+                "multiple": ours / naive,
+            },
             {"design": "one task per event", "events": options.tasks, "events/s": naive, "multiple": 1.0},
         ],
     )
@@ -150,7 +155,7 @@ def main() -> None:
         small = rates[10_000]
         show(
             "backlog",
-            "Rate by size of the backlog, one worker's lanes into a Redis list",
+            "Rate by size of the backlog, one worker's partitions into a Redis list",
             [{"backlog": size, "events/s": rate, "share, %": 100 * rate / small} for size, rate in rates.items()],
         )
 

@@ -1,4 +1,4 @@
-"""What the log and its lanes are measured against: one Celery task for each event, one commit for each delivery.
+"""What the log and its partitions are measured against: one Celery task for each event, one commit for each delivery.
 
 The way most services begin: the task carries the event's id, reads the event, delivers it, and marks it delivered.
 """
@@ -25,11 +25,11 @@ def _connections() -> tuple[Any, Any]:
 
 
 @app.task(name="one")
-def one(lane: int, seq: int) -> None:
+def one(partition: int, seq: int) -> None:
     """Deliver one event."""
     database, target = _connections()
     with database, database.cursor() as cursor:
-        cursor.execute("SELECT record FROM events WHERE lane = %s AND seq = %s", (lane, seq))
+        cursor.execute("SELECT record FROM events WHERE partition = %s AND seq = %s", (partition, seq))
         [record] = cursor.fetchone()
         target.rpush("per-event", record)
-        cursor.execute("INSERT INTO delivered VALUES (%s, %s)", (lane, seq))
+        cursor.execute("INSERT INTO delivered VALUES (%s, %s)", (partition, seq))

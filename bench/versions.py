@@ -24,9 +24,9 @@ from app.outbox.store import Store
 from bench.report import show
 from tests import services
 from tests.builders import DELETE, add_target, event, migrated
-from workers.lanes import Lanes, Pace, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Outcome
+from workers.partition_worker import Pace, PartitionWorker, Work
 from workers.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
@@ -53,7 +53,7 @@ def work_off(database: Database, target: TargetId, batch: int) -> float:
     assert lease is not None
     work = Work(str(target), Taker(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, Pace(batch, batch))
     started = time.perf_counter()
-    Lanes(store, work, lease).work_off(lambda: False)
+    PartitionWorker(store, work, lease).work_off(lambda: False)
     took = time.perf_counter() - started
     leases.release(lease)
     return took
@@ -69,7 +69,7 @@ class Hot:
     """An outbox with a hot key of so many versions, and one of so many events without version; what batches took."""
 
     def __init__(self, url: str, versions: int) -> None:
-        self.database = migrated(url, lanes=1)
+        self.database = migrated(url, partitions=1)
         self.mirror = add_target(self.database, bucket="images")
         self.few = add_target(self.database, "few", bucket="unversioned", events=["s3:ObjectRemoved:*"])
         add_target(self.database, "all", bucket="unversioned")

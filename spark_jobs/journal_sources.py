@@ -26,12 +26,12 @@ _e = m.events.c
 
 def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
     """RECORDED: every event that the log still holds, or those received since then, up to now."""
-    last, lanes = end(database)
-    after = Follower(database, since).after if since else _first(database, lanes) - 1
+    last, partitions = end(database)
+    after = Follower(database, since).after if since else _first(database, partitions) - 1
     url = database.url.render_as_string(hide_password=False)
     windows = [(start, min(start + _PORTION, last)) for start in range(after, last, _PORTION)]
     slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
-    found = spark.sparkContext.parallelize(windows, slices).mapPartitions(lambda some: _events(url, lanes, some))
+    found = spark.sparkContext.parallelize(windows, slices).mapPartitions(lambda some: _events(url, partitions, some))
     return spark.createDataFrame(found, RECORDED, verifySchema=False)
 
 
@@ -50,21 +50,21 @@ def entries(spark: SparkSession, settings: TargetSettings, *, tasks: int, since:
     raise CannotRead(f"of {settings.type_name} targets nobody knows how to read a journal")
 
 
-def _first(database: Database, lanes: int) -> int:
-    """The first seq of the log; by lanes, as its key begins with them."""
+def _first(database: Database, partitions: int) -> int:
+    """The first seq of the log; by partitions, as its key begins with them."""
     with database.reading() as connection:
-        query = sa.select(sa.func.min(_e.seq)).where(_e.lane == sa.bindparam("lane"))
-        found = [connection.execute(query, {"lane": lane}).scalar_one() for lane in range(lanes)]
+        query = sa.select(sa.func.min(_e.seq)).where(_e.partition == sa.bindparam("partition"))
+        found = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
     return min((seq for seq in found if seq is not None), default=1)
 
 
-def _events(url: str, lanes: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
+def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
     database = Database(url, pool_size=1, patience=None)
     query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
     try:
         for after, last in windows:
             with database.reading() as connection:
-                window = query.where(_e.lane.in_(range(lanes)), _e.seq > after, _e.seq <= last)
+                window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
                 found = connection.execute(window).all()
             yield from map(tuple, found)
     finally:

@@ -69,8 +69,8 @@ def add_target(
     return target
 
 
-def migrated(url: str, lanes: int = 16) -> Database:
-    """A database with an empty log of `lanes` lanes."""
+def migrated(url: str, partitions: int = 16) -> Database:
+    """A database with an empty log of `partitions` partitions."""
     database = Database(url)
-    migrate(database, lanes=lanes)
+    migrate(database, partitions=partitions)
     return database

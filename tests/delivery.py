@@ -1,4 +1,6 @@
-"""A drain and its workers in this process, one after the other: real lanes, leases and breakers, without a broker."""
+"""A drain and its workers in this process, one after the other: real partitions, leases and breakers, without a
+broker.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +15,8 @@ from app.outbox.registry import StoredTarget
 from tests.builders import SECRET_KEY
 from tests.services import until
 from workers.context import Context
-from workers.lanes import Pace, Work
 from workers.mirror import Policy
+from workers.partition_worker import Pace, Work
 from workers.retry import RetrySchedule
 from workers.targets.base import Target
 
@@ -46,7 +48,7 @@ class Delivery:
         """Drain once and carry out each offer; what each came to."""
         offers: list[Offer] = []
         self.context.drain(offers.append)
-        return [self.context.deliver(offer.target, offer.lanes) for offer in offers]
+        return [self.context.deliver(offer.target, offer.partitions) for offer in offers]
 
     def until(self, condition: Callable[[], object], timeout: float = 60, what: str = "") -> None:
         """Turn after turn, until the condition holds."""

@@ -176,13 +176,13 @@ def system(
     *,
     workers: int = 1,
     concurrency: int = 2,
-    lanes: int = 16,
+    partitions: int = 16,
     start: bool = True,
     token: str = "",
     **settings: Any,
 ) -> Iterator[System]:
     """The whole service as separate processes; `settings` are `BUCKETWIRE_*` variables without the prefix."""
-    database = migrated(database_url, lanes=lanes)
+    database = migrated(database_url, partitions=partitions)
     environment = {
         "BUCKETWIRE_VAR": str(services.new_folder("var")),
         "BUCKETWIRE_DATABASE_URL": database_url,

@@ -1,6 +1,6 @@
-"""How long a target that was unavailable is left alone before one lane probes it again.
+"""How long a target that was unavailable is left alone before one partition probes it again.
 
-closed ──unavailable──> open ──resume_at passed──> one lane probes ──delivered──> closed
+closed ──unavailable──> open ──resume_at passed──> one partition probes ──delivered──> closed
                          ^                                   └──unavailable──> open, longer
 """
 

@@ -25,9 +25,9 @@ from app.outbox.registry import UnknownTarget, open_registry
 from app.outbox.store import Object, Store
 from workers import figures
 from workers.breaker import back_off
-from workers.lanes import Lanes, Tally, Work
 from workers.lease_guard import LeaseGuard
 from workers.outcomes import Unavailable
+from workers.partition_worker import PartitionWorker, Tally, Work
 from workers.pool import Pool
 from workers.targets.base import LeaseExpired
 
@@ -60,7 +60,7 @@ class Context:
         self._away = False
 
     def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
-        """Offer every free lane with due work and publish the hints; says how many, 0 while the database is away.
+        """Offer every free partition with due work and publish the hints; says how many, 0 while the database is away.
 
         `hints` says how many wait in a target's queue.
         """
@@ -72,13 +72,13 @@ class Context:
         self._note_back()
         return offered
 
-    def deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
-        """Claim what is free of `lanes`, work it off, and say in a line what that came to."""
-        # After the database was away each kept connection fails once. A hint that fails costs its lanes the time of a
-        # lease, so it is not left to the next one to find a new connection.
+    def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+        """Claim what is free of `partitions`, work it off, and say in a line what that came to."""
+        # After the database was away each kept connection fails once. A hint that fails costs its partitions the time
+        # of a lease, so it is not left to the next one to find a new connection.
         for _ in range(_KEPT):
             try:
-                done = self._deliver(target, lanes)
+                done = self._deliver(target, partitions)
             except DatabaseUnavailable as error:
                 failure = error
             else:
@@ -147,13 +147,13 @@ class Context:
                 extra={"target": arn, "objects": objects},
             )
 
-    def _deliver(self, target: TargetId, lanes: Sequence[int]) -> str:
+    def _deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
         try:
             stored = self.registry.target(target)
         except UnknownTarget:
             return "the target is gone"
         claimed, now = elapsed(), self.clock.measure()
-        lease = self.leases.claim(stored.row_id, lanes, uuid.uuid4().hex, now)
+        lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now)
         if lease is None:
             return "nothing to claim"
         try:
@@ -175,15 +175,15 @@ class Context:
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], Work]) -> Tally:
         work = open_work()
         ends = time.monotonic() + self.settings.time_slice
-        lanes = Lanes(self.store, work, lease, self.clock, guard)
+        partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
         try:
-            tally = lanes.work_off(lambda: time.monotonic() > ends)
+            tally = partitions.work_off(lambda: time.monotonic() > ends)
         except (LeaseLost, LeaseExpired):
-            self._request_redelivery(lease, work.name, lanes.in_hand())
+            self._request_redelivery(lease, work.name, partitions.in_hand())
             raise
         except DatabaseUnavailable:
             if not guard.holds:  # what was sent cannot be settled, and somebody else may have sent newer events
-                self._request_redelivery(lease, work.name, lanes.in_hand())
+                self._request_redelivery(lease, work.name, partitions.in_hand())
             raise
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
@@ -233,13 +233,13 @@ class Context:
         self._away = False
 
 
-def parse_lanes(text: str) -> list[int]:
-    """The numbers of a `lanes_text`."""
-    lanes: list[int] = []
+def parse_partitions(text: str) -> list[int]:
+    """The numbers of a `format_partitions`."""
+    partitions: list[int] = []
     for run in text.split(","):
         first, _, last = run.partition("-")
-        lanes.extend(range(int(first), int(last or first) + 1))
-    return lanes
+        partitions.extend(range(int(first), int(last or first) + 1))
+    return partitions
 
 
 _current: tuple[int, Context] | None = None

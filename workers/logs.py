@@ -17,7 +17,7 @@ from app.outbox.store import Logged, Settlement
 from workers.outcomes import Failed, Rejected
 from workers.settling import Result
 
-log = logging.getLogger("bucketwire.lanes")
+log = logging.getLogger("bucketwire.partitions")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,14 @@ class Setback:
     reason: str
 
 
-def lanes_text(lanes: Iterable[int]) -> str:
-    """Lane numbers for people and for messages: `0-3,7`."""
+def format_partitions(partitions: Iterable[int]) -> str:
+    """Partition numbers for people and for messages: `0-3,7`."""
     runs: list[list[int]] = []
-    for lane in sorted(lanes):
-        if runs and runs[-1][-1] == lane - 1:
-            runs[-1][1:] = [lane]
+    for partition in sorted(partitions):
+        if runs and runs[-1][-1] == partition - 1:
+            runs[-1][1:] = [partition]
         else:
-            runs.append([lane])
+            runs.append([partition])
     return ",".join("-".join(map(str, run)) for run in runs)
 
 
@@ -65,27 +65,27 @@ def setbacks(settlement: Settlement, results: Iterable[tuple[Logged, Result]]) -
     if not (settlement.park or settlement.repark or settlement.deaths):
         return
     tried = {
-        (logged.lane, logged.seq): (logged.event, result)
+        (logged.partition, logged.seq): (logged.event, result)
         for logged, result in results
         if isinstance(result, Failed | Rejected)
     }
     for park in chain(settlement.park, settlement.repark):
-        if park.attempts and (park.lane, park.seq) in tried:
-            event, result = tried[park.lane, park.seq]
+        if park.attempts and (park.partition, park.seq) in tried:
+            event, result = tried[park.partition, park.seq]
             yield Setback(event, "failed", park.attempts, park.not_before, result.reason)
     for death in settlement.deaths:
-        event, result = tried[death.lane, death.seq]
+        event, result = tried[death.partition, death.seq]
         outcome = "rejected" if isinstance(result, Rejected) else "failed"
         yield Setback(event, outcome, death.attempts, None, result.reason)
 
 
-def tell_settled(target: str, lanes: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
+def tell_settled(target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
     """Say what a batch came to, unless that was nothing."""
     if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
         return
-    text = lanes_text(lanes)
-    members = {"target": target, "lanes": text, **counts, "duration": round(seconds, 6)}
-    log.info("%s lanes=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
+    text = format_partitions(partitions)
+    members = {"target": target, "partitions": text, **counts, "duration": round(seconds, 6)}
+    log.info("%s partitions=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
 
 
 def tell_setback(target: str, setback: Setback, seconds: float, now: int) -> None:

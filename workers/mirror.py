@@ -60,7 +60,9 @@ def verdicts(events: Sequence[Logged], policy: Policy, known: Known) -> list[Ver
         else _unversioned(logged)
         for logged in events
     ]
-    wanted = [(logged.lane, seq.survivor) for logged, seq in zip(events, decided, strict=True) if isinstance(seq, _Row)]
+    wanted = [
+        (logged.partition, seq.survivor) for logged, seq in zip(events, decided, strict=True) if isinstance(seq, _Row)
+    ]
     if not wanted:
         return [verdict for verdict in decided if not isinstance(verdict, _Row)]
     found = known.records(wanted)
@@ -105,7 +107,7 @@ def _versioned(logged: Logged, holding: Holding) -> Verdict | _Row:
 def _restored(logged: Logged, verdict: Verdict | _Row, found: Mapping[Place, str]) -> Verdict:
     if not isinstance(verdict, _Row):
         return verdict
-    record = found.get((logged.lane, verdict.survivor))
+    record = found.get((logged.partition, verdict.survivor))
     if record is None:  # not kept; at least the row must not say that what is gone is there
         return _having(logged.event, Effect.REMOVE_VERSION)
     return _having(logged.event, Effect.UPSERT, record)

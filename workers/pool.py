@@ -10,8 +10,8 @@ from app.config.settings import Settings
 from app.config.targets import TargetSettings, WebhookSettings
 from app.outbox.registry import Registry, StoredTarget
 from workers.discretion import Discreet
-from workers.lanes import Pace, Work
 from workers.mirror import Policy
+from workers.partition_worker import Pace, Work
 from workers.retry import RetrySchedule
 from workers.targets import create
 

@@ -150,7 +150,7 @@ class SecondOpinion:
 
 def judged(
     answers: Sequence[Answer],
-    lanes: Sequence[int],
+    partitions: Sequence[int],
     refused_before: Sequence[int],
     refusals: Refusals,
     *,
@@ -162,22 +162,22 @@ def judged(
     """Decide what becomes of each suspect among the answers: a failed attempt, parked to be tried again, or neither.
 
     `refused_before` is when each event was refused before, 0 if it was not. While the target is in doubt an event of
-    the log is parked only as the first of its lane, and where that has no such event yet: an outage parks one event in
-    each lane, not all of them.
+    the log is parked only as the first of its partition, and where that has no such event yet: an outage parks one
+    event in each partition, not all of them.
     """
     decided: list[Answer] = []
-    taken = set(refusals.lanes)  # and those in which an earlier event stays
-    for answer, lane, before in zip(answers, lanes, refused_before, strict=True):
+    taken = set(refusals.partitions)  # and those in which an earlier event stays
+    for answer, partition, before in zip(answers, partitions, refused_before, strict=True):
         if not isinstance(answer, Suspect):
             decided.append(answer)
             if isinstance(answer, Unavailable | NotAttempted):
-                taken.add(lane)
+                taken.add(partition)
             continue
         refusal = answer.refusal
         if 0 < before < refusals.delivered_at:
             decided.append(RefusedAgain(refusal.reason, refusal.retry_after, refused_at))
-        elif parked or is_up or lane not in taken:
-            taken.add(lane)
+        elif parked or is_up or partition not in taken:
+            taken.add(partition)
             decided.append(Suspect(refusal, refused_at, due(refusal)))
         else:
             decided.append(refusal)

@@ -43,23 +43,23 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
     """Settle events read behind the cursors.
 
     An event that the target was unavailable for, or that was not attempted, stays where it is, unless a later one of
-    its lane got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
+    its partition got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
     the later one twice. It waits behind an earlier event of its object that this batch parked; where there is none,
     also because that one died, it is the object's head and due at once. A suspect is parked until it is due.
     """
     settlement = Settlement()
-    for lane, seq in batch.scanned.items():
-        settlement.lane(lane).position = seq
+    for partition, seq in batch.scanned.items():
+        settlement.partition(partition).position = seq
     if all(result is DELIVERED for result in results):
-        for lane, count in Counter(logged.lane for logged in batch.events).items():
-            settlement.lane(lane).delivered = count
+        for partition, count in Counter(logged.partition for logged in batch.events).items():
+            settlement.partition(partition).delivered = count
         return settlement
-    paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].lane, pair[0].seq))
-    for lane, group in groupby(paired, key=lambda pair: pair[0].lane):
+    paired = sorted(zip(batch.events, results, strict=True), key=lambda pair: (pair[0].partition, pair[0].seq))
+    for partition, group in groupby(paired, key=lambda pair: pair[0].partition):
         pairs = list(group)
         end = _stays_from(pairs)
         if end < len(pairs):
-            settlement.lane(lane).position = pairs[end - 1][0].seq if end else None
+            settlement.partition(partition).position = pairs[end - 1][0].seq if end else None
         blocked: set[Object] = set()
         for logged, result in pairs[:end]:
             _settle_one(settlement, logged, result, blocked, rules)
@@ -72,7 +72,7 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
     blocked: set[Object] = set()
     for entry, result in zip(parked, results, strict=True):
         logged = entry.logged
-        progress = settlement.lane(logged.lane)
+        progress = settlement.partition(logged.partition)
         match result:
             case Delivered():
                 progress.delivered += 1
@@ -95,7 +95,7 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                 settlement.repark.append(_suspected(entry, result))
                 blocked.add(logged.object)
                 continue
-        settlement.unpark.append((logged.lane, logged.seq))
+        settlement.unpark.append((logged.partition, logged.seq))
         settlement.moved_on.add(logged.object)
     return settlement
 
@@ -110,18 +110,18 @@ def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
 
 
 def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked: set[Object], rules: Rules) -> None:
-    progress = settlement.lane(logged.lane)
+    progress = settlement.partition(logged.partition)
     match result:
         case Delivered():
             progress.delivered += 1
         case Unsent():
             _count_unsent(settlement, logged, result)
         case Behind():
-            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
+            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, NEVER))
         case _ if logged.object in blocked:
-            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, NEVER))
+            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, NEVER))
         case Unavailable() | NotAttempted():
-            settlement.park.append(Park(logged.lane, logged.seq, logged.key_hash, 0))
+            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, 0))
             blocked.add(logged.object)
         case Suspect():
             settlement.park.append(_suspected(Parked(logged, 0, 0, "[]"), result))
@@ -138,7 +138,7 @@ def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked:
 
 
 def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
-    progress = settlement.lane(logged.lane)
+    progress = settlement.partition(logged.partition)
     if why is Unsent.SUPERSEDED:
         progress.superseded += 1
     else:
@@ -149,7 +149,7 @@ def _attempt(entry: Parked, result: Failed | Rejected, now: int) -> Park:
     tried = [*orjson.loads(entry.history), [now, clean_reason(result.reason)]][-_REMEMBERED:]
     logged = entry.logged
     return Park(
-        lane=logged.lane,
+        partition=logged.partition,
         seq=logged.seq,
         key_hash=logged.key_hash,
         not_before=NEVER,
@@ -165,7 +165,7 @@ def _suspected(entry: Parked, suspect: Suspect) -> Park:
     """Nothing is counted: attempts, times and history of the entry stay as they are."""
     logged = entry.logged
     return Park(
-        lane=logged.lane,
+        partition=logged.partition,
         seq=logged.seq,
         key_hash=logged.key_hash,
         not_before=suspect.due,
@@ -185,7 +185,7 @@ def _next_try(attempt: Park, result: Failed | Rejected, logged: Logged, rules: R
 
 def _death(attempt: Park, logged: Logged, reason: str) -> Death:
     return Death(
-        lane=logged.lane,
+        partition=logged.partition,
         seq=logged.seq,
         event_id=logged.event.id,
         reason=clean_reason(reason),

@@ -6,22 +6,22 @@ from app.outbox.leases import Offer
 from app.outbox.schedule import Waiting
 from workers import context, nightly
 from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings, waiting
-from workers.logs import lanes_text
+from workers.logs import format_partitions
 
 _MOST_RUNS = 1000  # hints at reconciliations that may wait for a worker
 
 
 @app.task(name="drain", send_events=False)
 def drain() -> int:
-    """Offer lanes with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
+    """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
     return context.current().drain(_publish, _hints)
 
 
 @app.task(name="deliver")
-def deliver(arn: str, lanes: str) -> str:
-    """Work off some lanes of a target."""
+def deliver(arn: str, partitions: str) -> str:
+    """Work off some partitions of a target."""
     _, target = parse_arn(arn)
-    return context.current().deliver(target, context.parse_lanes(lanes))
+    return context.current().deliver(target, context.parse_partitions(partitions))
 
 
 @app.task(name="roll_call", send_events=False)
@@ -63,9 +63,10 @@ def _publish_run(run: Waiting) -> None:
 
 
 def _publish(offer: Offer) -> None:
-    # It does not expire: there are no more of them in a queue than the target has lanes, and late is as good as new.
+    # It does not expire: there are no more of them in a queue than the target has partitions, and late is as good as
+    # new.
     arn = offer.target.arn(settings.region)
-    deliver.apply_async((arn, lanes_text(offer.lanes)), queue=_known(offer.target))
+    deliver.apply_async((arn, format_partitions(offer.partitions)), queue=_known(offer.target))
 
 
 def _hints(target: TargetId) -> int:

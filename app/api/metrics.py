@@ -180,21 +180,21 @@ def _minio(books: Sequence[Books]) -> Iterator[Metric]:
 
 
 def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
-    """Lanes that a worker holds just now: MinIO's "send in progress", which is a call of one event there."""
-    lanes = GaugeMetricFamily(
-        "bucketwire_target_leased_lanes", "Lanes that a worker has in hand.", labels=["type", "name"]
+    """Partitions that a worker holds just now: MinIO's "send in progress", which is a call of one event there."""
+    partitions = GaugeMetricFamily(
+        "bucketwire_target_leased_partitions", "Partitions that a worker has in hand.", labels=["type", "name"]
     )
     each_of = GaugeMetricFamily(
         "minio_notify_target_current_send_in_progress",
-        "Lanes that a worker has in hand.",
+        "Partitions that a worker has in hand.",
         labels=["target_id", "target_name"],
     )
     for target, count in busy.items():
-        lanes.add_metric([target.type, target.name], count)
+        partitions.add_metric([target.type, target.name], count)
         each_of.add_metric([target.name, target.type], count)
-    yield from (lanes, each_of)
+    yield from (partitions, each_of)
     for prefix in _PREFIXES:
-        total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Lanes that workers have in hand.")
+        total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Partitions that workers have in hand.")
         total.add_metric([], sum(busy.values()))
         yield total
 

@@ -15,6 +15,6 @@ def migrate(shell: Shell, down: str | None) -> None:
     if down:
         migration.downgrade(shell.bare_database, down)
     else:
-        migration.migrate(shell.bare_database, lanes=shell.settings.lanes)
+        migration.migrate(shell.bare_database, partitions=shell.settings.partitions)
     found = schema.current(shell.bare_database)
     shell.done(f"the outbox stands at revision {found}" if found else "the outbox is empty", revision=found)

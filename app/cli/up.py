@@ -116,7 +116,7 @@ class _Service:
 
     def _prepare(self) -> None:
         shell = Shell()
-        migrate(shell.bare_database, lanes=self._settings.lanes)
+        migrate(shell.bare_database, partitions=self._settings.partitions)
         check_listen(self._settings, shell.database)
         for problem in start.sync_environment(shell.registry, os.environ):
             self._say(f"environment: {problem}")

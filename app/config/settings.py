@@ -213,9 +213,13 @@ class Settings(Declared):
     )
     drain_interval: float = setting(Duration(0.01, 10), default="100ms", about="how often work is looked for")
     queue_dir: str = setting(Path(), default="", about="where events wait while the database is away; empty: refused")
-    lanes: int = setting(Number(1, 1024), default="16", about="ordered shares of the log; fixed when it is made")
-    lease: float = setting(Duration(1, 3600), default="6s", about="a worker's right to a lane, renewed while it works")
-    time_slice: float = setting(Duration(0.1, 3600), default="5s", about="the longest that one task works off a lane")
+    partitions: int = setting(Number(1, 1024), default="16", about="ordered shares of the log; fixed when it is made")
+    lease: float = setting(
+        Duration(1, 3600), default="6s", about="a worker's right to a partition, renewed while it works"
+    )
+    time_slice: float = setting(
+        Duration(0.1, 3600), default="5s", about="the longest that one task works off a partition"
+    )
     body_limit: int = setting(Size(1024, 2**40), default="64MiB", about="of one request, before and after unpacking")
     record_limit: int = setting(Number(1, 10_000_000), default="10000", about="records in one request")
     allow_private: bool = setting(

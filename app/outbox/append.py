@@ -28,7 +28,7 @@ _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Made once: building a statement costs about as much as the database needs to run it.
-_HEAD = (m.log_head.c.last_seq, m.log_head.c.lanes, m.log_head.c.version)
+_HEAD = (m.log_head.c.last_seq, m.log_head.c.partitions, m.log_head.c.version)
 _TAKE = m.log_head.update().values(last_seq=m.log_head.c.last_seq + sa.bindparam("wanted"))
 _TAKE_AND_TELL, _TELL = _TAKE.returning(*_HEAD), sa.select(*_HEAD)
 _RECORDED = sa.select(m.targets.c.id, m.targets.c.recorded)
@@ -53,7 +53,7 @@ class QueueFull:
 
 
 def key_hash(bucket: str, key: str) -> int:
-    """64 bits (signed) that stand for an object: they choose its lane and find its history."""
+    """64 bits (signed) that stand for an object: they choose its partition and find its history."""
     digest = hashlib.blake2b(f"{bucket}/{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
@@ -91,7 +91,7 @@ class Log:
         expected = self._routing
         matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
         with self._database.writing() as connection:
-            first, lanes = self._take(connection, wanted)
+            first, partitions = self._take(connection, wanted)
             if self._routing is not expected:
                 matched.clear()
             known = _known(connection, {event.id for events in requests for event in events})
@@ -100,7 +100,7 @@ class Log:
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
             routing = self._routing if routed else Routing.empty()
-            intake = _Intake(routing, matched, known, room, first, lanes, now_ms())
+            intake = _Intake(routing, matched, known, room, first, partitions, now_ms())
             answers = [intake.take(events) for events in requests]
             insert(connection, m.events, intake.rows)
             _count(connection, intake)
@@ -133,7 +133,7 @@ class Log:
             self._routing = load_routing(connection, row.version)
             self._settled.clear()
             self._buckets.clear()
-        return row.last_seq - wanted + 1, row.lanes
+        return row.last_seq - wanted + 1, row.partitions
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
@@ -177,7 +177,7 @@ class _Intake:
         known: Collection[str],
         room: dict[int, int],
         first: int,
-        lanes: int,
+        partitions: int,
         now: int,
     ) -> None:
         self._routing = routing
@@ -185,7 +185,7 @@ class _Intake:
         self._known = set(known)
         self._room = room
         self._seq = first
-        self._lanes = lanes
+        self._partitions = partitions
         self._now = now
         self.rows: list[dict[str, Any]] = []
         self.recorded: Counter[int] = Counter()
@@ -234,7 +234,7 @@ class _Intake:
         hashed = key_hash(event.bucket, event.key)
         states = sequencer.states_content(event.name, event.version)
         row = {
-            "lane": hashed % self._lanes,
+            "partition": hashed % self._partitions,
             "seq": self._seq,
             "id": event.id,
             "key_hash": hashed,

@@ -136,18 +136,18 @@ def _pending(connection: sa.Connection, target_id: int) -> int:
     behind = (
         sa.select(sa.func.count())
         .select_from(m.events)
-        .join(m.cursors, sa.and_(c.lane == e.lane, e.seq > c.position))
+        .join(m.cursors, sa.and_(c.partition == e.partition, e.seq > c.position))
         .where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG, goes_to(target_id))
     )
     return int(connection.execute(behind).scalar_one())
 
 
 def _oldest(connection: sa.Connection, target_id: int) -> int:
-    """The receipt of its oldest waiting event: a look at the first in each lane, and at the parked."""
+    """The receipt of its oldest waiting event: a look at the first in each partition, and at the parked."""
     c, e, p = m.cursors.c, m.events.c, m.parked.c
     first = (
         sa.select(e.received_at)
-        .where(e.lane == c.lane, e.seq > c.position, goes_to(target_id))
+        .where(e.partition == c.partition, e.seq > c.position, goes_to(target_id))
         .order_by(e.seq)
         .limit(1)
         .correlate(m.cursors)
@@ -156,7 +156,7 @@ def _oldest(connection: sa.Connection, target_id: int) -> int:
     waiting = sa.select(first.label("at")).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
     oldest_parked = (
         sa.select(e.received_at.label("at"))
-        .join_from(m.parked, m.events, sa.and_(p.lane == e.lane, p.seq == e.seq))
+        .join_from(m.parked, m.events, sa.and_(p.partition == e.partition, p.seq == e.seq))
         .where(p.target_id == target_id)
     )
     both = sa.union_all(waiting, oldest_parked).subquery()

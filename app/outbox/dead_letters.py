@@ -70,10 +70,10 @@ class DeadLetters:
         for some in self._some(which):
             with self._database.writing() as connection:
                 # A settlement that unparks the event before one of these must see it, or else be seen.
-                places = sa.select(d.target_id, d.lane).where(d.id.in_(some)).distinct()
-                ordered = connection.execute(places.order_by(d.target_id, d.lane)).all()
+                places = sa.select(d.target_id, d.partition).where(d.id.in_(some)).distinct()
+                ordered = connection.execute(places.order_by(d.target_id, d.partition)).all()
                 for target, group in groupby(ordered, key=lambda row: row.target_id):
-                    lock_cursors(connection, target, [row.lane for row in group])
+                    lock_cursors(connection, target, [row.partition for row in group])
                 rows = connection.execute(
                     sa.select(m.dead_letters, m.events.c.key_hash)
                     .join_from(m.dead_letters, m.events, _is_event())
@@ -85,7 +85,7 @@ class DeadLetters:
                 connection.execute(m.parked.insert(), [_parked(row) for row in rows])
                 connection.execute(m.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
                 for target in {row.target_id for row in rows}:
-                    objects = {(row.lane, row.key_hash) for row in rows if row.target_id == target}
+                    objects = {(row.partition, row.key_hash) for row in rows if row.target_id == target}
                     restore_heads(connection, target, objects)
                 total += len(rows)
         return total
@@ -114,7 +114,7 @@ class DeadLetters:
 
 def _is_event() -> sa.ColumnElement[bool]:
     d, e = m.dead_letters.c, m.events.c
-    return sa.and_(e.lane == d.lane, e.seq == d.seq)
+    return sa.and_(e.partition == d.partition, e.seq == d.seq)
 
 
 def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
@@ -159,7 +159,7 @@ def _letter(row: Any) -> DeadLetter:
 def _parked(row: Any) -> dict[str, Any]:
     return {
         "target_id": row.target_id,
-        "lane": row.lane,
+        "partition": row.partition,
         "seq": row.seq,
         "key_hash": row.key_hash,
         "not_before": 0,

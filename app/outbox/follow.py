@@ -12,13 +12,13 @@ from app.outbox import models as m
 from app.outbox.database import Database
 
 _e = m.events.c
-_END = sa.select(m.log_head.c.last_seq, m.log_head.c.lanes)
+_END = sa.select(m.log_head.c.last_seq, m.log_head.c.partitions)
 _PLACE = sa.select(_e.seq).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
 _BETWEEN = (
     sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.record)
     .where(
-        _e.lane.in_(sa.bindparam("lanes", expanding=True)),  # for the table's key, which begins with it
+        _e.partition.in_(sa.bindparam("partitions", expanding=True)),  # for the table's key, which begins with it
         _e.seq > sa.bindparam("after"),
         _e.seq <= sa.bindparam("last"),
     )
@@ -27,10 +27,10 @@ _BETWEEN = (
 
 
 class End(NamedTuple):
-    """How far the log goes, and how many lanes it has."""
+    """How far the log goes, and how many partitions it has."""
 
     seq: int
-    lanes: int
+    partitions: int
 
 
 def end(database: Database) -> End:
@@ -46,13 +46,13 @@ def place_of(database: Database, event_id: str) -> int | None:
     return found
 
 
-def events_between(database: Database, lanes: int, after: int, last: int) -> Sequence[Any]:
+def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
     """The events behind `after` up to `last`: seq, id, received_at, name, bucket, key, record.
 
     There may be fewer than seqs, as not every seq has an event.
     """
     with database.reading() as connection:
-        wanted = {"lanes": list(range(lanes)), "after": after, "last": last}
+        wanted = {"partitions": list(range(partitions)), "after": after, "last": last}
         found: Sequence[Any] = connection.execute(_BETWEEN, wanted).all()
     return found
 
@@ -74,7 +74,7 @@ class Follower:
         found = end(self._database)
         while self.after < found.seq:
             last = min(self.after + limit, found.seq)
-            events = events_between(self._database, found.lanes, self.after, last)
+            events = events_between(self._database, found.partitions, self.after, last)
             self.after = last
             if events:
                 return events

@@ -53,14 +53,18 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
         rows = list(reversed(connection.execute(query).all()))
         if not rows:
             return []
-        lane, seqs = rows[0].lane, [row.seq for row in rows]
+        partition, seqs = rows[0].partition, [row.seq for row in rows]
         ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
-        query = sa.select(c.target_id, c.position).where(c.lane == lane, c.replay_id == m.WHOLE_LOG)
+        query = sa.select(c.target_id, c.position).where(c.partition == partition, c.replay_id == m.WHOLE_LOG)
         positions = {row.target_id: row.position for row in connection.execute(query)}
         special: dict[tuple[int, int], tuple[str, str]] = {}
-        for row in connection.execute(sa.select(p.target_id, p.seq, p.history).where(p.lane == lane, p.seq.in_(seqs))):
+        for row in connection.execute(
+            sa.select(p.target_id, p.seq, p.history).where(p.partition == partition, p.seq.in_(seqs))
+        ):
             special[row.target_id, row.seq] = ("parked", _last_reason(row.history))
-        for row in connection.execute(sa.select(d.target_id, d.seq, d.reason).where(d.lane == lane, d.seq.in_(seqs))):
+        for row in connection.execute(
+            sa.select(d.target_id, d.seq, d.reason).where(d.partition == partition, d.seq.in_(seqs))
+        ):
             special[row.target_id, row.seq] = ("dead", row.reason)
     return [
         Recorded(

@@ -1,6 +1,6 @@
-"""Offer lanes with due work, let one worker at a time claim them, and keep or lose the claim.
+"""Offer partitions with due work, let one worker at a time claim them, and keep or lose the claim.
 
-A lane of a target is free, offered (the drain has published a hint for it) or claimed (a worker holds a token).
+A partition of a target is free, offered (the drain has published a hint for it) or claimed (a worker holds a token).
 The hint carries no right: whoever claims first works. So a hint that is lost, late or doubled does no harm.
 
     free ──offer──> offered ──claim──> claimed ──release──> free
@@ -22,28 +22,28 @@ from app.outbox.database import Database
 
 OFFERED = "offered"  # in place of a token: anybody may claim
 REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
-BUSY = 20  # waiting events from which on a lane is offered by itself rather than together with others
+BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
 _BEHIND = 1000  # seqs that an idle cursor may lag before the drain moves it over other targets' events
 
 
 class LeaseLost(Exception):
-    """Somebody else may be at work on these lanes now; nothing of this settlement was written."""
+    """Somebody else may be at work on these partitions now; nothing of this settlement was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Lanes of one target that have due work; a hint for that target's queue."""
+    """Partitions of one target that have due work; a hint for that target's queue."""
 
     target: TargetId
-    lanes: tuple[int, ...]
+    partitions: tuple[int, ...]
 
 
 @dataclass(slots=True)
-class ReplayLane:
-    """How far a replay has come in a lane, and what it selects."""
+class ReplayPartition:
+    """How far a replay has come in a partition, and what it selects."""
 
     replay_id: int
-    lane: int
+    partition: int
     position: int
     until: int
     since: int
@@ -56,12 +56,12 @@ class ReplayLane:
 
 @dataclass(slots=True)
 class Lease:
-    """A worker's time-limited right to some lanes of one target; `positions` move as it settles."""
+    """A worker's time-limited right to some partitions of one target; `positions` move as it settles."""
 
     target_id: int
     token: str
     positions: dict[int, int]
-    replays: list[ReplayLane] = field(default_factory=list)
+    replays: list[ReplayPartition] = field(default_factory=list)
     probing: bool = False  # the target's breaker is open and this lease is the look whether it is back
     mirror: bool = False  # its holder folds the events of versioned keys
 
@@ -72,14 +72,14 @@ class Leases:
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database
         self._lease_ms = lease_ms
-        self._rng = Random()  # noqa: S311 - which lane probes, not a secret
+        self._rng = Random()  # noqa: S311 - which partition probes, not a secret
 
     def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
-        """Mark every free lane with due work as offered and say which. Safe to run twice at once.
+        """Mark every free partition with due work as offered and say which. Safe to run twice at once.
 
         `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
         made again, the oldest first, but no more of them than hints are missing there: where all workers are busy,
-        hints that came again and again would keep those of other lanes from being read.
+        hints that came again and again would keep those of other partitions from being read.
         """
         with self._database.reading() as connection:
             due = list(_due(connection, now))
@@ -88,21 +88,21 @@ class Leases:
             found = list(rows)
             if probing:
                 found = self._probed(target_id, found)
-            offered = {row.lane: row.offered for row in found if row.offered}
-            groups = grouped([(row.lane, row.busy) for row in found])
-            again = [lanes for lanes in groups if offered.keys() >= set(lanes)]
-            again.sort(key=lambda lanes: min(offered[lane] for lane in lanes))
+            offered = {row.partition: row.offered for row in found if row.offered}
+            groups = grouped([(row.partition, row.busy) for row in found])
+            again = [partitions for partitions in groups if offered.keys() >= set(partitions)]
+            again.sort(key=lambda partitions: min(offered[partition] for partition in partitions))
             missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
             lost, waiting = again[:missing], again[missing:]
-            fresh = [lanes for lanes in groups if lanes not in again]
+            fresh = [partitions for partitions in groups if partitions not in again]
             # A term of its own tells each hint from the others, and keeps the oldest first.
-            for place, lanes in enumerate([*waiting, *lost, *fresh]):
-                if self._mark(target_id, lanes, now, now + self._lease_ms + place) and lanes not in waiting:
-                    offers.append(Offer(target, lanes))
+            for place, partitions in enumerate([*waiting, *lost, *fresh]):
+                if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
+                    offers.append(Offer(target, partitions))
         return offers
 
     def _probed(self, target_id: int, due: "list[_Due]") -> "list[_Due]":
-        """The one lane, of those that are due, that looks whether a target is back.
+        """The one partition, of those that are due, that looks whether a target is back.
 
         If there is one, one that has not been refused since the target last delivered, and has more than parked
         events; and any of several, not always the lowest: an event that is refused for itself must not be all that is
@@ -110,15 +110,17 @@ class Leases:
         """
         c, p = m.cursors.c, m.parked.c
         delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == target_id).scalar_subquery()
-        query = sa.select(p.lane).where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
+        query = sa.select(p.partition).where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
         with self._database.reading() as connection:
             refused = set(connection.execute(query).scalars())
         offered = [row for row in due if row.offered]  # its hint may still wait: a second one would not help
-        fresh = [row for row in due if row.lane not in refused]
+        fresh = [row for row in due if row.partition not in refused]
         return [self._rng.choice(offered or [row for row in fresh if row.waiting] or fresh or due)]
 
     def _hinted(self, target_id: int) -> int:
-        """How many hints should wait in the target's queue: lanes of one hint were offered until the same moment."""
+        """How many hints should wait in the target's queue: partitions of one hint were offered until the same
+        moment.
+        """
         c = m.cursors.c
         query = sa.select(sa.func.count(c.leased_until.distinct())).where(
             _log_cursors(target_id), c.lease_token == OFFERED
@@ -126,18 +128,18 @@ class Leases:
         with self._database.reading() as connection:
             return int(connection.execute(query).scalar_one())
 
-    def _mark(self, target_id: int, lanes: tuple[int, ...], now: int, until: int) -> bool:
+    def _mark(self, target_id: int, partitions: tuple[int, ...], now: int, until: int) -> bool:
         c = m.cursors.c
         with self._database.writing() as connection:
             marked = connection.execute(
                 m.cursors.update()
-                .where(_log_cursors(target_id), c.lane.in_(lanes), c.leased_until < now)
+                .where(_log_cursors(target_id), c.partition.in_(partitions), c.leased_until < now)
                 .values(lease_token=OFFERED, leased_until=until)
             )
         return bool(marked.rowcount)
 
-    def claim(self, row_id: int, lanes: Sequence[int], token: str, now: int) -> Lease | None:
-        """Take those of `lanes` that nobody works on; None if there is none or the target takes nothing now.
+    def claim(self, row_id: int, partitions: Sequence[int], token: str, now: int) -> Lease | None:
+        """Take those of `partitions` that nobody works on; None if there is none or the target takes nothing now.
 
         The target is the row that the worker has looked up: one of the same name made since then has another.
         """
@@ -152,35 +154,35 @@ class Leases:
                 return None
             probing = row.breaker != "closed"
             if probing:
-                held = sa.select(c.lane).where(
+                held = sa.select(c.partition).where(
                     _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
                 )
                 if row.resume_at > now or connection.execute(held).first():
-                    # Its hint is spent. Were these lanes left offered, none could probe for as long as a lease.
-                    spent = sa.and_(_log_cursors(row.id), c.lane.in_(lanes), c.lease_token == OFFERED)
+                    # Its hint is spent. Were these partitions left offered, none could probe for as long as a lease.
+                    spent = sa.and_(_log_cursors(row.id), c.partition.in_(partitions), c.lease_token == OFFERED)
                     connection.execute(m.cursors.update().where(spent).values(lease_token="", leased_until=0))
                     return None
-                lanes = [self._rng.choice(lanes)]
+                partitions = [self._rng.choice(partitions)]
             connection.execute(
                 m.cursors.update()
                 .where(
                     _log_cursors(row.id),
-                    c.lane.in_(lanes),
+                    c.partition.in_(partitions),
                     sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now),
                 )
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
             mine = connection.execute(
-                sa.select(c.lane, c.position).where(_log_cursors(row.id), c.lease_token == token)
+                sa.select(c.partition, c.position).where(_log_cursors(row.id), c.lease_token == token)
             ).all()
             if not mine:
                 return None
-            positions = {cursor.lane: cursor.position for cursor in mine}
-            replays = [replay for replay in replay_lanes(connection, row.id) if replay.lane in positions]
+            positions = {cursor.partition: cursor.position for cursor in mine}
+            replays = [replay for replay in replay_partitions(connection, row.id) if replay.partition in positions]
             return Lease(row.id, token, positions, replays, probing)
 
     def renew(self, lease: Lease, now: int) -> bool:
-        """Hold the lease for another term; False if it is lost, if only for one of its lanes."""
+        """Hold the lease for another term; False if it is lost, if only for one of its partitions."""
         with self._database.writing() as connection:
             renewed = connection.execute(
                 m.cursors.update()
@@ -190,7 +192,7 @@ class Leases:
         return bool(renewed.rowcount == len(lease.positions))
 
     def release(self, lease: Lease) -> None:
-        """Give every lane of the lease back."""
+        """Give every partition of the lease back."""
         with self._database.writing() as connection:
             connection.execute(
                 m.cursors.update()
@@ -207,9 +209,9 @@ class Leases:
         with self._database.reading() as connection:
             head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
             lagging = connection.execute(
-                sa.select(c.target_id, c.lane, c.position)
+                sa.select(c.target_id, c.partition, c.position)
                 .where(c.replay_id == m.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting())
-                .order_by(c.target_id, c.lane)
+                .order_by(c.target_id, c.partition)
             ).all()
         if not lagging:
             return
@@ -217,17 +219,19 @@ class Leases:
             for row in lagging:
                 connection.execute(
                     m.cursors.update()
-                    .where(_log_cursors(row.target_id), c.lane == row.lane)
+                    .where(_log_cursors(row.target_id), c.partition == row.partition)
                     .where(c.position == row.position, c.leased_until < now)
                     # Where every event is folded, none is missed: those passed over are of other targets.
                     .values(position=head, folded=sa.case((c.folded >= row.position, head), else_=c.folded))
                 )
 
 
-def grouped(lanes: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
-    """Share lanes (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones together."""
-    quiet = tuple(lane for lane, busy in lanes if not busy)
-    return [(lane,) for lane, busy in lanes if busy] + ([quiet] if quiet else [])
+def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
+    """Share partitions (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones
+    together.
+    """
+    quiet = tuple(partition for partition, busy in partitions if not busy)
+    return [(partition,) for partition, busy in partitions if busy] + ([quiet] if quiet else [])
 
 
 def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
@@ -245,7 +249,7 @@ def _ahead() -> sa.Select[tuple[int]]:
     e, c = m.events.c, m.cursors.c
     return (
         sa.select(e.seq)
-        .where(e.lane == c.lane, e.seq > c.position, goes_to(c.target_id))
+        .where(e.partition == c.partition, e.seq > c.position, goes_to(c.target_id))
         .order_by(e.seq)
         .correlate(m.cursors)
     )
@@ -258,7 +262,7 @@ def _waiting() -> sa.ColumnElement[bool]:
 @dataclass(frozen=True, slots=True)
 class _Due:
     target: tuple[int, TargetId]
-    lane: int
+    partition: int
     busy: bool
     waiting: bool  # has events that were never tried
     probing: bool
@@ -269,12 +273,16 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
     c, t, p = m.cursors.c, m.targets.c, m.parked.c
     other = m.cursors.alias()
     busy = _ahead().limit(1).offset(BUSY - 1).scalar_subquery().is_not(None)
-    parked = sa.exists().where(p.target_id == c.target_id, p.lane == c.lane, p.not_before <= now).correlate(m.cursors)
+    parked = (
+        sa.exists()
+        .where(p.target_id == c.target_id, p.partition == c.partition, p.not_before <= now)
+        .correlate(m.cursors)
+    )
     r = m.redeliveries.c
-    redelivery = sa.exists().where(r.target_id == c.target_id, r.lane == c.lane).correlate(m.cursors)
+    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(m.cursors)
     replay = (
         sa.exists()
-        .where(other.c.target_id == c.target_id, other.c.lane == c.lane, other.c.replay_id != m.WHOLE_LOG)
+        .where(other.c.target_id == c.target_id, other.c.partition == c.partition, other.c.replay_id != m.WHOLE_LOG)
         .where(other.c.position < other.c.until)
         .correlate(m.cursors)
     )
@@ -284,27 +292,27 @@ def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
         .correlate(m.cursors)
     )
     query = (
-        sa.select(t.id, t.type, t.name, t.breaker, c.lane, c.lease_token, c.leased_until)
+        sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.lease_token, c.leased_until)
         .add_columns(sa.or_(busy, replay).label("busy"), _waiting().label("waiting"))
         .join_from(m.cursors, m.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == m.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
         .where(sa.or_(_waiting(), parked, replay, redelivery))
-        .order_by(t.id, c.lane)
+        .order_by(t.id, c.partition)
     )
     for row in connection.execute(query):
         target, offered = TargetId(row.type, row.name), row.leased_until if row.lease_token == OFFERED else 0
-        yield _Due((row.id, target), row.lane, bool(row.busy), bool(row.waiting), row.breaker != "closed", offered)
+        yield _Due((row.id, target), row.partition, bool(row.busy), bool(row.waiting), row.breaker != "closed", offered)
 
 
-def replay_lanes(connection: sa.Connection, target_id: int) -> Iterator[ReplayLane]:
-    """The unfinished lanes of a target's replays, older replays first."""
+def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:
+    """The unfinished partitions of a target's replays, older replays first."""
     c, r = m.cursors.c, m.replays.c
     query = (
-        sa.select(c.replay_id, c.lane, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
+        sa.select(c.replay_id, c.partition, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
         .join_from(m.cursors, m.replays, c.replay_id == r.id)
         .where(c.target_id == target_id, c.position < c.until)
         .order_by(c.replay_id)
     )
     for row in connection.execute(query):
-        yield ReplayLane(*row[:8], tuple(orjson.loads(row.events)))
+        yield ReplayPartition(*row[:8], tuple(orjson.loads(row.events)))

@@ -20,13 +20,13 @@ def lock_tail(connection: sa.Connection) -> None:
     connection.execute(sa.select(m.log_tail.c.id).with_for_update()).all()
 
 
-def lock_cursors(connection: sa.Connection, target_id: int, lanes: Collection[int] | None = None) -> Sequence[Any]:
+def lock_cursors(connection: sa.Connection, target_id: int, partitions: Collection[int] | None = None) -> Sequence[Any]:
     """Keep workers from settling in a target's partitions (None: in all) until the transaction ends.
 
-    Returns lane and position of each, lanes ascending; nothing where the target was removed.
+    Returns partition and position of each, partitions ascending; nothing where the target was removed.
     """
     c = m.cursors.c
-    query = sa.select(c.lane, c.position).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
-    if lanes is not None:
-        query = query.where(c.lane.in_(sorted(lanes)))
-    return connection.execute(query.order_by(c.lane).with_for_update()).all()
+    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
+    if partitions is not None:
+        query = query.where(c.partition.in_(sorted(partitions)))
+    return connection.execute(query.order_by(c.partition).with_for_update()).all()

@@ -13,8 +13,8 @@ from app.outbox import models as m
 from app.outbox.database import Database
 
 
-def migrate(database: Database, revision: str = "head", *, lanes: int = 16) -> None:
-    """Upgrade to `revision`; a new log gets `lanes` lanes, which then never change.
+def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:
+    """Upgrade to `revision`; a new log gets `partitions` partitions, which then never change.
 
     Safe to call from several machines at once on PostgreSQL and MySQL: one migrates, the others wait.
     """
@@ -22,7 +22,7 @@ def migrate(database: Database, revision: str = "head", *, lanes: int = 16) -> N
         alembic.command.upgrade(_config(connection), revision)
         connection.commit()
         if sa.inspect(connection).has_table(m.log_head.name):
-            _begin_log(connection, lanes)
+            _begin_log(connection, partitions)
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -38,9 +38,9 @@ def _config(connection: sa.Connection) -> alembic.config.Config:
     return config
 
 
-def _begin_log(connection: sa.Connection, lanes: int) -> None:
+def _begin_log(connection: sa.Connection, partitions: int) -> None:
     if connection.execute(sa.select(m.log_head.c.id)).first() is None:
-        connection.execute(m.log_head.insert().values(id=1, last_seq=0, lanes=lanes, version=1))
+        connection.execute(m.log_head.insert().values(id=1, last_seq=0, partitions=partitions, version=1))
     connection.commit()
 
 

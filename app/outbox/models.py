@@ -1,4 +1,4 @@
-"""The tables of the outbox: one log of events, a cursor for each target and lane, and what stands beside them.
+"""The tables of the outbox: one log of events, a cursor for each target and partition, and what stands beside them.
 
 Times are whole milliseconds since 1970 (UTC). `seq` numbers are taken under the lock of `log_head`, so the order of
 commits is the order of `seq` and a reader can never skip a late commit.
@@ -31,7 +31,7 @@ log_head = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
-    sa.Column("lanes", sa.Integer, nullable=False),  # fixed for a log: a key must stay in its lane
+    sa.Column("partitions", sa.Integer, nullable=False),  # fixed for a log: a key must stay in its partition
     sa.Column("version", sa.BigInteger, nullable=False),  # grows with every change of targets or rules
     **MYSQL,
 )
@@ -94,7 +94,7 @@ buckets = sa.Table(
 events = sa.Table(
     "events",
     metadata,
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("id", sa.CHAR(32), nullable=False, unique=True),
     sa.Column("key_hash", sa.BigInteger, nullable=False),
@@ -116,7 +116,7 @@ cursors = sa.Table(
     "cursors",
     metadata,
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("replay_id", sa.Integer, primary_key=True, autoincrement=False, default=WHOLE_LOG),
     sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
     sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
@@ -142,7 +142,7 @@ object_versions = sa.Table(
     "object_versions",
     metadata,
     sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("id", sa.String(32), primary_key=True),  # digest of the key and the version
     sa.Column("object", sa.String(32), nullable=False),  # digest of bucket and key
     sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row stands for
@@ -153,8 +153,8 @@ object_versions = sa.Table(
     sa.Column("state", sa.Text, nullable=False),  # JSON of a VersionState, or of a KeyState
     sa.Column("trimmed", sa.Boolean, nullable=False),  # of a key: its oldest layers were removed by the purge
     sa.Column("record", LongText),  # the event's, kept when the event left the log; "" where it is not needed
-    sa.Index("ix_object_versions_layer", "target_id", "lane", "object", "sequencer", "tie", "placed"),
-    sa.Index(None, "lane", "seq"),
+    sa.Index("ix_object_versions_layer", "target_id", "partition", "object", "sequencer", "tie", "placed"),
+    sa.Index(None, "partition", "seq"),
     **MYSQL,
 )
 
@@ -162,7 +162,7 @@ parked = sa.Table(
     "parked",
     metadata,
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, nullable=False),
     sa.Column("not_before", sa.BigInteger, nullable=False),  # NEVER: behind an earlier event of its object
@@ -174,20 +174,22 @@ parked = sa.Table(
     sa.Column("replayed", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
     sa.Index(None, "target_id", "replayed"),
     sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
-    sa.Index(None, "target_id", "lane", "not_before"),
+    sa.Index(None, "target_id", "partition", "not_before"),
     sa.Index(None, "target_id", "refused_at"),
-    sa.Index(None, "target_id", "lane", "key_hash", "seq"),
-    sa.Index(None, "target_id", "lane", "key_hash", "not_before"),  # finds a head before the many that wait behind it
+    sa.Index(None, "target_id", "partition", "key_hash", "seq"),
+    sa.Index(
+        None, "target_id", "partition", "key_hash", "not_before"
+    ),  # finds a head before the many that wait behind it
     **MYSQL,
 )
 
-# Objects whose newest event is parked again by the next holder of the lane's lease: a worker that had lost its lease
-# may have written an older one.
+# Objects whose newest event is parked again by the next holder of the partition's lease: a worker that had lost its
+# lease may have written an older one.
 redeliveries = sa.Table(
     "redeliveries",
     metadata,
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
-    sa.Column("lane", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
     **MYSQL,
@@ -198,7 +200,7 @@ dead_letters = sa.Table(
     metadata,
     sa.Column("id", BigId, primary_key=True, autoincrement=True),
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False),
-    sa.Column("lane", sa.SmallInteger, nullable=False),
+    sa.Column("partition", sa.SmallInteger, nullable=False),
     sa.Column("seq", sa.BigInteger, nullable=False),
     sa.Column("event_id", sa.CHAR(32), nullable=False, index=True),
     sa.Column("reason", sa.Text, nullable=False),
@@ -206,7 +208,7 @@ dead_letters = sa.Table(
     sa.Column("first_tried", sa.BigInteger, nullable=False),
     sa.Column("last_tried", sa.BigInteger, nullable=False),
     sa.Column("history", sa.Text, nullable=False),
-    sa.UniqueConstraint("target_id", "lane", "seq"),
+    sa.UniqueConstraint("target_id", "partition", "seq"),
     sqlite_autoincrement=True,
     **MYSQL,
 )

@@ -21,7 +21,7 @@ from app.outbox.version_rows import UPSERT, ObjectKey, key_state, rows_of, versi
 _CONTENT = names(*set(Says) - {Says.NOTHING})
 _DROPPED_AT_ONCE = 1000  # rows
 _V = m.object_versions.c
-_HERE = (_V.target_id == sa.bindparam("of_target"), _V.lane == sa.bindparam("of_lane"))
+_HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))
 
 
 class ObjectVersions:
@@ -31,75 +31,75 @@ class ObjectVersions:
         self._database = database
         self._connection = connection
         self._lease = lease
-        self._until: dict[int, int] = {}  # where the lanes' events that were folded here end
-        self._gaps: set[int] = set()  # lanes in which another policy delivered events since the last fold
-        self._filled: set[int] = set()  # lanes of which something is known
+        self._until: dict[int, int] = {}  # where the partitions' events that were folded here end
+        self._gaps: set[int] = set()  # partitions in which another policy delivered events since the last fold
+        self._filled: set[int] = set()  # partitions of which something is known
         self._look()
 
     def concerns(self, events: Sequence[Event], until: Mapping[int, int]) -> bool:
-        """Whether some events, the next of lanes that end at `until`, have to be folded before they are judged."""
+        """Whether some events, the next of partitions that end at `until`, have to be folded before they are judged."""
         self._until |= until
         return any(event.version for event in events) or not self._filled.isdisjoint(until)
 
     def fold(self, events: Mapping[ObjectKey, Sequence[Entry]]) -> None:
-        """Fold the next events of the lease's lanes; those folded already are passed over.
+        """Fold the next events of the lease's partitions; those folded already are passed over.
 
         Keys that never had a version stay unknown, and cost nothing. Raises `LeaseLost`; then nothing was written.
         """
         versioned = {key for key, entries in events.items() if any(entry.version for entry in entries)}
-        self._close_gaps(key.lane for key in versioned)
-        known = {key: entries for key, entries in events.items() if key in versioned or key.lane in self._filled}
-        for lane, keys in _by_lane(known).items():
+        self._close_gaps(key.partition for key in versioned)
+        known = {key: entries for key, entries in events.items() if key in versioned or key.partition in self._filled}
+        for partition, keys in _by_partition(known).items():
             digests = {key: key.digest for key in keys}
             ids = set(digests.values())
             ids.update(version_id(digests[key], version_of(entry)) for key in keys for entry in known[key])
-            rows = {row.id: row for row in self._read(_NAMED, lane, ids)}
+            rows = {row.id: row for row in self._read(_NAMED, partition, ids)}
             folds = {key: _fold_onto(rows, digest, known[key]) for key, digest in digests.items() if digest in rows}
             unknown = [key for key in keys if key in versioned and key not in folds]
-            self._write(lane, folds | self._folded_from_log(lane, unknown))
+            self._write(partition, folds | self._folded_from_log(partition, unknown))
 
     def holdings(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, Holding]:
         """What the bucket holds under each key, as far as its events say that were settled or folded."""
         found: dict[ObjectKey, Holding] = {}
-        for lane, some in self._known(keys):
-            rows = {row.id: row for row in self._read(_TOPS, lane, {key.digest for key in some})}
+        for partition, some in self._known(keys):
+            rows = {row.id: row for row in self._read(_TOPS, partition, {key.digest for key in some})}
             found |= {key: _holding(rows[key.digest]) for key in some if key.digest in rows}
-            seeded = self._seed(lane, [key for key in some if key not in found])
+            seeded = self._seed(partition, [key for key in some if key not in found])
             found |= {key: fold.key.holding(fold.top()) for key, fold in seeded.items()}
         return found
 
     def latest(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, str]:
         """The greatest comparable sequencer of each key's events that were settled or folded, "" if none has any."""
         found: dict[ObjectKey, str] = {}
-        for lane, some in self._known(keys):
-            rows = {row.id: row for row in self._read(_NAMED, lane, {key.digest for key in some})}
+        for partition, some in self._known(keys):
+            rows = {row.id: row for row in self._read(_NAMED, partition, {key.digest for key in some})}
             found |= {key: key_state(rows[key.digest]).latest for key in some if key.digest in rows}
-            seeded = self._seed(lane, [key for key in some if key not in found])
+            seeded = self._seed(partition, [key for key in some if key not in found])
             found |= {key: fold.key.latest for key, fold in seeded.items()}
         return found
 
-    def kept_record(self, lane: int, seq: int) -> str | None:
+    def kept_record(self, partition: int, seq: int) -> str | None:
         """The record of an event that left the log, where it is kept."""
         row = self._connection.execute(
             sa.select(_V.record).where(
-                _V.lane == lane, _V.seq == seq, _V.target_id == self._lease.target_id, _V.is_object
+                _V.partition == partition, _V.seq == seq, _V.target_id == self._lease.target_id, _V.is_object
             )
         ).first()
         return row.record or None if row else None
 
     def _known(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[int, list[ObjectKey]]]:
-        by_lane = _by_lane(keys)
-        self._close_gaps(by_lane)
-        return iter(by_lane.items())
+        by_partition = _by_partition(keys)
+        self._close_gaps(by_partition)
+        return iter(by_partition.items())
 
-    def _seed(self, lane: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
-        folds = self._folded_from_log(lane, keys)
-        self._write(lane, folds)
+    def _seed(self, partition: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
+        folds = self._folded_from_log(partition, keys)
+        self._write(partition, folds)
         return folds
 
-    def _folded_from_log(self, lane: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
+    def _folded_from_log(self, partition: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
         """The fold of each key's whole history in the log: once, when the key is first asked for."""
-        until = max(self._lease.positions[lane], self._until.get(lane, 0))
+        until = max(self._lease.positions[partition], self._until.get(partition, 0))
         folds = {(key.bucket, key.key): Fold() for key in keys}
         e = m.events.c
         for some in chunks(sorted({key.key_hash for key in keys})):
@@ -114,74 +114,80 @@ class ObjectVersions:
                     fold.add([Entry(row.seq, row.name, row.version, row.sequencer)])
         return {key: folds[key.bucket, key.key] for key in keys}
 
-    def _read(self, query: sa.Select[Any], lane: int, ids: Iterable[str]) -> Iterator[Any]:
+    def _read(self, query: sa.Select[Any], partition: int, ids: Iterable[str]) -> Iterator[Any]:
         for some in chunks(sorted(ids)):
-            place = {"of_target": self._lease.target_id, "of_lane": lane, "ids": some}
+            place = {"of_target": self._lease.target_id, "of_partition": partition, "ids": some}
             yield from self._connection.execute(query, place)
 
-    def _write(self, lane: int, folds: Mapping[ObjectKey, Fold]) -> None:
+    def _write(self, partition: int, folds: Mapping[ObjectKey, Fold]) -> None:
         rows = [row for key, fold in folds.items() for row in rows_of(self._lease.target_id, key, fold)]
         if not rows:
             return
         rows.sort(key=lambda row: str(row["id"]))
         with self._database.writing() as connection:
-            self._fence(connection, lane)
+            self._fence(connection, partition)
             for some in chunks(rows):
                 connection.execute(UPSERT[self._database.dialect], some)
-        self._filled.add(lane)
+        self._filled.add(partition)
 
-    def _fence(self, connection: sa.Connection, lane: int) -> None:
+    def _fence(self, connection: sa.Connection, partition: int) -> None:
         c = m.cursors.c
-        mine = sa.select(c.lane).where(
-            c.target_id == self._lease.target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG,
+        mine = sa.select(c.partition).where(
+            c.target_id == self._lease.target_id, c.partition == partition, c.replay_id == m.WHOLE_LOG,
             c.lease_token == self._lease.token,
         )  # fmt: skip
         if connection.execute(mine.with_for_update()).first() is None:
-            raise LeaseLost(f"lane {lane} of target {self._lease.target_id}")
+            raise LeaseLost(f"partition {partition} of target {self._lease.target_id}")
 
     def _look(self) -> None:
         c = m.cursors.c
-        filled = sa.exists().where(_V.target_id == c.target_id, _V.lane == c.lane).correlate(m.cursors)
-        query = sa.select(c.lane, (c.folded < c.position).label("gap"), filled.label("filled")).where(
-            c.target_id == self._lease.target_id, c.lane.in_(list(self._lease.positions)), c.replay_id == m.WHOLE_LOG
+        filled = sa.exists().where(_V.target_id == c.target_id, _V.partition == c.partition).correlate(m.cursors)
+        query = sa.select(c.partition, (c.folded < c.position).label("gap"), filled.label("filled")).where(
+            c.target_id == self._lease.target_id,
+            c.partition.in_(list(self._lease.positions)),
+            c.replay_id == m.WHOLE_LOG,
         )
         for row in self._connection.execute(query):
             if row.gap:
-                self._gaps.add(row.lane)
+                self._gaps.add(row.partition)
             elif row.filled:
-                self._filled.add(row.lane)
+                self._filled.add(row.partition)
 
-    def _close_gaps(self, lanes: Iterable[int]) -> None:
-        """Forget what is known in lanes with a gap: what was missed may be in the log no more."""
+    def _close_gaps(self, partitions: Iterable[int]) -> None:
+        """Forget what is known in partitions with a gap: what was missed may be in the log no more."""
         c = m.cursors.c
-        for lane in sorted(self._gaps.intersection(lanes)):
+        for partition in sorted(self._gaps.intersection(partitions)):
             dropped = _DROPPED_AT_ONCE
             while dropped == _DROPPED_AT_ONCE:
                 with self._database.writing() as connection:
-                    self._fence(connection, lane)
-                    dropped = drop(connection, self._lease.target_id, lane, _DROPPED_AT_ONCE)
+                    self._fence(connection, partition)
+                    dropped = drop(connection, self._lease.target_id, partition, _DROPPED_AT_ONCE)
                     if dropped < _DROPPED_AT_ONCE:
                         connection.execute(
                             m.cursors.update()
-                            .where(c.target_id == self._lease.target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG)
+                            .where(
+                                c.target_id == self._lease.target_id,
+                                c.partition == partition,
+                                c.replay_id == m.WHOLE_LOG,
+                            )
                             .values(folded=c.position)
                         )
-            self._gaps.discard(lane)
+            self._gaps.discard(partition)
 
 
-def drop(connection: sa.Connection, target_id: int, lane: int, most: int) -> int:
-    """Delete up to `most` rows of a target's lane; returns how many there were."""
-    here = (_V.target_id == target_id, _V.lane == lane)
+def drop(connection: sa.Connection, target_id: int, partition: int, most: int) -> int:
+    """Delete up to `most` rows of a target's partition; returns how many there were."""
+    here = (_V.target_id == target_id, _V.partition == partition)
     ids = connection.execute(sa.select(_V.id).where(*here).order_by(_V.id).limit(most)).scalars().all()
     if ids:
         connection.execute(m.object_versions.delete().where(*here, _V.id.in_(ids)))
     return len(ids)
 
 
-def _by_lane(keys: Iterable[ObjectKey]) -> dict[int, list[ObjectKey]]:
+def _by_partition(keys: Iterable[ObjectKey]) -> dict[int, list[ObjectKey]]:
     found: dict[int, list[ObjectKey]] = {}
     for key in dict.fromkeys(keys):
-        found.setdefault(key.lane, []).append(key)
+        found.setdefault(key.partition, []).append(key)
     return found
 
 
@@ -204,7 +210,7 @@ def _tops() -> sa.Select[Any]:
     layer = m.object_versions.alias()
     top = (
         sa.select(layer.c.placed * 2 + sa.case((layer.c.is_object, 1), else_=0))
-        .where(layer.c.target_id == _V.target_id, layer.c.lane == _V.lane, layer.c.object == _V.object)
+        .where(layer.c.target_id == _V.target_id, layer.c.partition == _V.partition, layer.c.object == _V.object)
         .where(layer.c.sequencer.is_not(None))
         .order_by(layer.c.sequencer.desc(), layer.c.tie.desc(), layer.c.placed.desc())
         .limit(1)

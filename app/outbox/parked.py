@@ -22,7 +22,9 @@ ObjectHash = tuple[int, int]  # partition and key hash
 _P = m.parked.c
 _OTHER = m.parked.alias("other")
 _OBJECT = sa.and_(
-    _P.target_id == sa.bindparam("target"), _P.lane == sa.bindparam("partition"), _P.key_hash == sa.bindparam("hash")
+    _P.target_id == sa.bindparam("target"),
+    _P.partition == sa.bindparam("partition"),
+    _P.key_hash == sa.bindparam("hash"),
 )
 # Built once. Each finds its rows by an index however many events wait behind a head.
 _DUE = sa.select(
@@ -30,19 +32,19 @@ _DUE = sa.select(
     _P.seq,
     _P.not_before,
     sa.exists()
-    .where(_OTHER.c.target_id == _P.target_id, _OTHER.c.lane == _P.lane)
+    .where(_OTHER.c.target_id == _P.target_id, _OTHER.c.partition == _P.partition)
     .where(_OTHER.c.key_hash == _P.key_hash, _OTHER.c.seq < _P.seq)
     .label("follows"),
 ).where(
     _P.target_id == sa.bindparam("target"),
-    _P.lane == sa.bindparam("partition"),
+    _P.partition == sa.bindparam("partition"),
     _P.key_hash.in_(sa.bindparam("hashes", expanding=True)),
     _P.not_before < m.NEVER,
 )
 _OLDEST = sa.select(sa.func.min(_P.seq)).where(_OBJECT)
 _SET_DUE = (
     m.parked.update()
-    .where(_P.target_id == sa.bindparam("target"), _P.lane == sa.bindparam("partition"))
+    .where(_P.target_id == sa.bindparam("target"), _P.partition == sa.bindparam("partition"))
     .where(_P.seq == sa.bindparam("number"))
     .values(not_before=sa.bindparam("due"))
 )
@@ -121,18 +123,18 @@ class HeadRepair:
     def _broken(self) -> Iterator[tuple[Any, set[ObjectHash]]]:
         """Each partition that has parked events, chunk by chunk, with the objects that break the invariant."""
         c, t = m.cursors.c, m.targets.c
-        parked = sa.exists().where(_P.target_id == c.target_id, _P.lane == c.lane).correlate(m.cursors)
+        parked = sa.exists().where(_P.target_id == c.target_id, _P.partition == c.partition).correlate(m.cursors)
         with self._database.reading() as connection:
             partitions = connection.execute(
-                sa.select(t.id, t.type, t.name, c.lane)
+                sa.select(t.id, t.type, t.name, c.partition)
                 .join_from(m.cursors, m.targets, c.target_id == t.id)
                 .where(c.replay_id == m.WHOLE_LOG, parked)
-                .order_by(t.id, c.lane)
+                .order_by(t.id, c.partition)
             ).all()
         for partition in partitions:
             query = (
                 sa.select(_P.key_hash, _P.not_before)
-                .where(_P.target_id == partition.id, _P.lane == partition.lane)
+                .where(_P.target_id == partition.id, _P.partition == partition.partition)
                 .order_by(_P.key_hash, _P.seq)
                 .limit(self._chunk)
             )
@@ -140,7 +142,7 @@ class HeadRepair:
             while True:
                 with self._database.reading() as connection:
                     rows = connection.execute(query.where(after)).all()
-                yield partition, {(partition.lane, key_hash) for key_hash in _without_one_head(rows)}
+                yield partition, {(partition.partition, key_hash) for key_hash in _without_one_head(rows)}
                 if len(rows) < self._chunk:
                     break
                 last = rows[-1].key_hash
@@ -150,7 +152,7 @@ class HeadRepair:
     def _repair(self, partition: Any, objects: set[ObjectHash]) -> int:
         c = m.cursors.c
         cursor = sa.select(c.position).where(
-            c.target_id == partition.id, c.lane == partition.lane, c.replay_id == m.WHOLE_LOG
+            c.target_id == partition.id, c.partition == partition.partition, c.replay_id == m.WHOLE_LOG
         )
         with self._database.writing() as connection:
             # As a settlement locks it: what is read next is exact, and stays so until the commit.

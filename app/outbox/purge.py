@@ -29,19 +29,19 @@ def purge(
     none any more is deleted, too, which locks every mirror's cursors in turn.
     """
     with database.reading() as connection:
-        lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
+        partitions = connection.execute(sa.select(m.log_head.c.partitions)).scalar_one()
     removed, ends = 0, time.monotonic() + seconds
-    for lane in Random().sample(range(lanes), lanes):  # noqa: S311 - so that none is always the last
+    for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that none is always the last
         after: int | None = 0
         while after is not None and removed < most and time.monotonic() < ends:
-            count, after = _purge_batch(database, lane, after, older_than, batch)
+            count, after = _purge_batch(database, partition, after, older_than, batch)
             removed += count
     if unused:
         drop_unused(database)
     return removed
 
 
-def _purge_batch(database: Database, lane: int, after: int, older_than: int, batch: int) -> tuple[int, int | None]:
+def _purge_batch(database: Database, partition: int, after: int, older_than: int, batch: int) -> tuple[int, int | None]:
     """Look at a batch of events from `after` on; how many were removed, and where to go on (None: it was the last)."""
     e = m.events.c
     with database.writing() as connection:
@@ -49,23 +49,23 @@ def _purge_batch(database: Database, lane: int, after: int, older_than: int, bat
         lock_tail(connection)
         query = (
             sa.select(e.seq, e.received_at, sa.or_(*_referred()).label("kept"))
-            .where(e.lane == lane, e.seq > after, e.seq <= _passed(connection, lane))
+            .where(e.partition == partition, e.seq > after, e.seq <= _passed(connection, partition))
             .order_by(e.seq)
             .limit(batch)
         )
         rows = connection.execute(query).all()
         seqs = [row.seq for row in rows if row.received_at < older_than and not row.kept]
         if seqs:
-            keep_records(connection, lane, seqs)
-            connection.execute(m.events.delete().where(e.lane == lane, e.seq.in_(seqs)))
+            keep_records(connection, partition, seqs)
+            connection.execute(m.events.delete().where(e.partition == partition, e.seq.in_(seqs)))
     goes_on = len(rows) == batch and rows[-1].received_at < older_than
     return len(seqs), rows[-1].seq if goes_on else None
 
 
-def _passed(connection: sa.Connection, lane: int) -> int:
+def _passed(connection: sa.Connection, partition: int) -> int:
     """The seq up to which every cursor of the partition has come; the log's head where there is none."""
     c = m.cursors.c
-    least = sa.select(sa.func.min(c.position)).where(c.lane == lane, c.position < c.until).scalar_subquery()
+    least = sa.select(sa.func.min(c.position)).where(c.partition == partition, c.position < c.until).scalar_subquery()
     return int(connection.execute(sa.select(sa.func.coalesce(least, m.log_head.c.last_seq))).scalar_one())
 
 
@@ -73,6 +73,6 @@ def _referred() -> list[sa.ColumnElement[bool]]:
     """The conditions under which an event is still needed although every cursor has passed it."""
     e = m.events.c
     return [
-        sa.exists().where(table.c.lane == e.lane, table.c.seq == e.seq).correlate(m.events)
+        sa.exists().where(table.c.partition == e.partition, table.c.seq == e.seq).correlate(m.events)
         for table in (m.parked, m.dead_letters)
     ]

@@ -15,7 +15,7 @@ from app.outbox.append import chunks, key_hash
 from app.outbox.books import snapshot
 from app.outbox.clock import database_now
 from app.outbox.database import Database
-from app.outbox.leases import goes_to, replay_lanes
+from app.outbox.leases import goes_to, replay_partitions
 from app.outbox.registry import UnknownTarget
 from app.outbox.store import selected
 
@@ -180,18 +180,18 @@ def mark(database: Database, target: TargetId, bucket: str, *, only: Sequence[st
         seq = int(connection.execute(sa.select(head.last_seq)).scalar_one())
         behind = (
             sa.select(e.key)
-            .join(m.cursors, sa.and_(c.lane == e.lane, e.seq > c.position))
+            .join(m.cursors, sa.and_(c.partition == e.partition, e.seq > c.position))
             .where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG, *ours, goes_to(target_id))
         )
         parked = (
             sa.select(e.key)
-            .join(m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
+            .join(m.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
             .where(p.target_id == target_id, *ours)
         )
         moving = set(connection.execute(behind).scalars()) | set(connection.execute(parked).scalars())
-        for lane in replay_lanes(connection, target_id):
+        for partition in replay_partitions(connection, target_id):
             again = sa.select(e.key).where(
-                e.lane == lane.lane, e.seq > lane.position, *ours, *selected(target_id, lane)
+                e.partition == partition.partition, e.seq > partition.position, *ours, *selected(target_id, partition)
             )
             moving.update(connection.execute(again).scalars())
     return Mark(seq, frozenset(moving))
@@ -201,9 +201,9 @@ def recorded_since(database: Database, bucket: str, *, seq: int, received_at: in
     """The keys of the bucket's events recorded after `seq`; with `received_at` (ms) also of those received since."""
     e = m.events.c
     with database.reading() as connection:
-        lanes = connection.execute(sa.select(m.log_head.c.lanes)).scalar_one()
-        # By lane, as the log's key begins with it: what is read is the new part of the log and no more.
-        later = sa.select(e.key).where(e.lane.in_(range(lanes)), e.seq > seq, e.bucket == bucket).distinct()
+        partitions = connection.execute(sa.select(m.log_head.c.partitions)).scalar_one()
+        # By partition, as the log's key begins with it: what is read is the new part of the log and no more.
+        later = sa.select(e.key).where(e.partition.in_(range(partitions)), e.seq > seq, e.bucket == bucket).distinct()
         found = set(connection.execute(later).scalars())
         if received_at is not None:
             earlier = sa.select(e.key).where(e.received_at >= received_at, e.bucket == bucket).distinct()

@@ -78,12 +78,12 @@ def check_writable(database: Database) -> None:
         seq = connection.execute(sa.select(head.last_seq)).scalar_one()
         connection.execute(
             m.events.insert().values(
-                lane=0, seq=seq, id=unique, key_hash=0, received_at=now_ms(), name="s3:TestEvent",
+                partition=0, seq=seq, id=unique, key_hash=0, received_at=now_ms(), name="s3:TestEvent",
                 bucket="bucketwire-test", key="writable", version="", sequencer="", time=0, targets="", record="{}",
                 trace="",
             )
         )  # fmt: skip
-        connection.execute(m.events.delete().where(e.lane == 0, e.seq == seq))
+        connection.execute(m.events.delete().where(e.partition == 0, e.seq == seq))
         connection.execute(m.buckets.insert().values(name=unique, created_at=0))
         connection.execute(m.buckets.delete().where(b.name == unique))
         connection.execute(m.targets.update().values(recorded=t.recorded))

@@ -2,8 +2,8 @@
 
 A worker that was stopped for longer than its lease may write an old event after another worker has written a newer one.
 When it learns that the lease is lost it requests the redelivery of the objects that it had in hand. Whoever has the
-lease of their lane next carries the request out before its first batch, when nothing is in flight: the newest event of
-each object that still counts is parked, due at once, and counted as recorded once more.
+lease of their partition next carries the request out before its first batch, when nothing is in flight: the newest
+event of each object that still counts is parked, due at once, and counted as recorded once more.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -45,25 +45,25 @@ def request(database: Database, target_id: int, written: Mapping[Object, int]) -
 
 
 def carry_out(database: Database, reader: Reader, lease: Lease, choose: Choose) -> int:
-    """Park what was requested for the lanes of a lease; the number of events.
+    """Park what was requested for the partitions of a lease; the number of events.
 
     To be called while nothing of the lease is in flight. Raises `LeaseLost`.
     """
     count = 0
-    for lane, requested in groupby(reader.redeliveries(), key=lambda each: each.lane):
+    for partition, requested in groupby(reader.redeliveries(), key=lambda each: each.partition):
         rows = list(requested)
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE]
-            # Chosen before anything is locked: nobody else may settle an event of this lane, and what else may have
-            # happened to the chosen one is looked at again.
-            chosen = [_newest(reader, each, lease.positions[lane], choose) for each in some]
+            # Chosen before anything is locked: nobody else may settle an event of this partition, and what else may
+            # have happened to the chosen one is looked at again.
+            chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
             with database.writing() as connection:
-                _lock(connection, lease, lane)
+                _lock(connection, lease, partition)
                 count += _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
                 r = m.redeliveries.c
                 connection.execute(
                     m.redeliveries.delete()
-                    .where(r.target_id == lease.target_id, r.lane == lane)
+                    .where(r.target_id == lease.target_id, r.partition == partition)
                     .where(r.key_hash.in_([each.key_hash for each in some]))
                 )
     return count
@@ -75,39 +75,39 @@ def _request(connection: sa.Connection, target_id: int, written: Mapping[Object,
         return
     hashes = sorted({key_hash for _, key_hash in written})
     known = {
-        (row.lane, row.key_hash): row.since
+        (row.partition, row.key_hash): row.since
         for row in connection.execute(
-            sa.select(r.lane, r.key_hash, r.since).where(r.target_id == target_id, r.key_hash.in_(hashes))
+            sa.select(r.partition, r.key_hash, r.since).where(r.target_id == target_id, r.key_hash.in_(hashes))
         )
     }
     new = [
-        {"target_id": target_id, "lane": lane, "key_hash": key_hash, "since": seq}
-        for (lane, key_hash), seq in written.items()
-        if (lane, key_hash) not in known
+        {"target_id": target_id, "partition": partition, "key_hash": key_hash, "since": seq}
+        for (partition, key_hash), seq in written.items()
+        if (partition, key_hash) not in known
     ]
     if new:
         connection.execute(m.redeliveries.insert(), new)
-    for (lane, key_hash), seq in written.items():
-        if known.get((lane, key_hash), seq) > seq:
+    for (partition, key_hash), seq in written.items():
+        if known.get((partition, key_hash), seq) > seq:
             connection.execute(
                 m.redeliveries.update()
-                .where(r.target_id == target_id, r.lane == lane, r.key_hash == key_hash)
+                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash)
                 .values(since=seq)
             )
 
 
-def _lock(connection: sa.Connection, lease: Lease, lane: int) -> None:
-    """Keep the lane as it is until the commit, and its events in the log."""
+def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
+    """Keep the partition as it is until the commit, and its events in the log."""
     lock_tail(connection)  # a purge must not remove what is parked here
     c = m.cursors.c
     held = connection.execute(
         m.cursors.update()
-        .where(c.target_id == lease.target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG)
+        .where(c.target_id == lease.target_id, c.partition == partition, c.replay_id == m.WHOLE_LOG)
         .where(c.lease_token == lease.token)
         .values(lease_token=lease.token)
     )
     if held.rowcount != 1:
-        raise LeaseLost(f"lane {lane} of target {lease.target_id}")
+        raise LeaseLost(f"partition {partition} of target {lease.target_id}")
 
 
 def _newest(reader: Reader, requested: Redelivery, position: int, choose: Choose) -> Logged | None:
@@ -126,7 +126,7 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[Logged]) -
     t, e = m.targets.c, m.events.c
     parked = []
     for logged in chosen:
-        place = (e.lane == logged.lane, e.seq == logged.seq, *neither_parked_nor_dead(target_id))
+        place = (e.partition == logged.partition, e.seq == logged.seq, *neither_parked_nor_dead(target_id))
         if connection.execute(sa.select(e.seq).where(*place)).first() is not None:
             parked.append(logged)
     if not parked:
@@ -137,7 +137,7 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[Logged]) -
     # NEVER, so that an event in front of the object's head takes over its back-off; else it becomes due at once.
     rows = [
         {
-            "target_id": target_id, "lane": logged.lane, "seq": logged.seq, "key_hash": logged.key_hash,
+            "target_id": target_id, "partition": logged.partition, "seq": logged.seq, "key_hash": logged.key_hash,
             "not_before": m.NEVER, "replayed": True,
         }
         for logged in parked

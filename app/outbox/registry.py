@@ -149,7 +149,7 @@ class Registry:
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
         columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, stored)).decode()
         with self._database.writing() as connection:
-            last_seq, lanes = _change(connection)
+            last_seq, partitions = _change(connection)
             t = m.targets.c
             known = connection.execute(
                 sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
@@ -157,7 +157,7 @@ class Registry:
             if known is None:
                 new = {"enabled": True, "queue_limit": m.NO_LIMIT, "created_at": now_ms()} | columns
                 made = connection.execute(m.targets.insert().values(type=target.type, name=target.name, **new))
-                _begin(connection, made.inserted_primary_key[0], last_seq, lanes)
+                _begin(connection, made.inserted_primary_key[0], last_seq, partitions)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
@@ -239,7 +239,7 @@ class Registry:
     def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> bool:
         """Open the breaker until `resume_at`, or pause the target; says whether this is what opened it.
 
-        Lanes that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
+        Partitions that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
         """
         t = m.targets.c
         with self._database.writing() as connection:
@@ -352,12 +352,12 @@ def enabled_targets(database: Database) -> list[TargetId]:
 def _change(connection: sa.Connection) -> tuple[int, int]:
     head = m.log_head.c
     connection.execute(m.log_head.update().values(version=head.version + 1))
-    row = connection.execute(sa.select(head.last_seq, head.lanes)).one()
-    return row.last_seq, row.lanes
+    row = connection.execute(sa.select(head.last_seq, head.partitions)).one()
+    return row.last_seq, row.partitions
 
 
-def _begin(connection: sa.Connection, row_id: int, last_seq: int, lanes: int) -> None:
-    cursors = [{"target_id": row_id, "lane": lane, "position": last_seq} for lane in range(lanes)]
+def _begin(connection: sa.Connection, row_id: int, last_seq: int, partitions: int) -> None:
+    cursors = [{"target_id": row_id, "partition": partition, "position": last_seq} for partition in range(partitions)]
     connection.execute(m.cursors.insert(), cursors)
 
 

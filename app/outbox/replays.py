@@ -1,7 +1,7 @@
-"""Deliver retained events again: a temporary cursor in each lane over a part of the log.
+"""Deliver retained events again: a temporary cursor in each partition over a part of the log.
 
-In its lanes a replay goes first and the log's own cursor waits, so that per object the target still sees one order.
-Its events are counted as recorded once more when it reaches them, so that the counters balance at any moment.
+In its partitions a replay goes first and the log's own cursor waits, so that per object the target still sees one
+order. Its events are counted as recorded once more when it reaches them, so that the counters balance at any moment.
 """
 
 from collections.abc import Sequence
@@ -94,14 +94,14 @@ class Replays:
             )
             replay_id = made.inserted_primary_key[0]
             new = [
-                {"target_id": row_id, "lane": row.lane, "replay_id": replay_id}
+                {"target_id": row_id, "partition": row.partition, "replay_id": replay_id}
                 | {"position": first - 1, "begins_after": first - 1, "until": row.position}
                 for row in cursors
-                if (first := oldest.get(row.lane, row.position + 1)) <= row.position
+                if (first := oldest.get(row.partition, row.position + 1)) <= row.position
             ]
             if new:
                 connection.execute(m.cursors.insert(), new)
-            # A worker at one of these lanes does not know of the replay: its lease is not renewed and runs out.
+            # A worker at one of these partitions does not know of the replay: its lease is not renewed and runs out.
             connection.execute(
                 m.cursors.update()
                 .where(c.target_id == row_id, c.replay_id == m.WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
@@ -158,6 +158,13 @@ class Replays:
 def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:
     """The seq of the log's oldest event in each partition that has any."""
     c, e = m.cursors.c, m.events.c
-    first = sa.select(e.seq).where(e.lane == c.lane).order_by(e.seq).limit(1).correlate(m.cursors).scalar_subquery()
-    query = sa.select(c.lane, first.label("seq")).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
-    return {row.lane: row.seq for row in connection.execute(query) if row.seq is not None}
+    first = (
+        sa.select(e.seq)
+        .where(e.partition == c.partition)
+        .order_by(e.seq)
+        .limit(1)
+        .correlate(m.cursors)
+        .scalar_subquery()
+    )
+    query = sa.select(c.partition, first.label("seq")).where(c.target_id == target_id, c.replay_id == m.WHOLE_LOG)
+    return {row.partition: row.seq for row in connection.execute(query) if row.seq is not None}

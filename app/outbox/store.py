@@ -20,7 +20,7 @@ from app.events.model import Event
 from app.outbox import models as m
 from app.outbox.append import chunks
 from app.outbox.database import REFUSED, Database, refuses_value, said
-from app.outbox.leases import Lease, LeaseLost, ReplayLane, goes_to
+from app.outbox.leases import Lease, LeaseLost, ReplayPartition, goes_to
 from app.outbox.object_versions import ObjectVersions
 from app.outbox.parked import ObjectHash, restore_heads
 from app.outbox.reasons import PLAIN
@@ -28,15 +28,15 @@ from app.outbox.version_rows import ObjectKey
 
 log = logging.getLogger("bucketwire.outbox")
 
-Place = tuple[int, int]  # lane and seq: where an event stands in the log
-Object = ObjectHash  # lane and key_hash: an object's line
+Place = tuple[int, int]  # partition and seq: where an event stands in the log
+Object = ObjectHash  # partition and key_hash: an object's line
 
 
 class Logged(NamedTuple):
     """An event as it stands in the log, seen by one target. (A tuple: made for every delivery of every event.)"""
 
     event: Event
-    lane: int
+    partition: int
     seq: int
     key_hash: int
     received_at: int
@@ -45,7 +45,7 @@ class Logged(NamedTuple):
     @property
     def object(self) -> Object:
         """The line it stands in: an object's events go one after the other."""
-        return self.lane, self.key_hash
+        return self.partition, self.key_hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,25 +64,26 @@ class Parked:
 class Refusals:
     """What the outbox knows of a target's refusals: when it last delivered, and which parked events it refused since.
 
-    `lanes` are the lanes of those events; `of_others` says that there are such events besides those asked about.
+    `partitions` are the partitions of those events; `of_others` says that there are such events besides those asked
+    about.
     """
 
     delivered_at: int
-    lanes: frozenset[int] = frozenset()
+    partitions: frozenset[int] = frozenset()
     of_others: bool = False
 
 
 class Redelivery(NamedTuple):
     """A request that the newest state of an object be delivered again; `since` is the seq of the oldest suspect."""
 
-    lane: int
+    partition: int
     key_hash: int
     since: int
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events read behind the cursors, and up to which seq each lane was read."""
+    """Events read behind the cursors, and up to which seq each partition was read."""
 
     events: Sequence[Logged]
     scanned: Mapping[int, int]
@@ -90,7 +91,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Progress:
-    """What one settlement moves in one lane."""
+    """What one settlement moves in one partition."""
 
     position: int | None = None
     delivered: int = 0
@@ -102,7 +103,7 @@ class Progress:
 class Park:
     """A row of `parked` to write, new or changed."""
 
-    lane: int
+    partition: int
     seq: int
     key_hash: int
     not_before: int
@@ -117,7 +118,7 @@ class Park:
 class Death:
     """A dead letter to write."""
 
-    lane: int
+    partition: int
     seq: int
     event_id: str
     reason: str
@@ -132,7 +133,7 @@ class Settlement:
     """Everything one batch changes; written as a whole or not at all."""
 
     progress: dict[int, Progress] = field(default_factory=dict)
-    replay: tuple[ReplayLane, int] | None = None  # this batch came from a replay, which is then up to here
+    replay: tuple[ReplayPartition, int] | None = None  # this batch came from a replay, which is then up to here
     park: list[Park] = field(default_factory=list)
     repark: list[Park] = field(default_factory=list)
     unpark: list[Place] = field(default_factory=list)
@@ -145,14 +146,14 @@ class Settlement:
         """How many events read behind a cursor it settles or parks."""
         return len(self.park) + sum(one.delivered + one.superseded + one.dead for one in self.progress.values())
 
-    def lane(self, lane: int) -> Progress:
-        """The lane's progress, begun where there is none yet."""
-        return self.progress.setdefault(lane, Progress())
+    def partition(self, partition: int) -> Progress:
+        """The partition's progress, begun where there is none yet."""
+        return self.progress.setdefault(partition, Progress())
 
     @property
     def objects(self) -> set[Object]:
         """The objects whose parked events it adds, changes or removes."""
-        return self.moved_on | {(park.lane, park.key_hash) for park in chain(self.park, self.repark)}
+        return self.moved_on | {(park.partition, park.key_hash) for park in chain(self.park, self.repark)}
 
 
 _WINDOW = 10_000  # events of the log that one look of a replay passes over at most
@@ -167,7 +168,7 @@ _COLUMNS = (
     m.events.c.sequencer,
     m.events.c.time,
     m.events.c.record,
-    m.events.c.lane,
+    m.events.c.partition,
     m.events.c.seq,
     m.events.c.key_hash,
     m.events.c.received_at,
@@ -178,7 +179,7 @@ _COLUMNS = (
 _C = m.cursors.c
 _ADVANCE = (
     m.cursors.update()
-    .where(_C.target_id == sa.bindparam("of_target"), _C.lane == sa.bindparam("of_lane"))
+    .where(_C.target_id == sa.bindparam("of_target"), _C.partition == sa.bindparam("of_partition"))
     .where(_C.replay_id == m.WHOLE_LOG, _C.lease_token == sa.bindparam("token"))
     .values(
         position=sa.bindparam("to"),
@@ -211,34 +212,40 @@ class Reader:
         # Built once: putting a statement together takes longer than the database takes to answer it.
         self._ahead = _ahead(lease.target_id, newest=newest)
         p = m.parked.c
-        self._mine = sa.and_(p.target_id == lease.target_id, p.lane.in_(list(lease.positions)))
-        self._heads = sa.select(p.lane, p.key_hash, p.seq, p.not_before).where(self._mine, p.not_before < m.NEVER)
+        self._mine = sa.and_(p.target_id == lease.target_id, p.partition.in_(list(lease.positions)))
+        self._heads = sa.select(p.partition, p.key_hash, p.seq, p.not_before).where(self._mine, p.not_before < m.NEVER)
 
     def load(self, limit: int) -> Batch:
-        """The next `limit` events behind the lease's cursors, per lane oldest first; a replaying lane waits."""
-        replaying = {replay.lane for replay in self._lease.replays}
-        positions = {lane: position for lane, position in self._lease.positions.items() if lane not in replaying}
+        """The next `limit` events behind the lease's cursors, per partition oldest first; a replaying partition
+        waits.
+        """
+        replaying = {replay.partition for replay in self._lease.replays}
+        positions = {
+            partition: position for partition, position in self._lease.positions.items() if partition not in replaying
+        }
         if not positions:
             return Batch((), {})
         share = max(1, limit // len(positions))
         # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
         head = self._connection.execute(_HEAD).scalar_one()
-        # One SELECT for each lane, so that each walks its index in order and stops at its share.
+        # One SELECT for each partition, so that each walks its index in order and stops at its share.
         events = [
             _logged(row)
-            for lane, position in positions.items()
-            for row in self._connection.execute(self._ahead, {"lane": lane, "position": position, "share": share})
+            for partition, position in positions.items()
+            for row in self._connection.execute(
+                self._ahead, {"partition": partition, "position": position, "share": share}
+            )
         ]
         scanned = dict.fromkeys(positions, head)
-        for lane, count in Counter(logged.lane for logged in events).items():
-            last = max(logged.seq for logged in events if logged.lane == lane)
+        for partition, count in Counter(logged.partition for logged in events).items():
+            last = max(logged.seq for logged in events if logged.partition == partition)
             # What was recorded since the head was read may be in the batch too.
-            scanned[lane] = last if count == share else max(head, last)
+            scanned[partition] = last if count == share else max(head, last)
         if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
             self._versions.fold(_histories(events))
         return Batch(self._resolved(events), scanned)
 
-    def load_replay(self, replay: ReplayLane, limit: int) -> Batch:
+    def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """The next events of a replay, which ends at `replay.until`.
 
         It looks at `_WINDOW` events of the log at most: where none of many millions is selected, each look stays short,
@@ -247,21 +254,21 @@ class Reader:
         if replay.position >= replay.window:
             replay.window = self._window(replay)
         query = self._ahead.where(m.events.c.seq <= replay.window, *selected(self._lease.target_id, replay))
-        place = {"lane": replay.lane, "position": replay.position, "share": limit}
+        place = {"partition": replay.partition, "position": replay.position, "share": limit}
         events = self._resolved([_logged(row) for row in self._connection.execute(query, place)])
-        return Batch(events, {replay.lane: events[-1].seq if len(events) == limit else replay.window})
+        return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
 
-    def _window(self, replay: ReplayLane) -> int:
+    def _window(self, replay: ReplayPartition) -> int:
         """The seq up to which there are `_WINDOW` events of any target after the replay's position."""
         e = m.events.c
-        last = sa.select(e.seq).where(e.lane == replay.lane, e.seq > replay.position, e.seq <= replay.until)
+        last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
         found = self._connection.execute(last.order_by(e.seq).offset(_WINDOW - 1).limit(1)).scalar_one_or_none()
         return replay.until if found is None else int(found)
 
     def parked_heads(self) -> dict[Object, int]:
-        """The objects of the lease's lanes that have parked events, and when the first of each is due (ms)."""
+        """The objects of the lease's partitions that have parked events, and when the first of each is due (ms)."""
         rows = sorted(self._connection.execute(self._heads), key=lambda row: row.seq, reverse=True)
-        return {(row.lane, row.key_hash): row.not_before for row in rows}
+        return {(row.partition, row.key_hash): row.not_before for row in rows}
 
     def load_parked(self, objects: Iterable[Object], limit: int) -> list[Parked]:
         """Parked events of some objects, per object oldest first."""
@@ -269,7 +276,7 @@ class Reader:
         query = (
             _select(self._lease.target_id, newest=self._newest)
             .add_columns(p.attempts, p.first_tried, p.last_tried, p.history, p.refused_at)
-            .join_from(m.events, m.parked, sa.and_(p.lane == e.lane, p.seq == e.seq))
+            .join_from(m.events, m.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
             .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
             .order_by(p.seq)
             .limit(limit)
@@ -282,36 +289,38 @@ class Reader:
         ]
 
     def refusals(self, asked: Set[Place] = frozenset()) -> Refusals:
-        """When the target last delivered, in any lane, and which parked events but those `asked` it refused since."""
+        """When the target last delivered, in any partition, and which parked events but those `asked` it refused
+        since.
+        """
         c, p = m.cursors.c, m.parked.c
         mine = self._lease.target_id
         delivered_at = self._connection.execute(
             sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
         ).scalar_one()
-        query = sa.select(p.lane, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
-        places = {(row.lane, row.seq) for row in self._connection.execute(query)}
-        return Refusals(delivered_at or 0, frozenset(lane for lane, _ in places), not places <= asked)
+        query = sa.select(p.partition, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
+        places = {(row.partition, row.seq) for row in self._connection.execute(query)}
+        return Refusals(delivered_at or 0, frozenset(partition for partition, _ in places), not places <= asked)
 
     def standing(self, places: Sequence[Place]) -> set[Place]:
         """Those of some events that are parked or dead for the target already, as a replay finds them."""
         found: set[Place] = set()
         for table in (m.dead_letters, m.parked):  # so that one that is replayed just now is found in one of them
             for some in chunks(places):
-                lanes, seqs = {lane for lane, _ in some}, [seq for _, seq in some]
-                query = sa.select(table.c.lane, table.c.seq).where(
-                    table.c.target_id == self._lease.target_id, table.c.lane.in_(lanes), table.c.seq.in_(seqs)
+                partitions, seqs = {partition for partition, _ in some}, [seq for _, seq in some]
+                query = sa.select(table.c.partition, table.c.seq).where(
+                    table.c.target_id == self._lease.target_id, table.c.partition.in_(partitions), table.c.seq.in_(seqs)
                 )
-                found.update((row.lane, row.seq) for row in self._connection.execute(query))
+                found.update((row.partition, row.seq) for row in self._connection.execute(query))
         return found
 
     def redeliveries(self) -> list[Redelivery]:
-        """What was requested for the lease's lanes, in order of lane."""
+        """What was requested for the lease's partitions, in order of partition."""
         r = m.redeliveries.c
-        query = sa.select(r.lane, r.key_hash, r.since).where(
-            r.target_id == self._lease.target_id, r.lane.in_(list(self._lease.positions))
+        query = sa.select(r.partition, r.key_hash, r.since).where(
+            r.target_id == self._lease.target_id, r.partition.in_(list(self._lease.positions))
         )
-        rows = self._connection.execute(query.order_by(r.lane, r.key_hash))
-        return [Redelivery(row.lane, row.key_hash, row.since) for row in rows]
+        rows = self._connection.execute(query.order_by(r.partition, r.key_hash))
+        return [Redelivery(row.partition, row.key_hash, row.since) for row in rows]
 
     def settled(self, requested: Redelivery, before: int, limit: int) -> list[Logged]:
         """The last `limit` settled events of an object after `requested.since` and with a seq below `before`, in order.
@@ -321,7 +330,7 @@ class Reader:
         e = m.events.c
         query = (
             _select(self._lease.target_id, newest=self._newest)
-            .where(e.lane == requested.lane, e.key_hash == requested.key_hash, self._target)
+            .where(e.partition == requested.partition, e.key_hash == requested.key_hash, self._target)
             .where(e.seq > requested.since, e.seq < before, *neither_parked_nor_dead(self._lease.target_id))
             .order_by(e.seq.desc())
             .limit(limit)
@@ -339,15 +348,17 @@ class Reader:
         """The records of some events, as JSON text: from the log, or as they were kept when they left it."""
         e = m.events.c
         found: dict[Place, str] = {}
-        for lane, seq in dict.fromkeys(places):
-            row = self._connection.execute(sa.select(e.record).where(e.lane == lane, e.seq == seq)).one_or_none()
+        for partition, seq in dict.fromkeys(places):
+            row = self._connection.execute(
+                sa.select(e.record).where(e.partition == partition, e.seq == seq)
+            ).one_or_none()
             # In this order: the purge moves a record from the log to where it is kept, and never back.
             if row is None and self._versions is not None:
-                record = self._versions.kept_record(lane, seq)
+                record = self._versions.kept_record(partition, seq)
             else:
                 record = row.record if row is not None else None
             if record is not None:
-                found[lane, seq] = record
+                found[partition, seq] = record
         return found
 
     def _resolved(self, events: list[Logged]) -> list[Logged]:
@@ -386,7 +397,7 @@ class Store:
             yield Reader(connection, lease, ObjectVersions(self.database, connection, lease) if newest else None)
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
-        """Write a settlement and renew its lanes. Raises `LeaseLost`, and then nothing was written.
+        """Write a settlement and renew its partitions. Raises `LeaseLost`, and then nothing was written.
 
         A reason that the database refuses is replaced by `PLAIN`; the settlement is written nevertheless.
         """
@@ -398,9 +409,9 @@ class Store:
             # Else the same events would be delivered, and their settlement refused, again and again.
             log.warning("the outbox database refused a value, so each event is settled by itself: %s", said(error))
             self._write(lease, settlement, now, _write_one_by_one)
-        for lane, progress in settlement.progress.items():
+        for partition, progress in settlement.progress.items():
             if progress.position is not None:
-                lease.positions[lane] = progress.position
+                lease.positions[partition] = progress.position
         if settlement.replay is not None:
             replay, position = settlement.replay
             replay.position = position
@@ -408,33 +419,35 @@ class Store:
 
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
         with self.database.writing() as connection:
-            for lane in sorted(settlement.progress):
-                self._advance(connection, lease, lane, settlement, now)
+            for partition in sorted(settlement.progress):
+                self._advance(connection, lease, partition, settlement, now)
             if settlement.replay is not None:
                 _advance_replay(connection, *settlement.replay, settlement.settled)
             write_rows(connection, _rows(settlement, lease.target_id))
             _unpark(connection, lease.target_id, settlement.unpark)
             restore_heads(connection, lease.target_id, settlement.objects)
 
-    def _advance(self, connection: sa.Connection, lease: Lease, lane: int, settlement: Settlement, now: int) -> None:
-        progress = settlement.progress[lane]
+    def _advance(
+        self, connection: sa.Connection, lease: Lease, partition: int, settlement: Settlement, now: int
+    ) -> None:
+        progress = settlement.progress[partition]
         updated = connection.execute(
             _ADVANCE,
             {
                 "of_target": lease.target_id,
-                "of_lane": lane,
+                "of_partition": partition,
                 "token": lease.token,
                 "lease_ends": now + self._lease_ms,
-                "to": lease.positions[lane] if progress.position is None else progress.position,
+                "to": lease.positions[partition] if progress.position is None else progress.position,
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
-                "folded_before": lease.positions[lane] if lease.mirror else m.NEVER,
+                "folded_before": lease.positions[partition] if lease.mirror else m.NEVER,
                 "confirmed_at": settlement.delivered_at,
             },
         )
         if updated.rowcount != 1:
-            raise LeaseLost(f"lane {lane} of target {lease.target_id}")
+            raise LeaseLost(f"partition {partition} of target {lease.target_id}")
 
 
 def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
@@ -442,13 +455,13 @@ def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
     e = m.events.c
     return [
         ~sa.exists()
-        .where(table.c.target_id == target_id, table.c.lane == e.lane, table.c.seq == e.seq)
+        .where(table.c.target_id == target_id, table.c.partition == e.partition, table.c.seq == e.seq)
         .correlate(m.events)
         for table in (m.parked, m.dead_letters)
     ]
 
 
-def selected(target_id: int, replay: ReplayLane) -> list[sa.ColumnElement[bool]]:
+def selected(target_id: int, replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
     """The condition on events that a replay delivers again."""
     e = m.events.c
     conditions = [goes_to(target_id), e.seq <= replay.until, e.received_at >= replay.since]
@@ -492,8 +505,8 @@ def _ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
     e = m.events.c
     return (
         _select(target_id, newest=newest)
-        .where(e.lane == sa.bindparam("lane"), e.seq > sa.bindparam("position"), goes_to(target_id))
-        .order_by(e.lane, e.seq)
+        .where(e.partition == sa.bindparam("partition"), e.seq > sa.bindparam("position"), goes_to(target_id))
+        .order_by(e.partition, e.seq)
         .limit(sa.bindparam("share", type_=sa.Integer))
     )
 
@@ -508,7 +521,7 @@ def _logged(row: Any) -> Logged:
 
 
 def _object_key(logged: Logged) -> ObjectKey:
-    return ObjectKey(logged.event.bucket, logged.event.key, logged.lane, logged.key_hash)
+    return ObjectKey(logged.event.bucket, logged.event.key, logged.partition, logged.key_hash)
 
 
 def _histories(events: Iterable[Logged]) -> dict[ObjectKey, list[Entry]]:
@@ -522,10 +535,12 @@ def _histories(events: Iterable[Logged]) -> dict[ObjectKey, list[Entry]]:
     return found
 
 
-def _advance_replay(connection: sa.Connection, replay: ReplayLane, position: int, events: int) -> None:
+def _advance_replay(connection: sa.Connection, replay: ReplayPartition, position: int, events: int) -> None:
     c = m.cursors.c
     moved = {"position": position, "replayed": c.replayed + events}
-    connection.execute(m.cursors.update().where(c.replay_id == replay.replay_id, c.lane == replay.lane).values(moved))
+    connection.execute(
+        m.cursors.update().where(c.replay_id == replay.replay_id, c.partition == replay.partition).values(moved)
+    )
 
 
 _Rows = Sequence[tuple[sa.Executable, Sequence[dict[str, Any]]]]  # statements, and the values to run each with
@@ -533,7 +548,7 @@ _WriteRows = Callable[[sa.Connection, _Rows], None]
 _PARK = m.parked.insert()
 _REPARK = m.parked.update().where(
     m.parked.c.target_id == sa.bindparam("of_target"),
-    m.parked.c.lane == sa.bindparam("of_lane"),
+    m.parked.c.partition == sa.bindparam("of_partition"),
     m.parked.c.seq == sa.bindparam("of_seq"),
 )
 _BURY = m.dead_letters.insert()
@@ -555,7 +570,7 @@ def _values(entry: Park | Death) -> dict[str, Any]:
 
 def _reparked(park: Park, target_id: int) -> dict[str, Any]:
     values = _values(park)
-    return {"of_target": target_id, "of_lane": values.pop("lane"), "of_seq": values.pop("seq"), **values}
+    return {"of_target": target_id, "of_partition": values.pop("partition"), "of_seq": values.pop("seq"), **values}
 
 
 def _write_rows(connection: sa.Connection, rows: _Rows) -> None:
@@ -585,6 +600,8 @@ def _in_plain_words(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _unpark(connection: sa.Connection, target_id: int, places: Sequence[Place]) -> None:
     p = m.parked.c
-    for lane in {lane for lane, _ in places}:
-        for some in chunks([seq for other, seq in places if other == lane]):
-            connection.execute(m.parked.delete().where(p.target_id == target_id, p.lane == lane, p.seq.in_(some)))
+    for partition in {partition for partition, _ in places}:
+        for some in chunks([seq for other, seq in places if other == partition]):
+            connection.execute(
+                m.parked.delete().where(p.target_id == target_id, p.partition == partition, p.seq.in_(some))
+            )

@@ -20,75 +20,75 @@ _V = m.object_versions.c
 _PLACE = (_V.sequencer, _V.tie, _V.placed)
 
 
-def keep_records(connection: sa.Connection, lane: int, seqs: Sequence[int]) -> None:
+def keep_records(connection: sa.Connection, partition: int, seqs: Sequence[int]) -> None:
     """Copy what mirrors need of some events, in the transaction that deletes them from the log.
 
-    Locks the lane's cursors of the mirrors concerned, as a settlement does.
+    Locks the partition's cursors of the mirrors concerned, as a settlement does.
     """
     for some in chunks(seqs):
-        here = (_V.lane == lane, _V.seq.in_(some))
+        here = (_V.partition == partition, _V.seq.in_(some))
         rows = connection.execute(sa.select(_V.target_id, _V.object).where(*here).distinct()).all()
         for target_id in sorted({row.target_id for row in rows}):
-            _lock(connection, target_id, lane)
+            _lock(connection, target_id, partition)
             mine = (_V.target_id == target_id, *here)
             # The events that removed them are gone: an event this late cannot be recognised any more.
             connection.execute(m.object_versions.delete().where(*mine, _V.sequencer.is_(None), _V.id != _V.object))
             connection.execute(m.object_versions.update().where(*mine).values(record=_record()))
             objects = sorted({row.object for row in rows if row.target_id == target_id})
-            _trim(connection, target_id, lane, objects)
+            _trim(connection, target_id, partition, objects)
 
 
 def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -> int:
     """Delete up to `most` rows of targets that were removed or are mirrors no more; returns how many."""
     dropped = 0
     with database.reading() as connection:
-        lanes = list(_lanes(connection))
-    for target_id, lane in lanes:
+        partitions = list(_partitions(connection))
+    for target_id, partition in partitions:
         count = batch
         while count == batch and dropped < most:
             with database.writing() as connection:
-                in_use = _lock(connection, target_id, lane)
-                count = 0 if in_use else drop(connection, target_id, lane, batch)
+                in_use = _lock(connection, target_id, partition)
+                count = 0 if in_use else drop(connection, target_id, partition, batch)
             dropped += count
     return dropped
 
 
-def _lock(connection: sa.Connection, target_id: int, lane: int) -> bool:
-    """Lock the target's cursor in the lane; returns whether it still is a mirror's, with nothing missed."""
+def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
+    """Lock the target's cursor in the partition; returns whether it still is a mirror's, with nothing missed."""
     c = m.cursors.c
     cursor = connection.execute(
         sa.select(c.position, c.folded)
-        .where(c.target_id == target_id, c.lane == lane, c.replay_id == m.WHOLE_LOG)
+        .where(c.target_id == target_id, c.partition == partition, c.replay_id == m.WHOLE_LOG)
         .with_for_update()
     ).one_or_none()
     return cursor is not None and cursor.folded >= cursor.position
 
 
-def _lanes(connection: sa.Connection) -> Iterator[tuple[int, int]]:
-    """Every target and lane that has rows: one step through the primary key for each."""
-    target_id, lane = 0, -1
+def _partitions(connection: sa.Connection) -> Iterator[tuple[int, int]]:
+    """Every target and partition that has rows: one step through the primary key for each."""
+    target_id, partition = 0, -1
     while True:
-        beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.lane > lane))
-        query = sa.select(_V.target_id, _V.lane).where(_V.target_id >= target_id, beyond)
-        row = connection.execute(query.order_by(_V.target_id, _V.lane).limit(1)).one_or_none()
+        beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.partition > partition))
+        query = sa.select(_V.target_id, _V.partition).where(_V.target_id >= target_id, beyond)
+        row = connection.execute(query.order_by(_V.target_id, _V.partition).limit(1)).one_or_none()
         if row is None:
             return
-        target_id, lane = row.target_id, row.lane
-        yield target_id, lane
+        target_id, partition = row.target_id, row.partition
+        yield target_id, partition
 
 
 def _record() -> Any:
     e = m.events.c
-    record = sa.select(e.record).where(e.lane == _V.lane, e.seq == _V.seq).correlate(m.object_versions)
+    record = sa.select(e.record).where(e.partition == _V.partition, e.seq == _V.seq).correlate(m.object_versions)
     return sa.case((_V.is_object, record.scalar_subquery()), else_="")
 
 
-def _trim(connection: sa.Connection, target_id: int, lane: int, objects: Sequence[str]) -> None:
+def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
     """Of keys that lost events: remove layers that are covered, and those beneath the newest; then keys without any."""
-    here = (_V.target_id == target_id, _V.lane == lane)
+    here = (_V.target_id == target_id, _V.partition == partition)
     keys = (*here, _V.id.in_(objects))
     key, other = m.object_versions.alias(), m.object_versions.alias()
-    of_key = sa.and_(key.c.target_id == _V.target_id, key.c.lane == _V.lane, key.c.id == _V.object)
+    of_key = sa.and_(key.c.target_id == _V.target_id, key.c.partition == _V.partition, key.c.id == _V.object)
     covered = sa.select(_V.id).join_from(m.object_versions, key, of_key).where(*here, _V.object.in_(objects))
     _delete(connection, here, covered.where(_V.id != _V.object, _V.record.is_not(None), _older(key.c)))
     for row in connection.execute(sa.select(_V.id, _last_kept().label("last")).where(*keys)).all():
@@ -102,7 +102,10 @@ def _trim(connection: sa.Connection, target_id: int, lane: int, objects: Sequenc
                 connection.execute(m.object_versions.delete().where(*here, _V.id.in_(gone)))
                 connection.execute(m.object_versions.update().where(*here, _V.id == row.id).values(trimmed=True))
     same_key = sa.and_(
-        other.c.target_id == _V.target_id, other.c.lane == _V.lane, other.c.object == _V.object, other.c.id != _V.id
+        other.c.target_id == _V.target_id,
+        other.c.partition == _V.partition,
+        other.c.object == _V.object,
+        other.c.id != _V.id,
     )
     done = sa.or_(_V.seq == 0, _V.record.is_not(None))  # nothing covers it, or what does has left the log, too
     _delete(connection, here, sa.select(_V.id).where(*keys, done, ~sa.exists().where(same_key)))
@@ -128,7 +131,7 @@ def _last_kept() -> Any:
     layer = m.object_versions.alias()
     return (
         sa.select(layer.c.id)
-        .where(layer.c.target_id == _V.target_id, layer.c.lane == _V.lane, layer.c.object == _V.object)
+        .where(layer.c.target_id == _V.target_id, layer.c.partition == _V.partition, layer.c.object == _V.object)
         .where(layer.c.sequencer.is_not(None))
         .order_by(layer.c.sequencer.desc(), layer.c.tie.desc(), layer.c.placed.desc())
         .limit(1)

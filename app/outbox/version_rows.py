@@ -19,7 +19,7 @@ class ObjectKey(NamedTuple):
 
     bucket: str
     key: str
-    lane: int
+    partition: int
     key_hash: int
 
     @property
@@ -33,7 +33,7 @@ def rows_of(target_id: int, key: ObjectKey, fold: Fold) -> Iterator[dict[str, An
     if not fold.moved:
         return
     digest = key.digest
-    common = {"target_id": target_id, "lane": key.lane, "object": digest}
+    common = {"target_id": target_id, "partition": key.partition, "object": digest}
     for version in fold.changed:
         state = fold.versions[version]
         layer = state.layer(version)
@@ -94,7 +94,7 @@ def _upsert(dialect: str) -> sa.Insert:
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     upsert: Any = insert(m.object_versions)
     upsert = upsert.on_conflict_do_update(
-        index_elements=["target_id", "lane", "id"], set_=dict(_written(upsert.excluded))
+        index_elements=["target_id", "partition", "id"], set_=dict(_written(upsert.excluded))
     )
     written: sa.Insert = upsert.returning(_V.id) if dialect == "postgresql" else upsert
     return written

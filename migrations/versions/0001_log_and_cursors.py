@@ -17,7 +17,7 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 def upgrade() -> None:
     op.create_table(
         "events",
-        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.CHAR(length=32), nullable=False),
         sa.Column("key_hash", sa.BigInteger(), nullable=False),
@@ -30,7 +30,7 @@ def upgrade() -> None:
         sa.Column("time", sa.BigInteger(), nullable=False),
         sa.Column("targets", sa.Text(), nullable=False),
         sa.Column("record", LONG_TEXT, nullable=False),
-        sa.PrimaryKeyConstraint("lane", "seq", name="pk_events"),
+        sa.PrimaryKeyConstraint("partition", "seq", name="pk_events"),
         sa.UniqueConstraint("id", name="uq_events_id"),
         **MYSQL,
     )
@@ -39,7 +39,7 @@ def upgrade() -> None:
         "log_head",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("last_seq", sa.BigInteger(), nullable=False),
-        sa.Column("lanes", sa.Integer(), nullable=False),
+        sa.Column("partitions", sa.Integer(), nullable=False),
         sa.Column("version", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_log_head"),
         **MYSQL,
@@ -89,7 +89,7 @@ def upgrade() -> None:
     op.create_table(
         "cursors",
         sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("replay_id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("until", sa.BigInteger(), nullable=False),
@@ -99,7 +99,7 @@ def upgrade() -> None:
         sa.Column("superseded", sa.BigInteger(), nullable=False),
         sa.Column("dead", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_cursors_target_id_targets"),
-        sa.PrimaryKeyConstraint("target_id", "lane", "replay_id", name="pk_cursors"),
+        sa.PrimaryKeyConstraint("target_id", "partition", "replay_id", name="pk_cursors"),
         **MYSQL,
         postgresql_with={"fillfactor": 50},
     )
@@ -107,7 +107,7 @@ def upgrade() -> None:
         "dead_letters",
         sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
         sa.Column("target_id", sa.Integer(), nullable=False),
-        sa.Column("lane", sa.SmallInteger(), nullable=False),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
         sa.Column("event_id", sa.CHAR(length=32), nullable=False),
         sa.Column("reason", sa.Text(), nullable=False),
@@ -117,7 +117,7 @@ def upgrade() -> None:
         sa.Column("history", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_dead_letters_target_id_targets"),
         sa.PrimaryKeyConstraint("id", name="pk_dead_letters"),
-        sa.UniqueConstraint("target_id", "lane", "seq", name="uq_dead_letters_target_id_lane_seq"),
+        sa.UniqueConstraint("target_id", "partition", "seq", name="uq_dead_letters_target_id_partition_seq"),
         sqlite_autoincrement=True,
         **MYSQL,
     )
@@ -125,7 +125,7 @@ def upgrade() -> None:
     op.create_table(
         "parked",
         sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("key_hash", sa.BigInteger(), nullable=False),
         sa.Column("not_before", sa.BigInteger(), nullable=False),
@@ -134,13 +134,18 @@ def upgrade() -> None:
         sa.Column("last_tried", sa.BigInteger(), nullable=False),
         sa.Column("history", sa.Text(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_parked_target_id_targets"),
-        sa.PrimaryKeyConstraint("target_id", "lane", "seq", name="pk_parked"),
+        sa.PrimaryKeyConstraint("target_id", "partition", "seq", name="pk_parked"),
         **MYSQL,
     )
     op.create_index(
-        "ix_parked_target_id_lane_key_hash_seq", "parked", ["target_id", "lane", "key_hash", "seq"], unique=False
+        "ix_parked_target_id_partition_key_hash_seq",
+        "parked",
+        ["target_id", "partition", "key_hash", "seq"],
+        unique=False,
     )
-    op.create_index("ix_parked_target_id_lane_not_before", "parked", ["target_id", "lane", "not_before"], unique=False)
+    op.create_index(
+        "ix_parked_target_id_partition_not_before", "parked", ["target_id", "partition", "not_before"], unique=False
+    )
     op.create_table(
         "replays",
         sa.Column("id", sa.Integer(), nullable=False),

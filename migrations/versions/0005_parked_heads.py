@@ -10,9 +10,11 @@ depends_on = None
 
 def upgrade() -> None:
     op.create_index(
-        op.f("ix_parked_target_id_lane_key_hash_not_before"), "parked", ["target_id", "lane", "key_hash", "not_before"]
+        op.f("ix_parked_target_id_partition_key_hash_not_before"),
+        "parked",
+        ["target_id", "partition", "key_hash", "not_before"],
     )
 
 
 def downgrade() -> None:
-    op.drop_index(op.f("ix_parked_target_id_lane_key_hash_not_before"), table_name="parked")
+    op.drop_index(op.f("ix_parked_target_id_partition_key_hash_not_before"), table_name="parked")

@@ -15,11 +15,11 @@ def upgrade() -> None:
     op.create_table(
         "redeliveries",
         sa.Column("target_id", sa.Integer(), nullable=False),
-        sa.Column("lane", sa.SmallInteger(), nullable=False),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
         sa.Column("key_hash", sa.BigInteger(), nullable=False),
         sa.Column("since", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_redeliveries_target_id_targets"),
-        sa.PrimaryKeyConstraint("target_id", "lane", "key_hash", name="pk_redeliveries"),
+        sa.PrimaryKeyConstraint("target_id", "partition", "key_hash", name="pk_redeliveries"),
         **MYSQL,
     )
 

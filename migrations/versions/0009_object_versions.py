@@ -17,7 +17,7 @@ def upgrade() -> None:
     op.create_table(
         "object_versions",
         sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("lane", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("id", sa.String(length=32), nullable=False),
         sa.Column("object", sa.String(length=32), nullable=False),
         sa.Column("seq", sa.BigInteger(), nullable=False),
@@ -28,13 +28,15 @@ def upgrade() -> None:
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("trimmed", sa.Boolean(), nullable=False),
         sa.Column("record", sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb"), nullable=True),
-        sa.PrimaryKeyConstraint("target_id", "lane", "id", name="pk_object_versions"),
+        sa.PrimaryKeyConstraint("target_id", "partition", "id", name="pk_object_versions"),
         **MYSQL,
     )
     op.create_index(
-        "ix_object_versions_layer", "object_versions", ["target_id", "lane", "object", "sequencer", "tie", "placed"]
+        "ix_object_versions_layer",
+        "object_versions",
+        ["target_id", "partition", "object", "sequencer", "tie", "placed"],
     )
-    op.create_index("ix_object_versions_lane_seq", "object_versions", ["lane", "seq"])
+    op.create_index("ix_object_versions_partition_seq", "object_versions", ["partition", "seq"])
 
 
 def downgrade() -> None:

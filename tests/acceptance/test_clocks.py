@@ -36,7 +36,7 @@ def by_clocks(whole: System, sign: int) -> Iterator[System]:
 
 
 def everything_is_delivered(whole: System, receiver: services.Receiver) -> None:
-    # Slow enough that both workers have lanes in hand, again and again, while the other looks for work.
+    # Slow enough that both workers have partitions in hand, again and again, while the other looks for work.
     receiver.set(delay=0.05)
     whole.add_target("webhook:slow", endpoint=receiver.url, max_in_flight="4")
     flow = Flow(whole, [Poster(number, Random(number)) for number in range(2)])

@@ -57,10 +57,10 @@ class Ward:
         return [self.redis, self.postgres, self.webhook]
 
     def idle(self) -> bool:
-        """No worker has a lane in hand."""
+        """No worker has a partition in hand."""
         c = m.cursors.c
         with self.whole.database.reading() as connection:
-            query = sa.select(c.lane).where(c.leased_until > now_ms()).limit(1)
+            query = sa.select(c.partition).where(c.leased_until > now_ms()).limit(1)
             return connection.execute(query).first() is None
 
     def recovers(self, flow: Flow, fault: str) -> None:

@@ -1,4 +1,6 @@
-"""Flower from the first day: which target and lanes a task was about, what it came to, and nothing of the events."""
+"""Flower from the first day: which target and partitions a task was about, what it came to, and nothing of the
+events.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +76,7 @@ def whole(postgres_server: services.Postgres) -> Iterator[System]:
         yield whole
 
 
-def test_flower_shows_targets_lanes_and_outcomes_and_nothing_of_the_events(
+def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
     whole: System, redis_server: services.Redis
 ) -> None:
     name = f"seen-{uuid4().hex[:12]}"
@@ -93,9 +95,9 @@ def test_flower_shows_targets_lanes_and_outcomes_and_nothing_of_the_events(
         changes_nothing(flower)
     assert {task["name"] for task in tasks} == {"deliver"}
     for task in tasks:
-        _, lanes = ast.literal_eval(task["args"])
-        assert task["args"] == str((arn, lanes))
-        assert set(lanes) <= set("0123456789-,")
+        _, partitions = ast.literal_eval(task["args"])
+        assert task["args"] == str((arn, partitions))
+        assert set(partitions) <= set("0123456789-,")
         assert task["kwargs"] == "{}"
     assert "telling" not in str(list(tasks))
     assert {worker.partition("@")[0] for worker in workers} == {"drain", "targets"}

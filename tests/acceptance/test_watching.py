@@ -51,7 +51,7 @@ class Watched:
 
     def ended(self, name: str) -> bool:
         """Whether there is a line of a batch in which its event was delivered or died."""
-        return any(line.get("delivered") or line.get("dead") for line in self.of(name) if "lanes" in line)
+        return any(line.get("delivered") or line.get("dead") for line in self.of(name) if "partitions" in line)
 
     @property
     def worker(self) -> Role:
@@ -112,7 +112,7 @@ def test_each_batch_and_each_event_that_did_not_go_well_has_a_line_with_its_memb
     for name in ("good", "failing", "refusing"):
         until(lambda name=name: watched.ended(name), PATIENCE, what="its line")  # type: ignore[misc]
 
-    [batch] = [line for line in watched.of("good") if "lanes" in line]
+    [batch] = [line for line in watched.of("good") if "partitions" in line]
     assert {name: batch[name] for name in ("delivered", "superseded", "parked", "dead", "level")} == {
         "delivered": 1, "superseded": 0, "parked": 0, "dead": 0, "level": "INFO",
     }  # fmt: skip

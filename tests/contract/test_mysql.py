@@ -313,7 +313,7 @@ def test_a_version_is_removed_only_while_the_row_describes_it(either: Namespace)
 
 
 def test_workers_that_write_into_one_table_never_lock_each_other_up(either: Namespace) -> None:
-    """Keys of their own, as lanes have them, put and removed while there and while not."""
+    """Keys of their own, as partitions have them, put and removed while there and while not."""
     create_table(either)
 
     def work(worker: int) -> set[Outcome]:

@@ -83,9 +83,7 @@ def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(j
     header = "".join(f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | events.TRACE).items())
     header = f"NATS/1.0\r\n{header}\r\n"
     room = most - len(header) - plain + 1
-    beyond, fits = (
-        events.traced(events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0)
-    )
+    beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0))
     target = jetstream.target()
     outcomes = target.deliver([event, beyond, fits], 1)
     target.close()

@@ -1,4 +1,6 @@
-"""An endpoint that answers one object as if it were down and takes every other, over the real lanes and breakers."""
+"""An endpoint that answers one object as if it were down and takes every other, over the real partitions and
+breakers.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,14 @@ from tests.delivery import Delivery, delivery
 from tests.services import Answer, Receiver
 from tests.services.refusing_proxy import refusing_proxy
 
-LANES = 4
+PARTITIONS = 4
 RETRIES = {"max_attempts": 3, "retry_base": "100ms", "retry_max_delay": "200ms"}
 _numbers = count()
 
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    opened = migrated(f"sqlite:///{tmp_path}/outbox.db", lanes=LANES)
+    opened = migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=PARTITIONS)
     yield opened
     opened.close()
 
@@ -41,10 +43,10 @@ def at_work(database: Database, tmp_path: Path) -> Iterator[Delivery]:
         yield made
 
 
-def keys(lane: int, wanted: int, name: str) -> list[str]:
-    """Names of objects that have their place in this lane, never the same."""
+def keys(partition: int, wanted: int, name: str) -> list[str]:
+    """Names of objects that have their place in this partition, never the same."""
     names = (f"{name}-{number}" for number in _numbers)
-    fitting = (key for key in names if key_hash("images", key) % LANES == lane)
+    fitting = (key for key in names if key_hash("images", key) % PARTITIONS == partition)
     return [next(fitting) for _ in range(wanted)]
 
 
@@ -92,7 +94,10 @@ def test_a_webhook_that_refuses_one_object_gets_all_others(
 ) -> None:
     receiver.set(Answer(status=status, containing="poison", headers={"Retry-After": "0"}))
     add_target(database, endpoint=receiver.url, sync=sync, **RETRIES)
-    poison, healthy = keys(0, 1, "poison"), [key for lane in range(LANES) for key in keys(lane, 50, "healthy")]
+    poison, healthy = (
+        keys(0, 1, "poison"),
+        [key for partition in range(PARTITIONS) for key in keys(partition, 50, "healthy")],
+    )
     record(database, poison + healthy)
     assert_only_the_refused_die(database, at_work, 1, len(healthy))
     assert sorted(set(paths(receiver)) & set(healthy)) == sorted(healthy)
@@ -100,18 +105,18 @@ def test_a_webhook_that_refuses_one_object_gets_all_others(
 
 @SYNC
 @pytest.mark.parametrize("number", [1, 2])
-def test_refused_objects_alone_in_their_lane_hold_up_no_other_lane(
+def test_refused_objects_alone_in_their_partition_hold_up_no_other_partition(
     database: Database, at_work: Delivery, receiver: Receiver, number: int, sync: str
 ) -> None:
     receiver.set(Answer(status=503, containing="poison"))
     add_target(database, endpoint=receiver.url, sync=sync, **RETRIES)
-    healthy = [key for lane in range(1, LANES) for key in keys(lane, 30, "healthy")]
+    healthy = [key for partition in range(1, PARTITIONS) for key in keys(partition, 30, "healthy")]
     record(database, keys(0, number, "poison") + healthy)
     assert_only_the_refused_die(database, at_work, number, len(healthy))
 
 
 @pytest.mark.parametrize("per_post", ["1", "20"])
-def test_two_refused_objects_in_one_lane_hold_up_nothing_of_it(
+def test_two_refused_objects_in_one_partition_hold_up_nothing_of_it(
     database: Database, at_work: Delivery, receiver: Receiver, per_post: str
 ) -> None:
     receiver.set(Answer(status=503, containing="poison"))
@@ -157,7 +162,7 @@ def test_a_postgresql_with_one_locked_row_gets_all_others(
     at_work.until(lambda: delivered(database) == 1, what="the row that will be locked")
     with contextlib.closing(psycopg2.connect(dsn)) as other, other.cursor() as cursor:
         cursor.execute("SELECT 1 FROM rows FOR UPDATE")
-        healthy = [key for lane in range(LANES) for key in keys(lane, 20, "healthy")]
+        healthy = [key for partition in range(PARTITIONS) for key in keys(partition, 20, "healthy")]
         record(database, [*healthy[:3], *poison, *healthy[3:]])
         assert_only_the_refused_die(database, at_work, 1, 1 + len(healthy))
         cursor.execute("SELECT key FROM rows")
@@ -180,7 +185,10 @@ def test_an_elasticsearch_that_refuses_one_object_gets_all_others(
     with refusing_proxy(elastic.port) as proxy:
         values = probe.at_port(proxy.port) | {"format": format_, "timeout": "10s"}
         add_target(database, "es", type_name="elasticsearch", values=values, **RETRIES)
-        poison, healthy = keys(0, 1, "poison"), [key for lane in range(LANES) for key in keys(lane, 50, "healthy")]
+        poison, healthy = (
+            keys(0, 1, "poison"),
+            [key for partition in range(PARTITIONS) for key in keys(partition, 50, "healthy")],
+        )
         proxy.refuse("poison", status, per_item=per_item)
         record(database, [*healthy[:3], *poison, *healthy[3:]])
         assert_only_the_refused_die(database, at_work, 1, len(healthy))

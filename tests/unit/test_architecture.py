@@ -89,7 +89,10 @@ def test_events_need_the_standard_library_and_orjson_only() -> None:
 
 def test_a_target_knows_neither_the_outbox_nor_celery() -> None:
     assert crossings("workers/targets", "app.outbox", "celery", "kombu", "workers.celery", "workers.tasks") == []
-    assert crossings("workers/targets", "workers.lanes", "workers.settling", "workers.context", "workers.retry") == []
+    assert (
+        crossings("workers/targets", "workers.partition_worker", "workers.settling", "workers.context", "workers.retry")
+        == []
+    )
 
 
 def test_two_files_know_celery() -> None:
@@ -140,10 +143,10 @@ def test_the_cli_and_the_workers_mean_the_same_queue(name: str) -> None:
 
 def test_a_crossing_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app").mkdir()
-    (tmp_path / "app" / "x.py").write_text("def f():\n    from workers import lanes\n    import celery.app\n")
+    (tmp_path / "app" / "x.py").write_text("def f():\n    from workers import partitions\n    import celery.app\n")
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert crossings("app", "workers", "celery") == [
         "app/x.py imports workers",
-        "app/x.py imports workers.lanes",
+        "app/x.py imports workers.partition_worker",
         "app/x.py imports celery.app",
     ]

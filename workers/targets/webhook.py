@@ -153,10 +153,10 @@ class WebhookTarget:
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
-        lanes = min(window, MOST_THREADS, len(chains), -(-len(work.events) // self._settings.events_per_post))
+        threads = min(window, MOST_THREADS, len(chains), -(-len(work.events) // self._settings.events_per_post))
         running: list[Future[None]] = []
         try:
-            for _ in range(lanes):
+            for _ in range(threads):
                 running.append(self._threads.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
             for each in running:
                 each.result()

@@ -137,14 +137,14 @@ class Hall:
         busy = self._serve_those_behind([stream for stream in streams if not stream.live], found)
         if self._position < found.seq:
             last = min(self._position + _TOGETHER, found.seq)
-            self._serve_together(matcher, found.lanes, self._position, last)
+            self._serve_together(matcher, found.partitions, self._position, last)
             self._position = last
             busy = busy or last < found.seq
         return busy
 
-    def _serve_together(self, matcher: Matcher[Stream], lanes: int, after: int, last: int) -> None:
+    def _serve_together(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
         lines: dict[Stream, list[Line]] = {}
-        for row in events_between(self._database, lanes, after, last):
+        for row in events_between(self._database, partitions, after, last):
             wanting = [
                 stream
                 for stream in matcher.targets(row.bucket, row.name, row.key)
@@ -178,7 +178,7 @@ class Hall:
             self._in_loop(partial(stream.tell, missed))
             return
         last = min(stream.place + _ALONE, self._position)
-        rows = events_between(self._database, found.lanes, stream.place, last)
+        rows = events_between(self._database, found.partitions, stream.place, last)
         lines = [
             event_line(row.seq, row.id, row.key, row.record)
             for row in rows

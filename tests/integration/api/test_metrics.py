@@ -76,7 +76,7 @@ def test_alerts_and_pages_know_a_stopped_drain_and_an_unserved_queue_as_the_serv
     assert said in (ROOT / "docs/reference/api.md").read_text()
 
 
-def test_the_figures_of_the_drain_the_lanes_the_dead_and_the_drift_are_so(log: Database, start: Start) -> None:
+def test_the_figures_of_the_drain_the_partitions_the_dead_and_the_drift_are_so(log: Database, start: Start) -> None:
     target = add_target(log)
     api = start(url_of(log))
     assert figures(api)["bucketwire_drain_age_seconds", ()] == math.inf, "the alert fires if it never ran"
@@ -86,13 +86,13 @@ def test_the_figures_of_the_drain_the_lanes_the_dead_and_the_drift_are_so(log: D
     reconciled(log, missing=9)
     reconciled(log, missing=3, stale=2, orphaned=1, malformed=1, repaired=4)
     with log.writing() as connection:
-        some = m.cursors.update().where(m.cursors.c.lane.in_([0, 1, 2]))
+        some = m.cursors.update().where(m.cursors.c.partition.in_([0, 1, 2]))
         connection.execute(some.values(lease_token=uuid4().hex, leased_until=now_ms() + 60_000, dead=2))
     found = audited(api)
     assert found["bucketwire_target_died_events_total", X] == 6
     assert found["bucketwire_target_dead_events", X] == 2
     assert 40 <= found["bucketwire_drain_age_seconds", ()] < 100
-    assert found["bucketwire_target_leased_lanes", X] == 3
+    assert found["bucketwire_target_leased_partitions", X] == 3
     assert found["minio_notify_current_send_in_progress", ()] == 3
     assert found["minio_notify_target_current_send_in_progress", (("target_id", "x"), ("target_name", "webhook"))] == 3
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
@@ -111,7 +111,7 @@ def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: 
     reconciled(database, missing=3)
     found = figures(api)
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
-    assert found["bucketwire_target_died_events_total", X] == found["bucketwire_target_leased_lanes", X] == 0
+    assert found["bucketwire_target_died_events_total", X] == found["bucketwire_target_leased_partitions", X] == 0
     for version in ("minio_notify", "minio_notification"):
         for name in ("current_send_in_progress", "events_sent_total", "events_errors_total", "events_skipped_total"):
             assert found[f"{version}_{name}", ()] == 0
@@ -121,8 +121,10 @@ def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> N
     add_target(log)
     with log.writing() as connection:
         connection.execute(m.targets.update().values(recorded=50, purged=4))
-        connection.execute(m.cursors.update().where(m.cursors.c.lane < 2).values(delivered=9, superseded=1))
-        connection.execute(m.cursors.update().where(m.cursors.c.lane == 0).values(replayed=3))  # of those delivered
+        connection.execute(m.cursors.update().where(m.cursors.c.partition < 2).values(delivered=9, superseded=1))
+        connection.execute(
+            m.cursors.update().where(m.cursors.c.partition == 0).values(replayed=3)
+        )  # of those delivered
     [query] = re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL)
     with log.reading() as connection:
         assert connection.exec_driver_sql(query).scalar_one() == 29

@@ -30,10 +30,10 @@ def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
     with database.writing() as connection:
         row = connection.execute(sa.select(m.targets.c.id).where(m.targets.c.name == target.name)).one()
         head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
-        for event in connection.execute(sa.select(e.lane, e.seq, e.id).order_by(e.seq)).all():
+        for event in connection.execute(sa.select(e.partition, e.seq, e.id).order_by(e.seq)).all():
             connection.execute(
                 m.dead_letters.insert().values(
-                    target_id=row.id, lane=event.lane, seq=event.seq, event_id=event.id, reason=reason, attempts=3,
+                    target_id=row.id, partition=event.partition, seq=event.seq, event_id=event.id, reason=reason, attempts=3,
                     first_tried=1_795_000_000_000, last_tried=1_795_000_001_000 + event.seq,
                     history=orjson.dumps([[1_795_000_000_000, reason]]).decode(),
                 )
@@ -257,10 +257,12 @@ def test_a_replay_of_delivered_events_begins_and_is_listed(api: Api, database: D
     api.post(body("a", "b", "c"))
     with database.writing() as connection:  # as if they had been delivered
         head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
-        lanes = connection.execute(sa.select(m.events.c.lane, sa.func.count()).group_by(m.events.c.lane)).all()
+        partitions = connection.execute(
+            sa.select(m.events.c.partition, sa.func.count()).group_by(m.events.c.partition)
+        ).all()
         connection.execute(m.cursors.update().values(position=head))
-        for lane, count in lanes:
-            connection.execute(m.cursors.update().where(m.cursors.c.lane == lane).values(delivered=count))
+        for partition, count in partitions:
+            connection.execute(m.cursors.update().where(m.cursors.c.partition == partition).values(delivered=count))
     problem(api.client.post("/v1/replays", json={"target": "webhook:x"}), 400, "bad-value")
     problem(api.client.post("/v1/replays", json={"target": "webhook:none", "all": True}), 404, "unknown-target")
     problem(api.client.post("/v1/replays", json={"target": "webhook:x", "all": True, "evnts": []}), 400, "bad-value")

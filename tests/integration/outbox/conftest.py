@@ -10,7 +10,7 @@ from tests.builders import migrated
 
 @pytest.fixture
 def database(outbox_url: str) -> Iterator[Database]:
-    """An empty log of four lanes."""
-    opened = migrated(outbox_url, lanes=4)
+    """An empty log of four partitions."""
+    opened = migrated(outbox_url, partitions=4)
     yield opened
     opened.close()

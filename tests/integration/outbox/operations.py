@@ -28,9 +28,9 @@ from tests.builders import add_target, event, registry
 from tests.integration.outbox.interleaving import Side
 from tests.integration.outbox.scripted import Courier, Scripted
 from workers.context import Context
-from workers.lanes import Pace, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.partition_worker import Pace, Work
 from workers.retry import RetrySchedule
 from workers.settling import BEHIND_PARKED, Rules, settle_batch, settle_parked
 
@@ -126,7 +126,7 @@ def build(database: Database) -> World:
         }
     base = frozenset((row_id, one.id) for one in courier.scripted.got)
     assert [len(rows[name]) for name in ("parked", "dead_letters")] == [1, 2]
-    letters = frozenset((row["target_id"], row["lane"], row["seq"]) for row in rows["dead_letters"])
+    letters = frozenset((row["target_id"], row["partition"], row["seq"]) for row in rows["dead_letters"])
     return World(database, target, row_id, lease, parked, pending, rows, base, letters=letters)
 
 
@@ -178,7 +178,7 @@ def offer(worker: Worker, world: World) -> None:
 
 
 def claim(worker: Worker, world: World) -> None:
-    """A worker that takes the lanes of the stopped one, and begins."""
+    """A worker that takes the partitions of the stopped one, and begins."""
     lease = worker.context.leases.claim(world.row_id, range(2), uuid4().hex, now_ms())
     if lease is not None:
         world.claimed.append(tuple(lease.positions))
@@ -219,7 +219,9 @@ def begin_replay(worker: Worker, world: World) -> None:
     begun = Replays(worker.context.database).begin(world.target, Selection())
     c, e = m.cursors.c, m.events.c
     query = sa.select(e.id).where(
-        sa.exists().where(c.replay_id == begun.replay_id, c.lane == e.lane, c.position < e.seq, e.seq <= c.until)
+        sa.exists().where(
+            c.replay_id == begun.replay_id, c.partition == e.partition, c.position < e.seq, e.seq <= c.until
+        )
     )
     with world.database.reading() as connection:  # not of this side, so nothing happens in between
         world.retained.append(frozenset(connection.execute(query).scalars()))
@@ -292,7 +294,7 @@ def violations(world: World, workers: Sequence[Worker]) -> list[str]:
         figures = (entry.books.pending, entry.books.parked, entry.books.dead, entry.books.purged)
         if entry.difference or min(figures) < 0:
             found.append(f"the counters do not balance: {entry}")
-    taken = [lane for lanes in world.claimed for lane in lanes]
+    taken = [partition for partitions in world.claimed for partition in partitions]
     if len(taken) != len(set(taken)):
         found.append(f"partitions were claimed twice: {world.claimed}")
     with world.database.reading() as connection:
@@ -304,22 +306,24 @@ def violations(world: World, workers: Sequence[Worker]) -> list[str]:
 
 
 def _wrong(world: World, tables: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    logged = {(row.lane, row.seq): row for row in tables["events"]}
-    positions = {(row.target_id, row.lane): row.position for row in tables["cursors"] if row.replay_id == m.WHOLE_LOG}
-    parked = {(row.target_id, row.lane, row.seq) for row in tables["parked"]}
-    dead = {(row.target_id, row.lane, row.seq) for row in tables["dead_letters"]}
+    logged = {(row.partition, row.seq): row for row in tables["events"]}
+    positions = {
+        (row.target_id, row.partition): row.position for row in tables["cursors"] if row.replay_id == m.WHOLE_LOG
+    }
+    parked = {(row.target_id, row.partition, row.seq) for row in tables["parked"]}
+    dead = {(row.target_id, row.partition, row.seq) for row in tables["dead_letters"]}
     if both := parked & dead:
         yield f"parked and dead at once: {both}"
-    for target_id, lane, seq in parked | dead:
-        if (lane, seq) not in logged:
-            yield f"the event of {(target_id, lane, seq)} is gone from the log"
-        if seq > positions[target_id, lane]:
-            yield f"{(target_id, lane, seq)} is ahead of its cursor"
+    for target_id, partition, seq in parked | dead:
+        if (partition, seq) not in logged:
+            yield f"the event of {(target_id, partition, seq)} is gone from the log"
+        if seq > positions[target_id, partition]:
+            yield f"{(target_id, partition, seq)} is ahead of its cursor"
     purged = world.letters if any(row.purged for row in tables["targets"]) else frozenset()
-    for (lane, seq), row in logged.items():
+    for (partition, seq), row in logged.items():
         for target_id in map(int, filter(None, row.targets.split(","))):
-            place = (target_id, lane, seq)
-            passed = seq <= positions.get((target_id, lane), 0)
+            place = (target_id, partition, seq)
+            passed = seq <= positions.get((target_id, partition), 0)
             if passed and place not in parked | dead | purged and (target_id, row.id) not in world.delivered:
                 yield f"{place} counts as settled and was never delivered"
     yield from _headless(tables["parked"])
@@ -334,7 +338,7 @@ def _wrong(world: World, tables: Mapping[str, Sequence[Any]]) -> Iterator[str]:
 def _headless(parked: Sequence[Any]) -> Iterator[str]:
     heads: dict[tuple[int, int, int], Any] = {}
     for row in sorted(parked, key=lambda row: row.seq):
-        heads.setdefault((row.target_id, row.lane, row.key_hash), row)
+        heads.setdefault((row.target_id, row.partition, row.key_hash), row)
     for place, row in heads.items():
         if row.not_before >= m.NEVER:
             yield f"no parked event of {place} is ever due"

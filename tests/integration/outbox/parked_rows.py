@@ -13,7 +13,7 @@ class ParkedRow(NamedTuple):
     """One row of `parked`."""
 
     target_id: int
-    lane: int
+    partition: int
     key_hash: int
     seq: int
     not_before: int
@@ -23,9 +23,9 @@ class ParkedRow(NamedTuple):
 def parked_rows(database: Database) -> list[ParkedRow]:
     """Every parked row, by target and object, oldest event first."""
     p = m.parked.c
-    query = sa.select(p.target_id, p.lane, p.key_hash, p.seq, p.not_before, p.attempts)
+    query = sa.select(p.target_id, p.partition, p.key_hash, p.seq, p.not_before, p.attempts)
     with database.reading() as connection:
-        rows = connection.execute(query.order_by(p.target_id, p.lane, p.key_hash, p.seq))
+        rows = connection.execute(query.order_by(p.target_id, p.partition, p.key_hash, p.seq))
         return [ParkedRow(*row) for row in rows]
 
 
@@ -35,11 +35,11 @@ def due_times(database: Database) -> dict[tuple[int, int], int]:
     Fails unless the object's oldest parked event, and no other, has a due time.
     """
     due = {}
-    for (_, lane, key_hash), group in groupby(parked_rows(database), key=lambda row: row[:3]):
+    for (_, partition, key_hash), group in groupby(parked_rows(database), key=lambda row: row[:3]):
         head, *others = group
         assert head.not_before < m.NEVER, f"no parked event of this object is ever due: {[head, *others]}"
         assert all(row.not_before == m.NEVER for row in others), f"two events of an object are due: {[head, *others]}"
-        due[lane, key_hash] = head.not_before
+        due[partition, key_hash] = head.not_before
     return due
 
 

@@ -1,4 +1,4 @@
-"""A target whose answers a test decides: what is at test here is the outbox and its lanes, on real databases."""
+"""A target whose answers a test decides: what is at test here is the outbox and its partitions, on real databases."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +13,9 @@ from app.outbox.database import Database, now_ms
 from app.outbox.leases import Leases
 from app.outbox.store import Store
 from tests.builders import registry
-from workers.lanes import Lanes, Pace, Tally, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
+from workers.partition_worker import Pace, PartitionWorker, Tally, Work
 from workers.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
@@ -61,7 +61,7 @@ class Scripted:
 
 @dataclass
 class Courier:
-    """A worker in miniature: claims every lane of one target and works it off with a scripted target."""
+    """A worker in miniature: claims every partition of one target and works it off with a scripted target."""
 
     database: Database
     target: TargetId
@@ -75,22 +75,22 @@ class Courier:
         self.leases = Leases(self.database, self.lease_ms)
         self.store = Store(self.database, self.lease_ms)
 
-    def lanes(self, now: int | None = None) -> Lanes | None:
+    def partitions(self, now: int | None = None) -> PartitionWorker | None:
         """A claim of whatever is free, ready to work."""
         row_id = registry(self.database).target(self.target).row_id
         lease = self.leases.claim(row_id, range(64), uuid4().hex, now_ms() if now is None else now)
         if lease is None:
             return None
         work = Work(str(self.target), self.scripted, self.policy, self.schedule, 1000, Pace(self.batch, self.batch))
-        return Lanes(self.store, work, lease)
+        return PartitionWorker(self.store, work, lease)
 
     def run(self, *, turns: int = 100, now: int | None = None) -> Tally:
-        """Work off everything that is due, and give the lanes back."""
-        lanes = self.lanes(now)
-        assert lanes is not None
+        """Work off everything that is due, and give the partitions back."""
+        partitions = self.partitions(now)
+        assert partitions is not None
         left = iter(range(turns))
-        tally = lanes.work_off(lambda: next(left, None) is None)
-        self.leases.release(lanes._lease)
+        tally = partitions.work_off(lambda: next(left, None) is None)
+        self.leases.release(partitions._lease)
         return tally
 
 

@@ -133,12 +133,12 @@ def test_a_rule_counts_for_every_event_after_it_was_stored(database: Database) -
     assert matched == [{}, {target: 1}, {}]
 
 
-def test_events_of_an_object_share_a_lane_and_stand_in_the_order_they_came(database: Database) -> None:
+def test_events_of_an_object_share_a_partition_and_stand_in_the_order_they_came(database: Database) -> None:
     add_target(database)
     events = [event(f"k{number % 7}") for number in range(70)]
     Log(database).append([events])
     e = m.events.c
     with database.reading() as connection:
-        rows = connection.execute(sa.select(e.id, e.key, e.lane, e.seq).order_by(e.seq)).all()
+        rows = connection.execute(sa.select(e.id, e.key, e.partition, e.seq).order_by(e.seq)).all()
     assert [row.id for row in rows] == [one.id for one in events]
-    assert len({(row.key, row.lane) for row in rows}) == 7
+    assert len({(row.key, row.partition) for row in rows}) == 7

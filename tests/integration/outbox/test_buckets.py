@@ -72,9 +72,9 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
     assert last.seq == 30
     assert place_of(database, events[9].id) == 10
     assert place_of(database, "0" * 32) is None
-    found = events_between(database, last.lanes, 10, 20)
+    found = events_between(database, last.partitions, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
-    assert events_between(database, last.lanes, 30, 40) == []
+    assert events_between(database, last.partitions, 30, 40) == []
 
 
 def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbox_url: str) -> None:
@@ -119,7 +119,7 @@ def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) 
     database = Database(outbox_url)
     migration.migrate(database, "0001")
     row = {
-        "lane": 0, "key_hash": 1, "name": "n", "key": "k", "version": "", "sequencer": "", "time": 1, "targets": "",
+        "partition": 0, "key_hash": 1, "name": "n", "key": "k", "version": "", "sequencer": "", "time": 1, "targets": "",
         "record": "{}",
     }  # fmt: skip
     with database.writing() as connection:

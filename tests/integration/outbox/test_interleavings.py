@@ -33,7 +33,7 @@ Orders = Callable[[Explorer, Operations], Iterator[Done]]
 @pytest.fixture
 def database(outbox_url: str) -> Iterator[Database]:
     """An empty log of two partitions."""
-    opened = migrated(outbox_url, lanes=2)
+    opened = migrated(outbox_url, partitions=2)
     yield opened
     opened.close()
 

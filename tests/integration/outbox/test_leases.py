@@ -24,12 +24,12 @@ def _row_id(database: Database, target: TargetId) -> int:
     return registry(database).target(target).row_id
 
 
-def test_only_lanes_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
+def test_only_partitions_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
     target = add_target(database)
     assert leases.offer(now_ms()) == []
     _record(database)
     [offer] = leases.offer(now_ms())
-    assert (offer.target, offer.lanes) == (target, (0, 1, 2, 3))
+    assert (offer.target, offer.partitions) == (target, (0, 1, 2, 3))
     assert leases.offer(now_ms()) == []
 
 
@@ -44,7 +44,7 @@ def test_an_offer_whose_hint_was_lost_is_made_again_after_one_lease_time(databas
 
 def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: Database, leases: Leases) -> None:
     add_target(database)
-    _record(database, 400)  # more in each lane than share a hint
+    _record(database, 400)  # more in each partition than share a hint
     now = now_ms()
     assert len(leases.offer(now, lambda _: pytest.fail("nothing was offered before"))) == 4
     assert leases.offer(now + 10_100, lambda _: 4) == []
@@ -54,37 +54,37 @@ def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: 
     assert len(leases.offer(now + 40_400, lambda _: 0)) == 4
 
 
-def test_lanes_that_share_a_hint_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
+def test_partitions_that_share_a_hint_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
     add_target(database)
     _record(database)
     now = now_ms()
     [offer] = leases.offer(now)
-    assert len(offer.lanes) == 4
+    assert len(offer.partitions) == 4
     assert leases.offer(now + 10_100, lambda _: 1) == []
     assert leases.offer(now + 20_200, lambda _: 0) == [offer]
 
 
 def test_a_lost_hint_is_made_up_for_also_while_others_wait(database: Database, leases: Leases) -> None:
-    """The hints of lanes 1 to 3 are read, and these have work again each time; that of the last was lost."""
+    """The hints of partitions 1 to 3 are read, and these have work again each time; that of the last was lost."""
     target = add_target(database)
     _record(database, 400)
     now = now_ms()
-    queue = [offer.lanes for offer in leases.offer(now)]
+    queue = [offer.partitions for offer in leases.offer(now)]
     queue.remove((3,))
     for _ in range(40):  # one hint is read each four seconds, and the queue is never empty
-        lanes = queue.pop(0)
-        taken = leases.claim(_row_id(database, target), lanes, "taken", now)
+        partitions = queue.pop(0)
+        taken = leases.claim(_row_id(database, target), partitions, "taken", now)
         now += 4_000
         if taken is not None:
             leases.release(taken)
-        queue.extend([offer.lanes for offer in leases.offer(now, lambda _: len(queue))])
+        queue.extend([offer.partitions for offer in leases.offer(now, lambda _: len(queue))])
         assert 0 < len(queue) <= 2 * 4
         if (3,) in queue:
             return
-    pytest.fail("the lane that lost its hint never got another")
+    pytest.fail("the partition that lost its hint never got another")
 
 
-def test_two_drains_at_once_offer_each_lane_to_one_hint_only(database: Database) -> None:
+def test_two_drains_at_once_offer_each_partition_to_one_hint_only(database: Database) -> None:
     for name in ("a", "b", "c"):
         add_target(database, name)
     _record(database)
@@ -95,7 +95,7 @@ def test_two_drains_at_once_offer_each_lane_to_one_hint_only(database: Database)
     assert sorted(str(offer.target) for offer in offers) == ["webhook:a", "webhook:b", "webhook:c"]
 
 
-def test_a_lane_has_one_worker_at_a_time_however_many_hints_there_are(database: Database, leases: Leases) -> None:
+def test_a_partition_has_one_worker_at_a_time_however_many_hints_there_are(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
@@ -121,7 +121,7 @@ def test_who_looked_a_target_up_before_it_was_made_anew_gets_nothing_of_the_new_
     assert leases.claim(_row_id(database, target), range(4), "new", now_ms()) is not None
 
 
-def test_a_late_hint_takes_lanes_that_were_offered_anew(database: Database, leases: Leases) -> None:
+def test_a_late_hint_takes_partitions_that_were_offered_anew(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
@@ -141,7 +141,7 @@ def test_a_paused_or_disabled_target_gets_no_offer_and_holds_no_other_up(databas
     assert [offer.target for offer in leases.offer(now_ms())] == [paused]
 
 
-def test_an_open_breaker_lets_one_lane_probe_when_its_time_has_come(database: Database, leases: Leases) -> None:
+def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     row = registry(database).target(target).row_id
@@ -149,15 +149,18 @@ def test_an_open_breaker_lets_one_lane_probe_when_its_time_has_come(database: Da
     registry(database).unavailable(row, "refused", now + 500, probing=False, pause=False)
     assert leases.offer(now) == []
     [offer] = leases.offer(now + 501)
-    [lane] = offer.lanes
-    lease = leases.claim(_row_id(database, target), [lane], "probe", now + 502)
+    [partition] = offer.partitions
+    lease = leases.claim(_row_id(database, target), [partition], "probe", now + 502)
     assert lease is not None
     assert lease.probing
     assert leases.offer(now + 503) == []
-    assert leases.claim(_row_id(database, target), [(lane + 1) % 4, (lane + 2) % 4], "stale hint", now + 503) is None
+    assert (
+        leases.claim(_row_id(database, target), [(partition + 1) % 4, (partition + 2) % 4], "stale hint", now + 503)
+        is None
+    )
     registry(database).available(row)
     leases.release(lease)
-    assert sum(len(one.lanes) for one in leases.offer(now + 504)) == 4
+    assert sum(len(one.partitions) for one in leases.offer(now + 504)) == 4
 
 
 def test_idle_cursors_move_over_events_of_other_targets(database: Database, leases: Leases) -> None:
@@ -170,6 +173,6 @@ def test_idle_cursors_move_over_events_of_other_targets(database: Database, leas
     assert set(lease.positions.values()) == {1_200}
 
 
-def test_busy_lanes_are_shared_out_and_quiet_ones_go_together() -> None:
-    lanes = [(0, False), (1, True), (2, False), (3, True)]
-    assert grouped(lanes) == [(1,), (3,), (0, 2)]
+def test_busy_partitions_are_shared_out_and_quiet_ones_go_together() -> None:
+    partitions = [(0, False), (1, True), (2, False), (3, True)]
+    assert grouped(partitions) == [(1,), (3,), (0, 2)]

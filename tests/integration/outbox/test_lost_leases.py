@@ -24,13 +24,13 @@ from tests.builders import DELETE, add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
 from tests.services import until
 from workers.context import Context
-from workers.lanes import Pace, Work
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.partition_worker import Pace, Work
 from workers.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
-LANES = range(4)
+PARTITIONS = range(4)
 LATER = 60_000  # ms: by then every lease has run out
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 ACCESSED = "s3:ObjectAccessed:Get"
@@ -82,7 +82,7 @@ class Two:
 
     def work_off(self) -> str:
         """What the worker that was stopped does, from a wake-up to its end."""
-        return self.stopped.deliver(self.target, LANES)
+        return self.stopped.deliver(self.target, PARTITIONS)
 
 
 @pytest.fixture(params=[Policy.LOG])
@@ -224,7 +224,7 @@ def test_a_call_of_five_leases_succeeds_while_the_lease_is_renewed(two: Two) -> 
     def lasts() -> None:
         until(lambda: now_ms() - began > 5_000, 10, what="five leases")
         row_id = registry(two.database).target(two.target).row_id
-        assert Leases(two.database, 1000).claim(row_id, LANES, "other", now_ms()) is None
+        assert Leases(two.database, 1000).claim(row_id, PARTITIONS, "other", now_ms()) is None
 
     two.meanwhile(lasts)
     assert two.work_off() == "delivered=2"
@@ -238,8 +238,8 @@ def test_what_was_in_hand_with_the_other_worker_is_put_right_once_it_is_settled(
 
     def newer() -> None:
         record(two, second)
-        lanes = two.other.lanes(now_ms() + LATER)
-        assert lanes is not None
+        partitions = two.other.partitions(now_ms() + LATER)
+        assert partitions is not None
 
         def late(one: Event) -> Outcome:
             if one.id == second.id:
@@ -247,14 +247,14 @@ def test_what_was_in_hand_with_the_other_worker_is_put_right_once_it_is_settled(
                 two.arrived.append(first)  # the late write
                 lease = two.stopped.leases  # the stopped worker learns of its loss, and asks, before this is settled
                 row = registry(two.database).target(two.target).row_id
-                redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+                redelivery.request(two.database, row, {(partition_of(two, "k"), key_hash("images", "k")): 1})
                 assert lease is not None
             return DELIVERED
 
         two.other.scripted.script = late
         left = iter(range(100))
-        lanes.work_off(lambda: next(left, None) is None)
-        two.other.leases.release(lanes._lease)
+        partitions.work_off(lambda: next(left, None) is None)
+        two.other.leases.release(partitions._lease)
         two.other.scripted.script = lambda _: DELIVERED
 
     newer()
@@ -263,10 +263,10 @@ def test_what_was_in_hand_with_the_other_worker_is_put_right_once_it_is_settled(
     assert_settled(two)
 
 
-def lane_of(two: Two, key: str) -> int:
+def partition_of(two: Two, key: str) -> int:
     e = m.events.c
     with two.database.reading() as connection:
-        return int(connection.execute(sa.select(e.lane).where(e.key == key).limit(1)).scalar_one())
+        return int(connection.execute(sa.select(e.partition).where(e.key == key).limit(1)).scalar_one())
 
 
 def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind_none(two: Two) -> None:
@@ -283,16 +283,16 @@ def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind
         before = connection.execute(sa.select(p.not_before)).scalar_one()
     two.other.scripted.script = lambda _: DELIVERED
     for _ in range(2):  # asked for twice, done once
-        redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+        redelivery.request(two.database, row, {(partition_of(two, "k"), key_hash("images", "k")): 1})
         two.take_over()
     with two.database.reading() as connection:
         heads = [tuple(found) for found in connection.execute(sa.select(p.seq, p.not_before).order_by(p.seq))]
     assert heads == [(2, before), (3, m.NEVER)]
     assert_balanced(two.database)
-    lanes = two.other.lanes(now_ms() + LATER)
-    assert lanes is not None
-    lanes._clock = lambda: before + 1
-    lanes.work_off(lambda: False)
+    partitions = two.other.partitions(now_ms() + LATER)
+    assert partitions is not None
+    partitions._clock = lambda: before + 1
+    partitions.work_off(lambda: False)
     assert [one.id for one in two.arrived] == [first.id, second.id, second.id, third.id]
     assert_settled(two)
 
@@ -302,7 +302,7 @@ def test_what_is_dead_purged_or_of_a_removed_target_is_not_delivered_again(two: 
     two.other.scripted.script = lambda one: Rejected("no")
     two.take_over()
     row = registry(two.database).target(two.target).row_id
-    line = (lane_of(two, "k"), key_hash("images", "k"))
+    line = (partition_of(two, "k"), key_hash("images", "k"))
     two.other.scripted.script = lambda _: DELIVERED
     redelivery.request(two.database, row, {line: 1})
     two.take_over()
@@ -322,7 +322,7 @@ def test_a_redelivery_while_a_replay_runs_loses_nothing(two: Two) -> None:
     two.arrived.clear()
     Replays(two.database).begin(two.target, Selection())
     row = registry(two.database).target(two.target).row_id
-    redelivery.request(two.database, row, {(lane_of(two, "k"), key_hash("images", "k")): 1})
+    redelivery.request(two.database, row, {(partition_of(two, "k"), key_hash("images", "k")): 1})
     two.take_over()
     assert two.arrived[-1].id == events[-1].id
     assert [one.id for one in two.arrived if one.id != events[-1].id] == [one.id for one in events[:-1]]

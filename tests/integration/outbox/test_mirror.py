@@ -57,12 +57,12 @@ def test_batches_grow_also_where_most_is_superseded(database: Database) -> None:
     courier = Courier(database, add_target(database), policy=Policy.MIRROR, batch=64)
     keys = [f"k{number}" for number in range(40)]
     Log(database).append([[event(key) for _ in range(20) for key in keys]])
-    lanes = courier.lanes()
-    assert lanes is not None
-    lanes._work.pace.size = 16
+    partitions = courier.partitions()
+    assert partitions is not None
+    partitions._work.pace.size = 16
     turns = iter(range(3))
-    lanes.work_off(lambda: next(turns, None) is None)
-    assert lanes._work.pace.size == 64
+    partitions.work_off(lambda: next(turns, None) is None)
+    assert partitions._work.pace.size == 64
     assert courier.scripted.got == [], "each has a newer one"
 
 
@@ -146,15 +146,15 @@ def test_what_a_batch_reads_does_not_grow_with_the_events_of_its_key(database: D
         late = [event("hot", name=DELETE, sequencer=HEX.format(100 * round_ + n)) for n in range(50)]
         log.append([[event("versioned", version=f"w{round_}-{n}") for n in range(50)], late])
         for courier in (mirror, few):
-            lanes = courier.lanes()
-            assert lanes is not None
-            with courier.store.reading(lanes._lease, newest=True) as reader:
+            partitions = courier.partitions()
+            assert partitions is not None
+            with courier.store.reading(partitions._lease, newest=True) as reader:
                 connection = reader._connection
                 before = rows_read(connection)
                 batch = reader.load(400)
                 reader.holdings([logged for logged in batch.events if logged.event.version])
                 read.append(rows_read(connection) - before)
-            courier.leases.release(lanes._lease)
+            courier.leases.release(partitions._lease)
     # The first time a hot key is looked through once for each target.
     assert read[4] < 1.2 * read[2], "the mirror's"
     assert read[5] < 1.2 * read[3], "of the target that gets few"

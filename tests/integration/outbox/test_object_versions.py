@@ -214,7 +214,7 @@ def test_an_idle_partition_that_is_moved_over_others_events_forgets_nothing(data
 def test_who_lost_the_lease_changes_nothing_that_is_known(database: Database) -> None:
     mirror = Mirror(database, add_target(database))
     Log(database).append([[put("v1")]])
-    stopped = mirror.lanes()
+    stopped = mirror.partitions()
     assert stopped is not None
     mirror.run(now=now_ms() + 60_000)
     mirror.tell(put("v2"))
@@ -265,14 +265,14 @@ def test_a_replay_changes_nothing_that_is_known(database: Database) -> None:
 def test_two_keys_of_one_hash_are_two_keys(database: Database) -> None:
     mirror = Mirror(database, add_target(database))
     with database.writing() as connection:
-        connection.execute(m.log_head.update().values(lanes=1))
+        connection.execute(m.log_head.update().values(partitions=1))
     Log(database).append([[put("v1"), event("other", version="v1"), put("v2")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(key_hash=7, lane=0))
+        connection.execute(m.events.update().values(key_hash=7, partition=0))
     assert mirror.deliver() == {"k": "v2", "other": "v1"}
     Log(database).append([[gone("v2"), event("other", name=DELETE, version="v1")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(key_hash=7, lane=0))
+        connection.execute(m.events.update().values(key_hash=7, partition=0))
     assert mirror.deliver() == {"k": "v1"}
 
 

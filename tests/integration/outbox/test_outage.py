@@ -15,7 +15,7 @@ from tests import services
 from tests.builders import add_target, event, migrated
 from workers.context import Context
 
-LANES = range(16)
+PARTITIONS = range(16)
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def test_the_first_hint_after_a_restart_of_the_database_is_not_wasted(
     target = list_target(context, redis_server, "restart")
     for number in range(3):
         Log(context.database).append([[event()]])
-        assert context.deliver(target, LANES) == "delivered=1", f"round {number}"
+        assert context.deliver(target, PARTITIONS) == "delivered=1", f"round {number}"
         Log(context.database).append([[event()]])
         server.kill()
         server.start()
-        assert context.deliver(target, LANES) == "delivered=1", f"after restart {number}"
+        assert context.deliver(target, PARTITIONS) == "delivered=1", f"after restart {number}"
 
 
 def test_an_outage_is_told_once_and_so_is_its_end(
@@ -60,12 +60,12 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     server.stop()
     for _ in range(3):
         assert context.drain(lambda _: None) == 0
-        assert context.deliver(target, LANES) == "the outbox database is away"
+        assert context.deliver(target, PARTITIONS) == "the outbox database is away"
     [told] = caplog.messages
     assert told.startswith("the outbox database is away: ")
     assert services.PASSWORD not in told
     server.start()
-    assert context.deliver(target, LANES) == "nothing due"
+    assert context.deliver(target, PARTITIONS) == "nothing due"
     assert caplog.messages[1:] == ["the outbox database is back"]
     assert context.drain(lambda _: None) == 0
     assert len(caplog.messages) == 2

@@ -39,12 +39,12 @@ def record(database: Database, *events: Event) -> list[Event]:
 
 def work(courier: Courier, now: int, *, turns: int) -> Counter[str]:
     """Work off what is due when the clock shows `now` (ms)."""
-    lanes = courier.lanes()
-    assert lanes is not None
-    lanes._clock = lambda: now
+    partitions = courier.partitions()
+    assert partitions is not None
+    partitions._clock = lambda: now
     left = iter(range(turns))
-    counts = lanes.work_off(lambda: next(left, None) is None).counts
-    courier.leases.release(lanes._lease)
+    counts = partitions.work_off(lambda: next(left, None) is None).counts
+    courier.leases.release(partitions._lease)
     return counts
 
 
@@ -179,7 +179,7 @@ def test_the_oldest_parked_event_becomes_the_head_again(
     _park_three(database)
     rows = parked_rows(database)
     _break(database, *zip((row.seq for row in rows), before, strict=True))
-    objects = {(rows[0].lane, rows[0].key_hash), (0, 12345)}
+    objects = {(rows[0].partition, rows[0].key_hash), (0, 12345)}
     with database.writing() as connection:
         changed = restore_heads(connection, rows[0].target_id, objects)
     assert [row.not_before for row in parked_rows(database)] == [after, m.NEVER, m.NEVER]
@@ -199,8 +199,8 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
     _break(database, (rows[0].seq, m.NEVER), (rows[10].seq, 77))  # one without a head, one with two
     assert repair.run() == {courier.target: 2}
     due = due_times(database)
-    assert due.pop((rows[0].lane, rows[0].key_hash)) == 0
-    healthy.pop((rows[0].lane, rows[0].key_hash))
+    assert due.pop((rows[0].partition, rows[0].key_hash)) == 0
+    healthy.pop((rows[0].partition, rows[0].key_hash))
     assert due == healthy
     assert repair.run() == {}
     courier.scripted.script = lambda one: DELIVERED
@@ -234,7 +234,7 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
     assert list(due_times(database).values()) == [0]
     assert "repaired 1 objects" in caplog.text
     assert context.drain(offers.append) == 1
-    assert [offer.lanes for offer in offers] == [(rows[0].lane,)]
+    assert [offer.partitions for offer in offers] == [(rows[0].partition,)]
     context.close()
 
 
@@ -295,14 +295,14 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
             batch = reader.load(100)
         settlement = Settlement()
         for logged, reason in zip(batch.events, ("fine", text, "fine", text, "fine"), strict=True):
-            place = {"lane": logged.lane, "seq": logged.seq, "attempts": 1, "first_tried": 5, "last_tried": 5}
+            place = {"partition": logged.partition, "seq": logged.seq, "attempts": 1, "first_tried": 5, "last_tried": 5}
             history = f'[[5,"{reason}"]]'
-            settlement.lane(logged.lane).position = logged.seq
+            settlement.partition(logged.partition).position = logged.seq
             if logged.seq < batch.events[3].seq:
                 settlement.deaths.append(
                     Death(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
                 )
-                settlement.lane(logged.lane).dead += 1
+                settlement.partition(logged.partition).dead += 1
             else:
                 settlement.park.append(
                     Park(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         # The same for one that was parked before.
         again = replace(settlement.park[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
         retried = Settlement(repark=[again])
-        retried.lane(again.lane)
+        retried.partition(again.partition)
         courier.store.settle(lease, retried, now_ms())
         with database.reading() as connection:
             row = connection.execute(sa.select(m.parked).where(m.parked.c.seq == again.seq)).one()

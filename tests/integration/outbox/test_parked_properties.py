@@ -25,7 +25,7 @@ from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
 MAX_AGE = 3_600_000
-LANES = 4  # of the fixture's log
+PARTITIONS = 4  # of the fixture's log
 _numbers = count(1)
 
 ANSWERS: dict[str, Outcome | None] = {
@@ -133,7 +133,7 @@ class History:
         def script(one: Event) -> Outcome:
             hashed = key_hash(one.bucket, one.key)
             # Only what was there when the step began: what fails in it may be due at once.
-            if due.pop((hashed % LANES, hashed), 0) > self.now:
+            if due.pop((hashed % PARTITIONS, hashed), 0) > self.now:
                 self.early.append(one)  # an error raised here would count as the adapter's own
             outcome = ANSWERS[next(answers, "delivered")]
             if outcome is None:
@@ -141,15 +141,15 @@ class History:
             return outcome
 
         self.courier.scripted.script = script
-        lanes = self.courier.lanes(self.now)
-        assert lanes is not None
-        lanes._clock = lambda: self.now
+        partitions = self.courier.partitions(self.now)
+        assert partitions is not None
+        partitions._clock = lambda: self.now
         left = iter(range(turns))
         if killed:
-            lanes._settle = _killed  # type: ignore[method-assign]
+            partitions._settle = _killed  # type: ignore[method-assign]
         with suppress(KeyboardInterrupt):
-            lanes.work_off(lambda: next(left, None) is None)
-        self.courier.leases.release(lanes._lease)
+            partitions.work_off(lambda: next(left, None) is None)
+        self.courier.leases.release(partitions._lease)
         assert self.early == []
 
     def finish(self) -> None:
@@ -189,7 +189,9 @@ def explore(database: Database, examples: int) -> Callable[[], None]:
         max_examples=examples,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
     )
-    @given(schedules, st.sampled_from((LANES, 3 * LANES, 10 * LANES)), records, st.lists(steps, max_size=12))
+    @given(
+        schedules, st.sampled_from((PARTITIONS, 3 * PARTITIONS, 10 * PARTITIONS)), records, st.lists(steps, max_size=12)
+    )
     def property_holds(schedule: RetrySchedule, batch: int, first: Record, then: list[Step]) -> None:
         live(database, schedule, batch, [first, *then])
 
@@ -200,5 +202,5 @@ def explore(database: Database, examples: int) -> Callable[[], None]:
 def test_each_object_with_parked_events_has_one_head_that_is_due_some_day(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.CRITICAL, "bucketwire.lanes")
+    caplog.set_level(logging.CRITICAL, "bucketwire.partitions")
     explore(database, 200 if database.dialect == "sqlite" else 25)()

@@ -21,7 +21,7 @@ from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
-LANES = 4
+PARTITIONS = 4
 SCHEDULE = RetrySchedule(base=1, cap=20, max_attempts=3, max_age=0)
 REFUSED = Unavailable("503")
 
@@ -32,21 +32,21 @@ def at_work(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Del
         yield made
 
 
-def keys(lane: int, count: int, name: str) -> list[str]:
-    """Names of objects that have their place in this lane."""
+def keys(partition: int, count: int, name: str) -> list[str]:
+    """Names of objects that have their place in this partition."""
     found: list[str] = []
     number = 0
     while len(found) < count:
         key = f"{name}-{number}"
-        if key_hash("images", key) % LANES == lane:
+        if key_hash("images", key) % PARTITIONS == partition:
             found.append(key)
         number += 1
     return found
 
 
 def spread(count: int) -> list[str]:
-    """Names of objects in every lane."""
-    return [key for each in range(LANES) for key in keys(each, count // LANES, "healthy")]
+    """Names of objects in every partition."""
+    return [key for each in range(PARTITIONS) for key in keys(each, count // PARTITIONS, "healthy")]
 
 
 def record(database: Database, names: list[str]) -> list[Event]:
@@ -104,27 +104,29 @@ def assert_all_but_the_refused_arrive(
     assert_balanced(database)
 
 
-def test_one_refused_object_at_the_head_of_the_lowest_lane_holds_up_nobody(
+def test_one_refused_object_at_the_head_of_the_lowest_partition_holds_up_nobody(
     database: Database, at_work: Delivery
 ) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), spread(200))
 
 
-def test_one_refused_object_alone_in_its_lane_holds_up_no_other_lane(database: Database, at_work: Delivery) -> None:
-    healthy = [key for lane in range(1, LANES) for key in keys(lane, 50, "healthy")]
+def test_one_refused_object_alone_in_its_partition_holds_up_no_other_partition(
+    database: Database, at_work: Delivery
+) -> None:
+    healthy = [key for partition in range(1, PARTITIONS) for key in keys(partition, 50, "healthy")]
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 1, "refused"), healthy)
 
 
-def test_two_refused_objects_in_one_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+def test_two_refused_objects_in_one_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), spread(100))
 
 
-def test_two_refused_objects_alone_in_one_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+def test_two_refused_objects_alone_in_one_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
     assert_all_but_the_refused_arrive(database, at_work, keys(0, 2, "refused"), keys(1, 60, "healthy"))
 
 
-def test_many_refused_objects_in_every_lane_hold_up_nobody(database: Database, at_work: Delivery) -> None:
-    poison = [key for lane in range(LANES) for key in keys(lane, 5, "refused")]
+def test_many_refused_objects_in_every_partition_hold_up_nobody(database: Database, at_work: Delivery) -> None:
+    poison = [key for partition in range(PARTITIONS) for key in keys(partition, 5, "refused")]
     assert_all_but_the_refused_arrive(database, at_work, poison, spread(100))
 
 
@@ -164,7 +166,9 @@ def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Databa
         looks += len(at_work.turn())
         end_wait(database)
         assert set(attempts(database)) <= {0}
-        assert len(attempts(database)) <= LANES, "a target that is down needs no more than a suspect in each lane"
+        assert len(attempts(database)) <= PARTITIONS, (
+            "a target that is down needs no more than a suspect in each partition"
+        )
         assert letters(database) == []
     assert looks > 20
     assert_balanced(database)

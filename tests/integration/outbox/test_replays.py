@@ -159,7 +159,7 @@ def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Data
     lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", 1)
     assert lease is not None
     with database.reading() as connection:
-        place = tuple(connection.execute(sa.select(m.events.c.lane, m.events.c.seq)).one())
+        place = tuple(connection.execute(sa.select(m.events.c.partition, m.events.c.seq)).one())
     replayed = []
 
     def meanwhile(*_: object) -> None:

@@ -29,13 +29,13 @@ from workers.outcomes import DELIVERED, Rejected
 def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:
     database = Database(outbox_url)
     assert schema.current(database) is None
-    migration.migrate(database, lanes=8)
+    migration.migrate(database, partitions=8)
     assert schema.current(database) == schema.head()
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": False})
         assert compare_metadata(context, m.metadata) == []
-        assert connection.execute(sa.select(m.log_head.c.lanes)).scalar_one() == 8
-    migration.migrate(database, lanes=99)
+        assert connection.execute(sa.select(m.log_head.c.partitions)).scalar_one() == 8
+    migration.migrate(database, partitions=99)
     migration.downgrade(database, "base")
     with database.engine.connect() as connection:
         assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}

@@ -35,7 +35,7 @@ def test_no_setting_at_all_is_the_embedded_default(tmp_path: Path, monkeypatch: 
     assert found.loopback
     assert (found.api_tokens, found.access_key, found.secret_key, found.secret_keys) == ((), "", "", ())
     assert (found.retention, found.drain_interval, found.lease, found.time_slice) == (604800.0, 0.1, 6.0, 5.0)
-    assert (found.lanes, found.body_limit, found.record_limit) == (16, 64 * 2**20, 10_000)
+    assert (found.partitions, found.body_limit, found.record_limit) == (16, 64 * 2**20, 10_000)
     assert (found.region, found.queue_dir, found.sync_events) == ("", "", False)
     assert (found.folder, found.key_path) == (tmp_path / "var", tmp_path / "var" / "secret.key")
 
@@ -173,10 +173,10 @@ def test_the_url_of_the_api_is_one_that_this_machine_reaches(listen: str, place:
 
 
 def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
-    found = problems({f"{B}DATABASE_ULR": "x", f"{B}LANES": "many", f"{B}CACHE": "/tests"})
+    found = problems({f"{B}DATABASE_ULR": "x", f"{B}PARTITIONS": "many", f"{B}CACHE": "/tests"})
     assert found == {
         f"{B}DATABASE_ULR": f"{B}DATABASE_ULR: is no setting; did you mean {B}DATABASE_URL?",
-        f"{B}LANES": f"{B}LANES: “many” is not a whole number; write decimal digits",
+        f"{B}PARTITIONS": f"{B}PARTITIONS: “many” is not a whole number; write decimal digits",
     }
 
 
@@ -191,7 +191,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
         ({"REGION": "us east"}, "REGION"),
         ({"VAR": "/" + "x" * 120}, "VAR"),
         ({"QUEUE_DIR": "spool"}, "QUEUE_DIR"),
-        ({"LANES": "2000"}, "LANES"),
+        ({"PARTITIONS": "2000"}, "PARTITIONS"),
         ({"SECRET_KEYS": f"{KEY},x"}, "SECRET_KEYS"),
         ({"BODY_LIMIT": "1"}, "BODY_LIMIT"),
         ({"TLS_CERT": "/api.crt"}, "TLS_KEY"),

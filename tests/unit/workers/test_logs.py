@@ -9,7 +9,7 @@ import pytest
 
 from app.outbox.store import Batch, Logged, Parked
 from tests.builders import event
-from workers.logs import Setback, counted, lanes_text, setbacks, tell_setback, tell_settled
+from workers.logs import Setback, counted, format_partitions, setbacks, tell_setback, tell_settled
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.retry import RetrySchedule
 from workers.second_opinion import RefusedAgain, Suspect
@@ -84,14 +84,14 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
     tell_setback("arn:t", Setback(first, "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
     tell_setback("arn:t", Setback(second, "rejected", 1, None, "never"), 0.5, NOW)
     assert caplog.messages == [
-        "arn:t lanes=0-1,3 delivered=1 parked=1 in 0.012 s",
+        "arn:t partitions=0-1,3 delivered=1 parked=1 in 0.012 s",
         "arn:t event=e1 failed, attempt 2 in 0.500 s, again in 1.5 s: no\\nanswer",
         f"arn:t event=e2 traceparent={parent} rejected, attempt 1 in 0.500 s, dead: never",
     ]
     assert [record.levelname for record in caplog.records] == ["INFO", "INFO", "WARNING"]
     members = vars(caplog.records[0])
-    assert {name: members[name] for name in ("target", "lanes", "delivered", "superseded", "parked", "dead")} == {
-        "target": "arn:t", "lanes": "0-1,3", "delivered": 1, "superseded": 0, "parked": 1, "dead": 0,
+    assert {name: members[name] for name in ("target", "partitions", "delivered", "superseded", "parked", "dead")} == {
+        "target": "arn:t", "partitions": "0-1,3", "delivered": 1, "superseded": 0, "parked": 1, "dead": 0,
     }  # fmt: skip
     members = vars(caplog.records[1])
     assert (members["event"], members["next_try_in"], members["reason"]) == ("e1", 1.5, "no\nanswer")
@@ -106,6 +106,6 @@ def test_a_batch_that_came_to_nothing_is_not_told(caplog: pytest.LogCaptureFixtu
     assert caplog.messages == []
 
 
-def test_lanes_are_written_as_runs() -> None:
-    assert lanes_text([7, 0, 1, 2, 3, 9]) == "0-3,7,9"
-    assert lanes_text([]) == ""
+def test_partitions_are_written_as_runs() -> None:
+    assert format_partitions([7, 0, 1, 2, 3, 9]) == "0-3,7,9"
+    assert format_partitions([]) == ""

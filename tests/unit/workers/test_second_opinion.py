@@ -160,13 +160,13 @@ def test_what_one_answer_asks_of_all_is_heeded_only_where_several_objects_got_it
 
 
 @pytest.mark.parametrize(
-    ("before", "delivered_at", "lanes", "parked", "is_up", "expected"),
+    ("before", "delivered_at", "partitions", "parked", "is_up", "expected"),
     [
         # refused for the first time
         (0, 50, set(), False, True, Suspect),
         (0, 50, set(), True, False, Suspect),
         (0, 50, set(), False, False, Suspect),
-        (0, 50, {3}, False, False, Unavailable),  # an outage: the lane has one already
+        (0, 50, {3}, False, False, Unavailable),  # an outage: the partition has one already
         (0, 50, {4}, False, False, Suspect),
         (0, 50, {3}, False, True, Suspect),
         # refused again
@@ -178,13 +178,13 @@ def test_what_one_answer_asks_of_all_is_heeded_only_where_several_objects_got_it
     ],
 )
 def test_a_refusal_counts_once_the_target_delivered_something_since_the_one_before(
-    before: int, delivered_at: int, lanes: set[int], parked: bool, is_up: bool, expected: type
+    before: int, delivered_at: int, partitions: set[int], parked: bool, is_up: bool, expected: type
 ) -> None:
     [decided] = judged(
         [Suspect(REFUSED)],
         [3],
         [before],
-        Refusals(delivered_at, frozenset(lanes)),
+        Refusals(delivered_at, frozenset(partitions)),
         parked=parked,
         is_up=is_up,
         refused_at=100,
@@ -195,7 +195,7 @@ def test_a_refusal_counts_once_the_target_delivered_something_since_the_one_befo
         assert (decided.refused_at, decided.due) == (100, 200)
 
 
-def test_an_outage_parks_no_event_behind_one_of_its_lane_that_stays() -> None:
+def test_an_outage_parks_no_event_behind_one_of_its_partition_that_stays() -> None:
     answers: list[Answer] = [REFUSED, Suspect(REFUSED), Suspect(REFUSED), Suspect(REFUSED)]
     decided = judged(
         answers, [0, 0, 1, 1], [0] * 4, Refusals(0), parked=False, is_up=False, refused_at=1, due=lambda refusal: 2

@@ -19,8 +19,8 @@ AWAY = Unavailable("connection refused")
 FAILED = Failed("500")
 
 
-def logged(seq: int, key_hash: int | None = None, lane: int = 0) -> Logged:
-    return Logged(event(f"k{key_hash}"), lane, seq, seq if key_hash is None else key_hash, NOW - 1000)
+def logged(seq: int, key_hash: int | None = None, partition: int = 0) -> Logged:
+    return Logged(event(f"k{key_hash}"), partition, seq, seq if key_hash is None else key_hash, NOW - 1000)
 
 
 @pytest.mark.parametrize(
@@ -47,10 +47,14 @@ def test_the_cursor_passes_what_got_an_answer_and_parks_what_lies_between(
     assert [park.seq for park in settlement.park] == parked
 
 
-def test_lanes_do_not_disturb_each_other() -> None:
-    batch = Batch([logged(1, lane=0), logged(2, lane=1), logged(3, lane=0)], {0: 9, 1: 9, 2: 9})
+def test_partitions_do_not_disturb_each_other() -> None:
+    batch = Batch([logged(1, partition=0), logged(2, partition=1), logged(3, partition=0)], {0: 9, 1: 9, 2: 9})
     settlement = settle_batch(batch, [AWAY, DELIVERED, AWAY], RULES)
-    assert {lane: progress.position for lane, progress in settlement.progress.items()} == {0: None, 1: 9, 2: 9}
+    assert {partition: progress.position for partition, progress in settlement.progress.items()} == {
+        0: None,
+        1: 9,
+        2: 9,
+    }
     assert settlement.park == []
 
 

@@ -68,10 +68,10 @@ def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> Non
     assert_balanced(database)
     courier.scripted.script = lambda one: DELIVERED
     late = Courier(database, courier.target, courier.scripted)
-    lanes = late.lanes()
-    assert lanes is not None
-    lanes._clock = lambda: now_ms() + 3_600_001
-    assert lanes.work_off(lambda: False).counts == {"delivered": 2}
+    partitions = late.partitions()
+    assert partitions is not None
+    partitions._clock = lambda: now_ms() + 3_600_001
+    assert partitions.work_off(lambda: False).counts == {"delivered": 2}
     assert [one.id for one in courier.scripted.got[3:]] == [first.id, second.id]
     assert _counts(database, m.parked) == 0
     assert_balanced(database)
@@ -161,7 +161,7 @@ def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_n
 def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None:
     courier = Courier(database, add_target(database))
     record(database, event())
-    slow = courier.lanes()
+    slow = courier.partitions()
     assert slow is not None
     lapsed = now_ms() + 60_000
     other = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "other", lapsed)
@@ -203,18 +203,18 @@ def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: 
     assert_balanced(database)
 
 
-def test_a_replay_begun_while_a_worker_is_at_it_takes_the_lane_from_it(database: Database) -> None:
+def test_a_replay_begun_while_a_worker_is_at_it_takes_the_partition_from_it(database: Database) -> None:
     courier = Courier(database, add_target(database))
     record(database, event("k"))
     courier.run()
     record(database, event("k"))
-    busy = courier.lanes()
+    busy = courier.partitions()
     assert busy is not None
     Replays(database).begin(courier.target, Selection())
     with pytest.raises(LeaseLost):
         busy.work_off(lambda: False)
     assert courier.leases.offer(now_ms()) == []
-    assert courier.lanes(now_ms() + 10_001) is not None
+    assert courier.partitions(now_ms() + 10_001) is not None
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -230,14 +230,14 @@ def test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_ord
         courier.scripted.script = sometimes(
             rng, fail=(0.1, Failed("perhaps later")), away=(0.1 * rng.random(), Unavailable("away"))
         )
-        lanes = courier.lanes()
-        assert lanes is not None
+        partitions = courier.partitions()
+        assert partitions is not None
         turns = iter(range(rng.randrange(8)))
         if rng.random() < 0.3:  # this worker dies between delivering and settling
-            lanes._settle = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
+            partitions._settle = lambda *_: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
         with contextlib.suppress(KeyboardInterrupt):
-            lanes.work_off(lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
-        courier.leases.release(lanes._lease)
+            partitions.work_off(lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
+        courier.leases.release(partitions._lease)
         assert_balanced(database)
     courier.scripted.script = lambda one: DELIVERED
 

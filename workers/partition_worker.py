@@ -1,4 +1,4 @@
-"""Work off one lease: load, deliver, settle, until its lanes are empty or its time is over."""
+"""Work off one lease: load, deliver, settle, until its partitions are empty or its time is over."""
 
 import logging
 import time
@@ -10,7 +10,7 @@ from random import Random
 
 from app.events.model import Event
 from app.outbox.database import now_ms
-from app.outbox.leases import Lease, ReplayLane
+from app.outbox.leases import Lease, ReplayPartition
 from app.outbox.redelivery import carry_out
 from app.outbox.store import Batch, Logged, Object, Place, Reader, Refusals, Settlement, Store
 from workers import figures
@@ -23,14 +23,14 @@ from workers.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpini
 from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
-log = logging.getLogger("bucketwire.lanes")
+log = logging.getLogger("bucketwire.partitions")
 
 
 @dataclass(slots=True)
 class Pace:
     """How many events to hand to a target in one call: as many as it has shown to take in about a second.
 
-    A target that hangs thus holds a lane with few events, and a fast one gets full batches after a few calls.
+    A target that hangs thus holds a partition with few events, and a fast one gets full batches after a few calls.
     """
 
     limit: int
@@ -46,7 +46,7 @@ class Pace:
 
 @dataclass(slots=True)
 class Work:
-    """One target as a worker has it open, with its settings in the form that lanes need."""
+    """One target as a worker has it open, with its settings in the form that partitions need."""
 
     name: str  # its ARN, for the log
     target: Target
@@ -72,7 +72,7 @@ class Tally:
         return counts_text(self.counts) or "nothing due"
 
 
-class Lanes:
+class PartitionWorker:
     """One lease at work. `clock` gives milliseconds since 1970; `guard` says whether the lease still holds."""
 
     def __init__(
@@ -99,7 +99,9 @@ class Lanes:
         self.tally = Tally()
 
     def work_off(self, stop: Callable[[], bool]) -> Tally:
-        """Until the lanes are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`, `LeaseExpired`."""
+        """Until the partitions are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`,
+        `LeaseExpired`.
+        """
         self._stop = stop
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             carry_out(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
@@ -168,13 +170,13 @@ class Lanes:
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 
-    def _replay(self, reader: Reader, replay: ReplayLane, waiting: Set[Object]) -> bool:
+    def _replay(self, reader: Reader, replay: ReplayPartition, waiting: Set[Object]) -> bool:
         began = time.monotonic()
         batch = reader.load_replay(replay, self._work.pace.size)
-        standing = reader.standing([(event.lane, event.seq) for event in batch.events])
+        standing = reader.standing([(event.partition, event.seq) for event in batch.events])
         results = self._results(reader, batch, waiting, standing)
         settlement = settle_batch(batch, results, self._rules())
-        progress = settlement.lane(replay.lane)
+        progress = settlement.partition(replay.partition)
         settlement.replay = (replay, replay.position if progress.position is None else progress.position)
         progress.position = None  # the log's own cursor stays where it is
         self._settle(settlement, batch.events, results, began)
@@ -190,7 +192,7 @@ class Lanes:
         results: list[Result] = [BEHIND_PARKED] * len(batch.events)
         free = []
         for index, logged in enumerate(batch.events):
-            if (logged.lane, logged.seq) in standing:
+            if (logged.partition, logged.seq) in standing:
                 results[index] = Unsent.SUPERSEDED
             elif logged.object not in waiting:
                 free.append(index)
@@ -226,11 +228,11 @@ class Lanes:
     ) -> list[Answer]:
         """What becomes of those events that the target refused alone."""
         suspects = [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)]
-        refusals = reader.refusals({(events[index].lane, events[index].seq) for index in suspects})
+        refusals = reader.refusals({(events[index].partition, events[index].seq) for index in suspects})
         now, is_up = self._moment, not self._opinion.in_doubt
         decided = judged(
             answers,
-            [event.lane for event in events],
+            [event.partition for event in events],
             before or [0] * len(events),
             refusals,
             parked=before is not None,
@@ -259,7 +261,8 @@ class Lanes:
         except TargetUnavailable as error:
             outcomes = [Unavailable(error.reason, error.retry_after, error.pause, unreachable=True)] * len(events)
         except Exception as error:
-            # An adapter's own defect must not stop the lane: it is counted against the events, and so seen and bounded.
+            # An adapter's own defect must not stop the partition: it is counted against the events, and so seen and
+            # bounded.
             log.exception("%s: unforeseen", work.name)
             outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
         took = time.monotonic() - started
