@@ -22,11 +22,11 @@ import urllib3
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.leases import Leases
-from app.outbox.store import Store
+from app.outbox import tables
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.builders import add_target, event, migrated, registry
@@ -109,10 +109,10 @@ class Deliverer:
     """Works off every partition of one target, as one worker process does."""
 
     def __init__(self, database: Database, target: TargetId) -> None:
-        books = registry(database)
-        settings = books.settings(books.target(target))
-        self.leases, self.store = Leases(database, 60_000), Store(database, 60_000)
-        self.row_id = books.target(target).row_id
+        counters = registry(database)
+        settings = counters.settings(counters.target(target))
+        self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
+        self.row_id = counters.target(target).row_id
         self.adapter = create(target.type, settings)
         self.work = Work(
             str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
@@ -142,7 +142,7 @@ def rewind(database: Database, target: TargetId) -> None:
     """Put the target's cursors back to the start of the log."""
     row = registry(database).target(target).row_id
     with database.writing() as connection:
-        connection.execute(m.cursors.update().where(m.cursors.c.target_id == row).values(position=0))
+        connection.execute(tables.cursors.update().where(tables.cursors.c.target_id == row).values(position=0))
 
 
 def timed(call: Callable[[], object]) -> float:

@@ -18,7 +18,7 @@ import psycopg2
 import redis
 import sqlalchemy as sa
 
-from app.outbox import models as m
+from app.outbox import tables
 from bench.deliver import Deliverer, fill, rewind, timed
 from bench.report import show
 from tests import services
@@ -70,7 +70,7 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
     from bench import per_event
 
     with database.reading() as connection:
-        places = connection.execute(sa.select(m.events.c.partition, m.events.c.seq)).all()
+        places = connection.execute(sa.select(tables.events.c.partition, tables.events.c.seq)).all()
     for place in places:
         per_event.app.send_task("one", args=list(place))
     client = redis.Redis(port=target.port)

@@ -9,9 +9,9 @@ from app.api import create_app
 from app.api.parts import install
 from app.config.settings import Settings
 from app.events.model import Event
-from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.commits import GroupCommit
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import GroupCommit
 
 
 class OneCommitEach(GroupCommit):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from app.config.arn import TargetId
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from bench.report import show
 from tests import provision, services
 from tests.builders import add_target, migrated, registry

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.leases import Leases
-from app.outbox.store import Store
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.builders import DELETE, add_target, event, migrated
@@ -48,7 +48,7 @@ class Taker:
 
 def work_off(database: Database, target: TargetId, batch: int) -> float:
     """Seconds that one lease took for what was due."""
-    leases, store = Leases(database, 600_000), Store(database, 600_000)
+    leases, store = Leases(database, 600_000), SettlementStore(database, 600_000)
     lease = leases.claim(target, range(16), "bench", now_ms())
     assert lease is not None
     work = Work(str(target), Taker(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, Pace(batch, batch))

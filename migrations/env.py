@@ -1,12 +1,14 @@
-"""Run migrations on the connection that `app.outbox.migration` hands over; alembic's own CLI on the configured one."""
+"""Run migrations on the connection that `app.outbox.engine.migration` hands over; alembic's own CLI on the configured
+one.
+"""
 
 import os
 
 from alembic import context
 
 from app.config.settings import Settings
-from app.outbox.database import Database
-from app.outbox.models import metadata
+from app.outbox.engine.database import Database
+from app.outbox.tables import metadata
 
 config = context.config
 given = config.attributes.get("connection")

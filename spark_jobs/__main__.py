@@ -12,8 +12,8 @@ from app.cli.shell import Shell, counted
 from app.cli.words import TARGET
 from app.config.arn import TargetId
 from app.config.targets import NamespaceSettings
-from app.outbox.reconciliations import AlreadyRunning
-from app.outbox.schedule import Schedule
+from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.reconcile.schedule import Schedule
 from spark_jobs import ending
 from spark_jobs.commands import options
 from spark_jobs.commands.backfill import backfill

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.events.content import Says, names
-from app.outbox import reconciliations as r
-from app.outbox.database import Database, now_ms
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from app.rules.model import Rule
 from spark_jobs.judging import asked, is_asked

@@ -15,8 +15,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
-from app.outbox.database import Database
-from app.outbox.reconciliations import AlreadyRunning
+from app.outbox.engine.database import Database
+from app.outbox.reconcile.runs import AlreadyRunning
 from app.outbox.registry import Registry
 from spark_jobs.journal import ASIDE, JOURNAL, of_entries, of_log, unknown
 from spark_jobs.journal_sources import entries, recorded

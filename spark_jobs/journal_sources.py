@@ -12,22 +12,22 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.config.mysql import MysqlSettings
 from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
-from app.outbox import models as m
-from app.outbox.database import Database
-from app.outbox.follow import Follower, end
+from app.outbox import tables
+from app.outbox.engine.database import Database
+from app.outbox.log.log_reader import LogReader, log_end
 from spark_jobs.journal import ENTRIES, RECORDED
 from spark_jobs.stores import mysql, postgresql
 from spark_jobs.stores.base import CannotRead
 from spark_jobs.stores.redis import check, connect
 
 _PORTION = 5000  # events that a task has in memory at a time
-_e = m.events.c
+_e = tables.events.c
 
 
 def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
     """RECORDED: every event that the log still holds, or those received since then, up to now."""
-    last, partitions = end(database)
-    after = Follower(database, since).after if since else _first(database, partitions) - 1
+    last, partitions = log_end(database)
+    after = LogReader(database, since).after if since else _first(database, partitions) - 1
     url = database.url.render_as_string(hide_password=False)
     windows = [(start, min(start + _PORTION, last)) for start in range(after, last, _PORTION)]
     slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))

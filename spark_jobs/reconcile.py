@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.config.arn import TargetId
 from app.config.targets import NamespaceSettings
-from app.outbox import reconciliations as r
-from app.outbox.database import Database, now_ms
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from spark_jobs import stores
 from spark_jobs.drift import DRIFT, counts, drift, namespace

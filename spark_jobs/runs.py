@@ -4,7 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 
-from app.outbox.reconciliations import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations
 
 LEASE = 60_000  # ms; a run that is not heard of for so long is dead
 

@@ -9,8 +9,8 @@ import orjson
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.events.model import Event
-from app.outbox.database import Database
-from app.outbox.migration import migrate
+from app.outbox.engine.database import Database
+from app.outbox.engine.migration import migrate
 from app.outbox.registry import Registry
 from app.rules.model import Rule
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.config.settings import Settings
-from app.outbox.leases import Offer
+from app.outbox.delivery.leases import Offer
 from app.outbox.registry import StoredTarget
 from tests.builders import SECRET_KEY
 from tests.services import until

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Self
 import httpx
 import psutil
 
-from app.outbox.books import Audit, Books, audit, read_books
-from app.outbox.database import Database
+from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters
+from app.outbox.engine.database import Database
 from tests import services
 from tests.builders import migrated
 from tests.services import reaper
@@ -149,20 +149,20 @@ class System:
         shown: dict[str, Any] = self.ask("GET", f"/v1/targets/{name.replace(':', '/')}").json()
         return shown
 
-    def books(self) -> dict[str, Books]:
-        """The books as they are now, by `type:name`."""
+    def counters(self) -> dict[str, TargetCounters]:
+        """The counters as they are now, by `type:name`."""
         with self.database.reading() as connection:
-            return {str(entry.target): entry for entry in read_books(connection)}
+            return {str(entry.target): entry for entry in read_counters(connection)}
 
     def audits(self) -> list[Audit]:
-        """The books held against the log, over a connection that no restart of the database can have cut."""
+        """The counters held against the log, over a connection that no restart of the database can have cut."""
         with contextlib.closing(Database(self.settings["BUCKETWIRE_DATABASE_URL"])) as database:
             return audit(database)
 
     def settled(self, *names: str) -> bool:
         """Nothing pending and nothing parked, at these targets or at all."""
-        books = self.books()
-        return all(books[name].pending == books[name].parked == 0 for name in names or books)
+        counters = self.counters()
+        return all(counters[name].pending == counters[name].parked == 0 for name in names or counters)
 
     def logs(self) -> str:
         """Everything that its processes have written so far."""

@@ -30,8 +30,8 @@ from kombu.transport.virtual import QoS
 from app import logs
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox import pulse
-from app.outbox.database import Database, DatabaseUnavailable
+from app.outbox.delivery import heartbeats
+from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
 from app.service.figures import remove
 from workers import context, figures, nightly
@@ -163,7 +163,7 @@ app.conf.update(
         },
         "roll_call": {
             "task": "roll_call",
-            "schedule": timedelta(milliseconds=pulse.EVERY),
+            "schedule": timedelta(milliseconds=heartbeats.EVERY),
         },
         "nightly": {
             "task": "nightly",

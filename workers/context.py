@@ -14,15 +14,15 @@ from app.config.arn import TargetId
 from app.config.declaration import BadSettings
 from app.config.settings import Settings
 from app.logs import printable
-from app.outbox import models as m
-from app.outbox import pulse, redelivery
-from app.outbox.clock import DatabaseClock, elapsed
-from app.outbox.database import Database, DatabaseUnavailable, said
-from app.outbox.leases import Lease, LeaseLost, Leases, Offer
-from app.outbox.parked import HeadRepair
-from app.outbox.purge import purge
+from app.outbox import tables
+from app.outbox.delivery import heartbeats, redelivery
+from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
+from app.outbox.delivery.parked import HeadRepair, ObjectHash
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.clock import DatabaseClock, elapsed
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.log.retention import purge
 from app.outbox.registry import UnknownTarget, open_registry
-from app.outbox.store import Object, Store
 from workers import figures
 from workers.breaker import back_off
 from workers.lease_guard import LeaseGuard
@@ -49,7 +49,7 @@ class Context:
         self.clock = DatabaseClock(self.database)
         self.lease_ms = int(settings.lease * 1000)
         self.leases = Leases(self.database, self.lease_ms)
-        self.store = Store(self.database, self.lease_ms)
+        self.store = SettlementStore(self.database, self.lease_ms)
         self.registry = open_registry(self.database, settings)
         self.pool = Pool(self.registry, settings)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
@@ -87,10 +87,10 @@ class Context:
         self._note_away(failure)
         return "the outbox database is away"
 
-    def roll_call(self, publish: Callable[[pulse.Queue], None]) -> int:
+    def roll_call(self, publish: Callable[[heartbeats.Queue], None]) -> int:
         """Ask each target's queue for a sign of life, where that is due; says how many."""
         try:
-            asked = pulse.ask(self.database, self.clock())
+            asked = heartbeats.queues_to_probe(self.database, self.clock())
         except DatabaseUnavailable as error:
             self._note_away(error)
             return 0
@@ -101,7 +101,7 @@ class Context:
     def heartbeat(self, row_id: int) -> None:
         """Note that the queue of the target with this row id is served."""
         try:
-            pulse.answered(self.database, row_id, self.clock())
+            heartbeats.answered(self.database, row_id, self.clock())
         except DatabaseUnavailable as error:
             self._note_away(error)
 
@@ -131,7 +131,7 @@ class Context:
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
             self.leases.advance_idle(now)
-            pulse.note(self.database, pulse.DRAIN, now)
+            heartbeats.record(self.database, heartbeats.DRAIN, now)
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
             self._repaired = time.monotonic()
             self._repair_heads()
@@ -204,10 +204,10 @@ class Context:
 
     def _failures(self, lease: Lease) -> int:
         with self.database.reading() as connection:
-            query = sa.select(m.targets.c.failures).where(m.targets.c.id == lease.target_id)
+            query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == lease.target_id)
             return int(connection.execute(query).scalar_one_or_none() or 0)
 
-    def _request_redelivery(self, lease: Lease, arn: str, written: Mapping[Object, int]) -> None:
+    def _request_redelivery(self, lease: Lease, arn: str, written: Mapping[ObjectHash, int]) -> None:
         """Have the newest events of these objects delivered again: an older one may have been written after them."""
         for attempt in range(_REQUEST_TRIES if written else 0):
             if attempt:
@@ -220,11 +220,11 @@ class Context:
                 return
         if written:
             words = "%s: %d objects may hold an old state, as the lease was lost and then the outbox database: %s"
-            log.error(words, arn, len(written), said(failure), extra={"target": arn})
+            log.error(words, arn, len(written), describe_error(failure), extra={"target": arn})
 
     def _note_away(self, error: Exception) -> None:
         if not self._away:
-            log.warning("the outbox database is away: %s", said(error))
+            log.warning("the outbox database is away: %s", describe_error(error))
         self._away = True
 
     def _note_back(self) -> None:

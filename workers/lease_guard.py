@@ -10,9 +10,9 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from app.outbox.clock import elapsed
-from app.outbox.database import DatabaseUnavailable
-from app.outbox.leases import Lease, Leases
+from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.engine.clock import elapsed
+from app.outbox.engine.database import DatabaseUnavailable
 from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")

@@ -13,7 +13,7 @@ from itertools import chain
 from app.events.model import Event
 from app.events.trace import fields
 from app.logs import printable
-from app.outbox.store import Logged, Settlement
+from app.outbox.delivery.settlement_store import LoggedEvent, Settlement
 from workers.outcomes import Failed, Rejected
 from workers.settling import Result
 
@@ -60,7 +60,7 @@ def counted(settlement: Settlement) -> Counter[str]:
     return counts
 
 
-def setbacks(settlement: Settlement, results: Iterable[tuple[Logged, Result]]) -> Iterator[Setback]:
+def setbacks(settlement: Settlement, results: Iterable[tuple[LoggedEvent, Result]]) -> Iterator[Setback]:
     """The attempts that a settlement counts against its events, in no order."""
     if not (settlement.park or settlement.repark or settlement.deaths):
         return

@@ -14,17 +14,17 @@ from typing import Protocol
 from app.events.content import Says, says
 from app.events.mirror import Absent, Holding, Present
 from app.events.model import Effect, Event
-from app.outbox.store import Logged, Place
+from app.outbox.delivery.settlement_store import LoggedEvent, LogPosition
 from workers.formats import compatible_effect
 
 
 class Known(Protocol):
     """What the outbox can be asked about the objects of events."""
 
-    def holdings(self, events: Iterable[Logged]) -> Mapping[tuple[str, str], Holding]:
+    def holdings(self, events: Iterable[LoggedEvent]) -> Mapping[tuple[str, str], Holding]:
         """What the bucket holds under the keys of some events, as (bucket, key) to holding."""
 
-    def records(self, places: Iterable[Place]) -> Mapping[Place, str]:
+    def records(self, places: Iterable[LogPosition]) -> Mapping[LogPosition, str]:
         """The records of some events, as JSON text; those that are kept nowhere are left out."""
 
 
@@ -46,7 +46,7 @@ class Unsent(Enum):
 Verdict = Event | Unsent
 
 
-def verdicts(events: Sequence[Logged], policy: Policy, known: Known) -> list[Verdict]:
+def verdicts(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> list[Verdict]:
     """For each event, what to send to the target, or why nothing is sent."""
     if policy is Policy.LOG:
         return [logged.event for logged in events]
@@ -84,7 +84,7 @@ def _creates(event: Event) -> bool:
     return says(event.name) is Says.CREATED
 
 
-def _unversioned(logged: Logged) -> Verdict:
+def _unversioned(logged: LoggedEvent) -> Verdict:
     event = logged.event
     if says(event.name) is Says.NOTHING:
         return Unsent.NOTHING_TO_DO
@@ -93,7 +93,7 @@ def _unversioned(logged: Logged) -> Verdict:
     return _having(event, Effect.UPSERT if _creates(event) else Effect.REMOVE)
 
 
-def _versioned(logged: Logged, holding: Holding) -> Verdict | _Row:
+def _versioned(logged: LoggedEvent, holding: Holding) -> Verdict | _Row:
     event = logged.event
     if isinstance(holding, Present):
         if holding.seq == logged.seq:
@@ -104,7 +104,7 @@ def _versioned(logged: Logged, holding: Holding) -> Verdict | _Row:
     return _having(event, Effect.REMOVE if isinstance(holding, Absent) else Effect.REMOVE_VERSION)
 
 
-def _restored(logged: Logged, verdict: Verdict | _Row, found: Mapping[Place, str]) -> Verdict:
+def _restored(logged: LoggedEvent, verdict: Verdict | _Row, found: Mapping[LogPosition, str]) -> Verdict:
     if not isinstance(verdict, _Row):
         return verdict
     record = found.get((logged.partition, verdict.survivor))

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
-from app.outbox.clock import database_now
-from app.outbox.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.schedule import Schedule, Waiting, left_out
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.reconcile.schedule import Schedule, WaitingRun, left_out
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -43,7 +43,7 @@ class Hints:
     def __init__(self) -> None:
         self._hinted: dict[str, float] = {}
 
-    def look(self, database: Database, publish: Callable[[Waiting], None]) -> int:
+    def look(self, database: Database, publish: Callable[[WaitingRun], None]) -> int:
         """Register what is due and publish hints; says how many, 0 while the database is away."""
         schedule, now = Schedule(database), time.monotonic()
         try:
@@ -123,7 +123,7 @@ def last_words(text: str, code: int) -> str:
     return f"it ended with {code} and said nothing"
 
 
-def job_arguments(run: Waiting) -> list[str]:
+def job_arguments(run: WaitingRun) -> list[str]:
     """The arguments of `bucketwire` for a run that waits; no name of a bucket can pass for an option."""
     return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 

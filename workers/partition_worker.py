@@ -9,10 +9,19 @@ from functools import partial
 from random import Random
 
 from app.events.model import Event
-from app.outbox.database import now_ms
-from app.outbox.leases import Lease, ReplayPartition
-from app.outbox.redelivery import carry_out
-from app.outbox.store import Batch, Logged, Object, Place, Reader, Refusals, Settlement, Store
+from app.outbox.delivery.leases import Lease, ReplayPartition
+from app.outbox.delivery.parked import ObjectHash
+from app.outbox.delivery.redelivery import carry_out
+from app.outbox.delivery.settlement_store import (
+    Batch,
+    LoggedEvent,
+    LogPosition,
+    PartitionReader,
+    Refusals,
+    Settlement,
+    SettlementStore,
+)
+from app.outbox.engine.database import now_ms
 from workers import figures
 from workers.breaker import back_off
 from workers.logs import counted, counts_text, setbacks, tell_setback, tell_settled
@@ -77,7 +86,7 @@ class PartitionWorker:
 
     def __init__(
         self,
-        store: Store,
+        store: SettlementStore,
         work: Work,
         lease: Lease,
         clock: Callable[[], int] = now_ms,
@@ -88,7 +97,7 @@ class PartitionWorker:
         self._lease = lease
         self._clock = clock
         self._guard = guard
-        self._in_hand: tuple[Sequence[Logged], Sequence[Verdict]] = ((), ())
+        self._in_hand: tuple[Sequence[LoggedEvent], Sequence[Verdict]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._figures = figures.of(work.name)
         self._took = 0.0  # seconds that the target took for the batch in hand
@@ -110,21 +119,21 @@ class PartitionWorker:
         self.tally.answered = self._opinion.answered
         return self.tally
 
-    def in_hand(self) -> dict[Object, int]:
+    def in_hand(self) -> dict[ObjectHash, int]:
         """The objects whose events may have been sent since the last settlement, each with the oldest one's seq."""
-        oldest: dict[Object, int] = {}
+        oldest: dict[ObjectHash, int] = {}
         for logged, verdict in zip(*self._in_hand, strict=True):
             if not isinstance(verdict, Unsent):
                 oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
         return oldest
 
-    def _newest_sent(self, reader: Reader, events: Sequence[Logged]) -> Logged | None:
+    def _newest_sent(self, reader: PartitionReader, events: Sequence[LoggedEvent]) -> LoggedEvent | None:
         """The last of these events, all of one object, that would be sent now."""
         decided = verdicts(events, self._work.policy, reader)
         paired = zip(events, decided, strict=True)
         return next((logged for logged, verdict in reversed([*paired]) if not isinstance(verdict, Unsent)), None)
 
-    def _turn(self, reader: Reader) -> bool:
+    def _turn(self, reader: PartitionReader) -> bool:
         """One batch of each kind of due work; whether there was any.
 
         What is refused in one of them has the next for its second opinion. A target that is in doubt after all of
@@ -137,7 +146,7 @@ class PartitionWorker:
             self._work.opened = False
         return worked
 
-    def _batches(self, reader: Reader) -> bool:
+    def _batches(self, reader: PartitionReader) -> bool:
         heads = reader.parked_heads()
         due = [line for line, not_before in heads.items() if not_before <= self._clock()]
         worked = bool(due) and self._parked(reader, due)
@@ -150,7 +159,7 @@ class PartitionWorker:
             worked |= self._log(reader, waiting)
         return worked
 
-    def _parked(self, reader: Reader, due: Sequence[Object]) -> bool:
+    def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
         began = time.monotonic()
         # While the target is in doubt any object, and not always the first, which may be the one that it refuses.
         size = min(len(due), self._work.pace.size)
@@ -161,7 +170,7 @@ class PartitionWorker:
         self._settle(settle_parked(parked, results, self._rules()), events, results, began)
         return True
 
-    def _log(self, reader: Reader, waiting: Set[Object]) -> bool:
+    def _log(self, reader: PartitionReader, waiting: Set[ObjectHash]) -> bool:
         began = time.monotonic()
         batch = reader.load(self._work.pace.size)
         if not batch.events:
@@ -170,7 +179,7 @@ class PartitionWorker:
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 
-    def _replay(self, reader: Reader, replay: ReplayPartition, waiting: Set[Object]) -> bool:
+    def _replay(self, reader: PartitionReader, replay: ReplayPartition, waiting: Set[ObjectHash]) -> bool:
         began = time.monotonic()
         batch = reader.load_replay(replay, self._work.pace.size)
         standing = reader.standing([(event.partition, event.seq) for event in batch.events])
@@ -185,7 +194,9 @@ class PartitionWorker:
     def _rules(self) -> Rules:
         return Rules(self._work.schedule, self._clock(), self._rng)
 
-    def _results(self, reader: Reader, batch: Batch, waiting: Set[Object], standing: Set[Place]) -> list[Result]:
+    def _results(
+        self, reader: PartitionReader, batch: Batch, waiting: Set[ObjectHash], standing: Set[LogPosition]
+    ) -> list[Result]:
         """Deliver what may go; what stands behind a parked event, or in line already, does not."""
         if not waiting and not standing:
             return self._deliver(reader, batch.events)
@@ -202,7 +213,7 @@ class PartitionWorker:
         return results
 
     def _deliver(
-        self, reader: Reader, events: Sequence[Logged], refused_before: Sequence[int] | None = None
+        self, reader: PartitionReader, events: Sequence[LoggedEvent], refused_before: Sequence[int] | None = None
     ) -> list[Result]:
         """Send what is to be sent; `refused_before` is given for parked events, in milliseconds or 0."""
         decided = verdicts(events, self._work.policy, reader)
@@ -224,7 +235,11 @@ class PartitionWorker:
         return results
 
     def _judged(
-        self, reader: Reader, events: Sequence[Logged], answers: Sequence[Answer], before: Sequence[int] | None
+        self,
+        reader: PartitionReader,
+        events: Sequence[LoggedEvent],
+        answers: Sequence[Answer],
+        before: Sequence[int] | None,
     ) -> list[Answer]:
         """What becomes of those events that the target refused alone."""
         suspects = [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)]
@@ -272,7 +287,7 @@ class PartitionWorker:
         return outcomes
 
     def _settle(
-        self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float
+        self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float
     ) -> None:
         now = self._clock()
         if DELIVERED in results:
@@ -284,7 +299,9 @@ class PartitionWorker:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
             self._figures.delivered(done, now)
 
-    def _tell(self, settlement: Settlement, events: Sequence[Logged], results: Sequence[Result], began: float) -> None:
+    def _tell(
+        self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float
+    ) -> None:
         counts = counted(settlement)
         self.tally.counts += counts
         now = self._clock()

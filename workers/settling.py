@@ -11,9 +11,10 @@ from random import Random
 
 import orjson
 
-from app.outbox.models import NEVER
-from app.outbox.reasons import clean_reason
-from app.outbox.store import Batch, Death, Logged, Object, Park, Parked, Settlement
+from app.outbox.delivery.parked import ObjectHash
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.delivery.settlement_store import Batch, LoggedEvent, NewDeadLetter, ParkedEvent, ParkedRow, Settlement
+from app.outbox.tables import NEVER
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
@@ -60,16 +61,16 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: Rules) -> Settl
         end = _stays_from(pairs)
         if end < len(pairs):
             settlement.partition(partition).position = pairs[end - 1][0].seq if end else None
-        blocked: set[Object] = set()
+        blocked: set[ObjectHash] = set()
         for logged, result in pairs[:end]:
             _settle_one(settlement, logged, result, blocked, rules)
     return settlement
 
 
-def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Rules) -> Settlement:
+def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rules: Rules) -> Settlement:
     """Settle parked events that were tried again, and those tried behind them; per object oldest first."""
     settlement = Settlement()
-    blocked: set[Object] = set()
+    blocked: set[ObjectHash] = set()
     for entry, result in zip(parked, results, strict=True):
         logged = entry.logged
         progress = settlement.partition(logged.partition)
@@ -96,11 +97,11 @@ def settle_parked(parked: Sequence[Parked], results: Sequence[Result], rules: Ru
                 blocked.add(logged.object)
                 continue
         settlement.unpark.append((logged.partition, logged.seq))
-        settlement.moved_on.add(logged.object)
+        settlement.unblocked.add(logged.object)
     return settlement
 
 
-def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
+def _stays_from(pairs: Sequence[tuple[LoggedEvent, Result]]) -> int:
     answers = [i for i, (_, result) in enumerate(pairs) if isinstance(result, Delivered | Failed | Rejected | Suspect)]
     answered = answers[-1] if answers else -1
     for index in range(answered + 1, len(pairs)):
@@ -109,7 +110,9 @@ def _stays_from(pairs: Sequence[tuple[Logged, Result]]) -> int:
     return len(pairs)
 
 
-def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked: set[Object], rules: Rules) -> None:
+def _settle_one(
+    settlement: Settlement, logged: LoggedEvent, result: Result, blocked: set[ObjectHash], rules: Rules
+) -> None:
     progress = settlement.partition(logged.partition)
     match result:
         case Delivered():
@@ -117,17 +120,17 @@ def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked:
         case Unsent():
             _count_unsent(settlement, logged, result)
         case Behind():
-            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, NEVER))
+            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER))
         case _ if logged.object in blocked:
-            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, NEVER))
+            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, NEVER))
         case Unavailable() | NotAttempted():
-            settlement.park.append(Park(logged.partition, logged.seq, logged.key_hash, 0))
+            settlement.park.append(ParkedRow(logged.partition, logged.seq, logged.key_hash, 0))
             blocked.add(logged.object)
         case Suspect():
-            settlement.park.append(_suspected(Parked(logged, 0, 0, "[]"), result))
+            settlement.park.append(_suspected(ParkedEvent(logged, 0, 0, "[]"), result))
             blocked.add(logged.object)
         case Failed() | Rejected():
-            attempt = _attempt(Parked(logged, 0, 0, "[]"), result, rules.now)
+            attempt = _attempt(ParkedEvent(logged, 0, 0, "[]"), result, rules.now)
             due = _next_try(attempt, result, logged, rules)
             if due is None:
                 settlement.deaths.append(_death(attempt, logged, result.reason))
@@ -137,7 +140,7 @@ def _settle_one(settlement: Settlement, logged: Logged, result: Result, blocked:
                 blocked.add(logged.object)
 
 
-def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
+def _count_unsent(settlement: Settlement, logged: LoggedEvent, why: Unsent) -> None:
     progress = settlement.partition(logged.partition)
     if why is Unsent.SUPERSEDED:
         progress.superseded += 1
@@ -145,10 +148,10 @@ def _count_unsent(settlement: Settlement, logged: Logged, why: Unsent) -> None:
         progress.delivered += 1  # the target already holds what this event asks for
 
 
-def _attempt(entry: Parked, result: Failed | Rejected, now: int) -> Park:
+def _attempt(entry: ParkedEvent, result: Failed | Rejected, now: int) -> ParkedRow:
     tried = [*orjson.loads(entry.history), [now, clean_reason(result.reason)]][-_REMEMBERED:]
     logged = entry.logged
-    return Park(
+    return ParkedRow(
         partition=logged.partition,
         seq=logged.seq,
         key_hash=logged.key_hash,
@@ -161,10 +164,10 @@ def _attempt(entry: Parked, result: Failed | Rejected, now: int) -> Park:
     )
 
 
-def _suspected(entry: Parked, suspect: Suspect) -> Park:
+def _suspected(entry: ParkedEvent, suspect: Suspect) -> ParkedRow:
     """Nothing is counted: attempts, times and history of the entry stay as they are."""
     logged = entry.logged
-    return Park(
+    return ParkedRow(
         partition=logged.partition,
         seq=logged.seq,
         key_hash=logged.key_hash,
@@ -177,14 +180,14 @@ def _suspected(entry: Parked, suspect: Suspect) -> Park:
     )
 
 
-def _next_try(attempt: Park, result: Failed | Rejected, logged: Logged, rules: Rules) -> int | None:
+def _next_try(attempt: ParkedRow, result: Failed | Rejected, logged: LoggedEvent, rules: Rules) -> int | None:
     if isinstance(result, Rejected):
         return None
     return rules.schedule.next_try(attempt.attempts, logged.received_at, rules.now, rules.rng, result.retry_after)
 
 
-def _death(attempt: Park, logged: Logged, reason: str) -> Death:
-    return Death(
+def _death(attempt: ParkedRow, logged: LoggedEvent, reason: str) -> NewDeadLetter:
+    return NewDeadLetter(
         partition=logged.partition,
         seq=logged.seq,
         event_id=logged.event.id,

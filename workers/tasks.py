@@ -1,9 +1,9 @@
 """The tasks: a few lines each, no decision."""
 
 from app.config.arn import TargetId, parse_arn
-from app.outbox import pulse
-from app.outbox.leases import Offer
-from app.outbox.schedule import Waiting
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.leases import Offer
+from app.outbox.reconcile.schedule import WaitingRun
 from workers import context, nightly
 from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings, waiting
 from workers.logs import format_partitions
@@ -55,7 +55,7 @@ def purge() -> str:
     return f"purged={context.current().purge()}"
 
 
-def _publish_run(run: Waiting) -> None:
+def _publish_run(run: WaitingRun) -> None:
     # It does not expire, which would compare the clocks of two hosts: where nobody takes them, no more are sent.
     if _waiting(SPARK_QUEUE) < _MOST_RUNS:
         arn = run.target.arn(settings.region)
@@ -82,7 +82,7 @@ def _waiting(name: str) -> int:
             return 0
 
 
-def _ask(asked: pulse.Queue) -> None:
+def _ask(asked: heartbeats.Queue) -> None:
     # It does not expire: late is an answer too, and a queue that is not served is asked ever more rarely.
     heartbeat.apply_async((asked.row_id,), queue=_known(asked.target))
 

@@ -22,7 +22,7 @@ from app.config.settings import Settings
 from app.config.targets import TargetSettings
 from app.events.model import Event
 from app.events.trial import trial_events
-from app.outbox.database import Database, DatabaseUnavailable, now_ms, said
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
 from app.outbox.registry import UnknownTarget, open_registry
 from workers.discretion import Discreet
 from workers.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
@@ -201,7 +201,7 @@ def main(arguments: Sequence[str]) -> int:
     except (BadSettings, UnknownTarget) as error:
         steps.append(Step("settings", False, 0.0, str(error)))
     except DatabaseUnavailable as error:
-        steps.append(Step("settings", False, 0.0, f"the outbox database cannot be used: {said(error)}"))
+        steps.append(Step("settings", False, 0.0, f"the outbox database cannot be used: {describe_error(error)}"))
     else:
         for step in trial(settings, target.type):
             steps.append(step)

@@ -20,7 +20,7 @@ from app.api.problems import Refusal
 from app.config.networks import is_loopback
 from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 
 F = TypeVar("F", bound=Callable[..., object])

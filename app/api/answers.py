@@ -10,7 +10,7 @@ from flask import Response
 from app.api.problems import Refusal
 from app.config.arn import TargetId, parse_target
 from app.config.problems import BadValue
-from app.outbox import models as m
+from app.outbox import tables
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -35,7 +35,7 @@ def parsed_time(field: str, value: object, default: int) -> int:
     if value is None or value == "":
         return default
     at = _milliseconds(value)
-    if at is None or abs(at) > m.NEVER:
+    if at is None or abs(at) > tables.NEVER:
         raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
     return at
 

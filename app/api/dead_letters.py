@@ -19,8 +19,8 @@ from app.api.answers import (
 )
 from app.api.bodies import json_object
 from app.api.parts import parts
-from app.outbox import models as m
-from app.outbox.dead_letters import DeadLetter, Filter
+from app.outbox import tables
+from app.outbox.delivery.dead_letters import DeadLetter, Filter
 
 routes = Blueprint("dead_letters", __name__)
 _FILTERS = ("ids", "target", "bucket", "prefix", "reason", "since", "before")
@@ -51,7 +51,7 @@ def ls() -> Response:
     """
     given: dict[str, Any] = request.args.to_dict()
     limit = parsed_number("limit", given.pop("limit", None), 100, least=1, most=_MOST)
-    after = parsed_number("after", given.pop("after", None), 0, least=0, most=m.NEVER)
+    after = parsed_number("after", given.pop("after", None), 0, least=0, most=tables.NEVER)
     if "ids" in given:
         given["ids"] = [part.strip() for part in given["ids"].split(",") if part.strip()]
     found = parts().dead_letters.list(_filter(given), limit=limit, after=after)
@@ -81,7 +81,7 @@ def purge() -> Response:
     """Throw dead letters away.
     ---
     post:
-      summary: Throw dead letters away; the target's books count them as purged
+      summary: Throw dead letters away; the target's counters count them as purged
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: DeadLetterFilter}}}
       responses:
@@ -111,13 +111,13 @@ def _filter(given: Mapping[str, Any]) -> Filter:
         raise bad_value("ids", "is no list", "write [17, 18]")
     target = given.get("target")
     return Filter(
-        ids=[parsed_number("ids", each, 0, least=1, most=m.NEVER) for each in ids],
+        ids=[parsed_number("ids", each, 0, least=1, most=tables.NEVER) for each in ids],
         target=parsed_target("target", target) if target else None,
         bucket=parsed_text("bucket", given.get("bucket")),
         prefix=parsed_text("prefix", given.get("prefix")),
         reason=parsed_text("reason", given.get("reason")),
         since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), m.NEVER),
+        before=parsed_time("before", given.get("before"), tables.NEVER),
     )
 
 

@@ -16,7 +16,7 @@ from app.config.settings import SCOPES
 from app.config.targets import TYPES
 from app.declare.document import schema as document_schema
 from app.events.names import AGGREGATES, EVERY, KNOWN
-from app.outbox.reconciliations import COUNTS
+from app.outbox.reconcile.runs import COUNTS
 
 routes = Blueprint("description", __name__)
 
@@ -99,7 +99,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "type": "array",
             "items": _object(
                 id=_TEXT, seq=_NUMBER, name=_TEXT, version=_TEXT, time=_TIME, received_at=_TIME,
-                standings={
+                delivery_states={
                     "type": "array",
                     "items": _object(
                         target=_TEXT,

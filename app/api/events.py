@@ -19,10 +19,10 @@ from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
 from app.events.trace import fields
-from app.outbox.append import QueueFull, Receipt
-from app.outbox.database import REFUSED, now_ms, said
-from app.outbox.history import Recorded, object_history
-from app.outbox.staging import Staging
+from app.outbox.delivery.object_history import RecordedEvent, object_history
+from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
+from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.spool import Spool
 
 log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
@@ -130,8 +130,8 @@ def _parsed() -> Parsed:
 def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
     try:
         return parts().commits.append(events, patience)
-    except REFUSED as error:
-        log.warning("the database refuses an event: %s", said(error))
+    except VALUE_ERRORS as error:
+        log.warning("the database refuses an event: %s", describe_error(error))
         detail = (
             "the outbox database takes other events and refuses one of these; nothing of the request was recorded. "
             "Send its events one by one to find which; the API's log has the database's reason"
@@ -164,7 +164,7 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
     return {"refused": [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]}
 
 
-def _staged(staging: Staging, parsed: Parsed) -> Mapping[str, Any]:
+def _staged(staging: Spool, parsed: Parsed) -> Mapping[str, Any]:
     if parts().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
         raise Refusal("database-away", "whether it can hold an event of this size is not known yet; send it again")
     try:
@@ -190,7 +190,7 @@ def _confirmation(asked: SnsConfirmation) -> Response:
     return answer({"confirmation": "the log holds the address that confirms it", "topic": asked.topic_arn}, 202)
 
 
-def _event_json(event: Recorded) -> Mapping[str, Any]:
+def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
     return {
         "id": event.event_id,
         "seq": event.seq,
@@ -200,7 +200,7 @@ def _event_json(event: Recorded) -> Mapping[str, Any]:
         "received_at": written_time(event.received_at),
         "standings": [
             {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
-            for standing in event.standings
+            for standing in event.delivery_states
         ],
         **dict(fields(event.trace)),
         "record": orjson.Fragment(event.record),

@@ -7,7 +7,7 @@ from app.api.access import check_listen
 from app.api.server import options
 from app.config.problems import BadSettings
 from app.config.settings import Settings
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 
 _settings = Settings.from_environ(os.environ)
 try:

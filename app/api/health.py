@@ -8,18 +8,19 @@ from flask import Blueprint, Response, current_app
 from app.api.access import ANYONE, needs
 from app.api.answers import answer
 from app.api.parts import parts
-from app.outbox import pulse, schema
-from app.outbox.clock import database_now
-from app.outbox.database import Database, now_ms
-from app.outbox.glance import Glance, NoAnswer
+from app.outbox.delivery import heartbeats
+from app.outbox.engine import schema_version
+from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database, now_ms
 
 routes = Blueprint("health", __name__)
 _GLANCE = "bucketwire_readiness"
 
 
-def glance(database: Database) -> Glance[Mapping[str, Any]]:
+def glance(database: Database) -> CachedProbe[Mapping[str, Any]]:
     """What readiness asks of the database; a database that hangs holds up no more than one thread."""
-    return Glance(lambda: _asked(database), age=0.5, patience=2.0)
+    return CachedProbe(lambda: _asked(database), age=0.5, patience=2.0)
 
 
 def install(app: Any, database: Database) -> None:
@@ -54,7 +55,7 @@ def readyz() -> Response:
         503: {description: something does not, content: {application/json: {schema: Readiness}}}
     """
     look = current_app.extensions[_GLANCE].look()
-    checks = checked(look.value, look.error, schema.head(), now_ms())
+    checks = checked(look.value, look.error, schema_version.head(), now_ms())
     feeder = parts().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
@@ -74,8 +75,8 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str,
     schema_check = {"ok": fits, "revision": found["revision"], "needed": head}
     if not schema_check["ok"]:
         schema_check["reason"] = "run `bucketwire migrate`"
-    age = pulse.drain_age(found["drained"], now)
-    drain_check: dict[str, Any] = {"ok": not pulse.drain_stopped(found["drained"], now)}
+    age = heartbeats.drain_age(found["drained"], now)
+    drain_check: dict[str, Any] = {"ok": not heartbeats.drain_stopped(found["drained"], now)}
     drain_check["age"] = None if age is None else age / 1000
     if not drain_check["ok"]:
         drain_check["reason"] = "nothing is delivered: is a beat running, and a worker that drains?"
@@ -83,11 +84,15 @@ def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str,
 
 
 def _asked(database: Database) -> Mapping[str, Any]:
-    revision = schema.current(database)
+    revision = schema_version.current(database)
     drained = None
     if revision is not None:
         with database.reading() as connection:
-            drained = pulse.drained(connection)
+            drained = heartbeats.last_drain(connection)
             if drained is not None:  # noted by the database's clock
                 drained += now_ms() - database_now(connection)
-    return {"revision": revision, "later": revision is not None and schema.is_later(revision), "drained": drained}
+    return {
+        "revision": revision,
+        "later": revision is not None and schema_version.is_later(revision),
+        "drained": drained,
+    }

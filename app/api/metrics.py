@@ -19,14 +19,14 @@ from prometheus_client.registry import CollectorRegistry
 from app.api.access import READ, needs
 from app.api.parts import Parts, parts
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox import pulse
-from app.outbox.books import Audit, Books, audit, read_books, snapshot
-from app.outbox.clock import database_now
-from app.outbox.database import Database, DatabaseUnavailable
-from app.outbox.glance import Glance
-from app.outbox.leases import OFFERED
-from app.outbox.reconciliations import latest
+from app.outbox import tables
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters, snapshot
+from app.outbox.delivery.leases import OFFERED
+from app.outbox.engine.cached_probe import CachedProbe
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.reconcile.runs import latest
 from app.outbox.registry import StoredTarget
 
 routes = Blueprint("metrics", __name__)
@@ -51,8 +51,8 @@ _GAUGES = {
 
 
 def install(app: Any, database_url: str) -> None:
-    """Give the app its audits of the books: made on the side, at the first scrape and then each five minutes."""
-    app.extensions[_AUDITS] = Glance(lambda: _audited(database_url), age=_AUDIT_AGE, patience=0.2)
+    """Give the app its audits of the counters: made on the side, at the first scrape and then each five minutes."""
+    app.extensions[_AUDITS] = CachedProbe(lambda: _audited(database_url), age=_AUDIT_AGE, patience=0.2)
 
 
 def _audited(database_url: str) -> list[Audit]:
@@ -96,9 +96,9 @@ class Scrape:
         try:
             stored = {one.target: one for one in self._parts.registry.targets()}
             with snapshot(self._parts.database) as connection:
-                books = read_books(connection)
-                drained = pulse.drained(connection)
-                queues = pulse.queues(connection)
+                counters = read_counters(connection)
+                drained = heartbeats.last_drain(connection)
+                queues = heartbeats.queues(connection)
                 now = database_now(connection)
                 busy = _busy(connection, now)
                 drifts = latest(connection)
@@ -106,14 +106,14 @@ class Scrape:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
-            yield from figures([(stored[each.target], each) for each in books if each.target in stored], now)
+            yield from figures([(stored[each.target], each) for each in counters if each.target in stored], now)
             yield _silences(queues, now)
-            age = pulse.drain_age(drained, now)
+            age = heartbeats.drain_age(drained, now)
             # Without a sample the alert on its age would never fire for a drain that never ran.
             seconds = math.inf if age is None else age / 1000
             yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)
             yield from _in_progress(
-                {each.target: busy.get(stored[each.target].row_id, 0) for each in books if each.target in stored}
+                {each.target: busy.get(stored[each.target].row_id, 0) for each in counters if each.target in stored}
             )
             yield from _drift(drifts)
             yield _difference(self._audits)
@@ -127,50 +127,53 @@ class Scrape:
             yield _single("staging_set_aside", "Staged files that could not be recorded.", staging.damaged())
 
 
-def figures(targets: Sequence[tuple[StoredTarget, Books]], now: int) -> Iterator[Metric]:
-    """The figures of targets with these books."""
+def figures(targets: Sequence[tuple[StoredTarget, TargetCounters]], now: int) -> Iterator[Metric]:
+    """The figures of targets with these counters."""
     labels = ["type", "name"]
     for name, text in _COUNTERS.items():
         counter = CounterMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, books in targets:
-            counter.add_metric([stored.target.type, stored.target.name], getattr(books, name))
+        for stored, counters in targets:
+            counter.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
         yield counter
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, books in targets:
-            gauge.add_metric([stored.target.type, stored.target.name], getattr(books, name))
+        for stored, counters in targets:
+            gauge.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
         yield gauge
     oldest = GaugeMetricFamily(
         "bucketwire_target_oldest_event_age_seconds", "Age of its oldest undelivered event, 0 for none.", labels=labels
     )
     breaker = GaugeMetricFamily("bucketwire_target_breaker_open", "Whether its breaker is open.", labels=labels)
     states = GaugeMetricFamily("bucketwire_target_state", "1 for the state it is in.", labels=[*labels, "state"])
-    for stored, books in targets:
+    for stored, counters in targets:
         place = [stored.target.type, stored.target.name]
-        oldest.add_metric(place, max(0, now - books.oldest) / 1000 if books.oldest else 0)
+        oldest.add_metric(place, max(0, now - counters.oldest) / 1000 if counters.oldest else 0)
         breaker.add_metric(place, int(stored.breaker != "closed"))
         for each in _STATES:
             states.add_metric([*place, each], int(stored.standing[0] == each))
     yield from (oldest, breaker, states)
-    yield from _minio([books for _, books in targets])
+    yield from _minio([counters for _, counters in targets])
 
 
-def _minio(books: Sequence[Books]) -> Iterator[Metric]:
+def _minio(counters: Sequence[TargetCounters]) -> Iterator[Metric]:
     """What MinIO calls the same things: a save is an event put in a target's queue, which a full one refuses."""
     labels = ["target_id", "target_name"]
     total = _Named("minio_notify_target_total_events", "Events that rules named for the target.", labels, "counter")
     failed = _Named("minio_notify_target_failed_events", "Events left out by a full queue.", labels, "counter")
     length = _Named("minio_notify_target_queue_length", "Undelivered events.", labels, "gauge")
-    for each in books:
+    for each in counters:
         place = dict(zip(labels, (each.target.name, each.target.type), strict=True))
         total.add_sample(total.name, place, each.matched)
         failed.add_sample(failed.name, place, each.discarded)
         length.add_sample(length.name, place, each.pending + each.parked)
     yield from (total, failed, length)
     together = {
-        "events_sent": ("Events delivered, to all targets together.", sum(b.delivered + b.superseded for b in books)),
-        "events_errors": ("Events left out by full queues, all together.", sum(b.discarded for b in books)),
-        "events_skipped": ("Events left out by full queues, all together.", sum(b.discarded for b in books)),
+        "events_sent": (
+            "Events delivered, to all targets together.",
+            sum(b.delivered + b.superseded for b in counters),
+        ),
+        "events_errors": ("Events left out by full queues, all together.", sum(b.discarded for b in counters)),
+        "events_skipped": ("Events left out by full queues, all together.", sum(b.discarded for b in counters)),
     }
     for prefix in _PREFIXES:
         for name, (text, value) in together.items():
@@ -200,14 +203,14 @@ def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
 
 
 def _busy(connection: sa.Connection, now: int) -> dict[int, int]:
-    c = m.cursors.c
+    c = tables.cursors.c
     held = sa.select(c.target_id, sa.func.count()).where(
-        c.replay_id == m.WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+        c.replay_id == tables.WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
     )
     return {int(row[0]): int(row[1]) for row in connection.execute(held.group_by(c.target_id))}
 
 
-def _silences(queues: Sequence[pulse.Queue], now: int) -> Metric:
+def _silences(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
     silent = GaugeMetricFamily(
         "bucketwire_target_queue_silent_seconds",
         "Since a worker last answered on the target's queue, which each is asked every 15 seconds.",
@@ -235,12 +238,12 @@ def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
 def _difference(audits: Sequence[Audit]) -> Metric:
     """Nothing before the first audit: a 0 would be a claim."""
     gauge = GaugeMetricFamily(
-        "bucketwire_target_books_difference",
-        "Pending by the books less pending in the log; not 0 is a defect.",
+        "bucketwire_target_counters_difference",
+        "Pending by the counters less pending in the log; not 0 is a defect.",
         labels=["type", "name"],
     )
     for each in audits:
-        gauge.add_metric([each.books.target.type, each.books.target.name], each.difference)
+        gauge.add_metric([each.counters.target.type, each.counters.target.name], each.difference)
     return gauge
 
 

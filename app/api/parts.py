@@ -9,13 +9,13 @@ from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
 from app.events.parsing import Limits
 from app.events.stored_size import UNLIMITED
-from app.outbox.commits import GroupCommit
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetters
-from app.outbox.feeder import Feeder
+from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.replays import Replays
+from app.outbox.engine.database import Database
+from app.outbox.log.group_commit import GroupCommit
+from app.outbox.log.spool import Spool
+from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.registry import Registry, open_registry
-from app.outbox.replays import Replays
-from app.outbox.staging import Staging
 from app.outbox.tokens import Tokens
 
 _NAME = "bucketwire"
@@ -32,7 +32,7 @@ class Parts:
     commits: GroupCommit
     dead_letters: DeadLetters
     replays: Replays
-    feeder: Feeder | None
+    feeder: SpoolFeeder | None
 
     @property
     def largest_event(self) -> int | None:
@@ -62,13 +62,13 @@ def make(settings: Settings) -> Parts:
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),
         replays=Replays(database),
-        feeder=Feeder(staging, database) if staging else None,
+        feeder=SpoolFeeder(staging, database) if staging else None,
     )
 
 
-def _staging(folder: str) -> Staging:
+def _staging(folder: str) -> Spool:
     try:
-        return Staging(Path(folder))
+        return Spool(Path(folder))
     except OSError as error:
         reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
         raise BadSettings([Problem("BUCKETWIRE_QUEUE_DIR", folder, reason, hint)]) from None

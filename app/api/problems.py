@@ -15,8 +15,8 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from app.config.declaration import BadSettings
 from app.config.problems import BadValue
 from app.events.parsing import BadEvents
-from app.outbox.database import DatabaseUnavailable, said
-from app.outbox.db_errors import is_full
+from app.outbox.engine.database import DatabaseUnavailable, describe_error
+from app.outbox.engine.db_errors import is_full
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
 from app.outbox.tokens import TokensUnknown
 from app.rules.model import BadRules
@@ -144,9 +144,9 @@ def _(error: HTTPException) -> Refusal:
 def away(error: Exception) -> Refusal:
     """The database is away, full or not set up. Its own words are logged and not sent: they may name its place."""
     if is_full(error):
-        log.error("the outbox database is full: %s", said(error))
+        log.error("the outbox database is full: %s", describe_error(error))
         return Refusal("database-full", "its disk or its file has no room left; nothing was taken, send it again later")
-    log.warning("the outbox database is away: %s", said(error))
+    log.warning("the outbox database is away: %s", describe_error(error))
     if isinstance(error, sa.exc.ProgrammingError):
         return Refusal("database-away", "its tables are missing or of another version: run `bucketwire migrate`")
     return Refusal("database-away", "nothing is promised of what this request asked for; send it again")

@@ -11,9 +11,9 @@ from app.api.parts import parts
 from app.api.problems import Refusal
 from app.config.arn import TargetId
 from app.events.parsing import parse
-from app.outbox.append import QueueFull
-from app.outbox.database import REFUSED, now_ms
-from app.outbox.reconciliations import Reconciliation, Reconciliations, Unless
+from app.outbox.engine.database import VALUE_ERRORS, now_ms
+from app.outbox.log.append import QueueFull
+from app.outbox.reconcile.runs import Reconciliation, Reconciliations, UnlessChanged
 
 routes = Blueprint("reconciliations", __name__)
 _MOST = 1000
@@ -77,10 +77,10 @@ def repair(type_name: str, name: str) -> Response:
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     body = read_body(request, parts().settings.body_limit)
     events = parse(body, dict(request.headers), now_ms=now_ms(), limits=parts().limits).events
-    log = Unless(parts().database, target, after)
+    log = UnlessChanged(parts().database, target, after)
     try:
         (receipt,) = log.append([events])
-    except REFUSED:
+    except VALUE_ERRORS:
         raise Refusal("bad-events", "the database cannot hold a value of it, such as a key with a zero byte") from None
     arn = target.arn(parts().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:

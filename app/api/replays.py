@@ -8,8 +8,8 @@ from app.api.access import ADMIN, READ, needs
 from app.api.answers import answer, bad_value, parsed_target, parsed_text, parsed_time, refuse_unknown, written_time
 from app.api.bodies import json_object
 from app.api.parts import parts
-from app.outbox import models as m
-from app.outbox.replays import Replay, Selection
+from app.outbox import tables
+from app.outbox.delivery.replays import Replay, Selection
 
 routes = Blueprint("replays", __name__)
 
@@ -52,7 +52,7 @@ def begin() -> Response:
         raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:Put"], or leave it out')
     selection = Selection(
         since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), m.NEVER),
+        before=parsed_time("before", given.get("before"), tables.NEVER),
         bucket=parsed_text("bucket", given.get("bucket")),
         prefix=parsed_text("prefix", given.get("prefix")),
         names=tuple(names),
@@ -68,7 +68,7 @@ def _replay_json(replay: Replay) -> dict[str, Any]:
         "id": replay.replay_id,
         "target": replay.target.arn(parts().settings.region),
         "since": written_time(chosen.since),
-        "before": None if chosen.before == m.NEVER else written_time(chosen.before),
+        "before": None if chosen.before == tables.NEVER else written_time(chosen.before),
         "bucket": chosen.bucket,
         "prefix": chosen.prefix,
         "events": list(chosen.names),

@@ -1,4 +1,4 @@
-"""Targets: what is configured, how each stands, its books, and a trial of it."""
+"""Targets: what is configured, how each stands, its counters, and a trial of it."""
 
 import uuid
 from collections.abc import Sequence
@@ -16,10 +16,10 @@ from app.config.arn import TargetId
 from app.config.declaration import REDACTED, merged, redacted, texts
 from app.config.targets import settings_type
 from app.events.trial import BUCKET, trial_events
-from app.outbox.addressed import AddressedLog
-from app.outbox.append import QueueFull
-from app.outbox.books import Books, read_books, snapshot
-from app.outbox.database import now_ms
+from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
+from app.outbox.engine.database import now_ms
+from app.outbox.log.addressed import AddressedLog
+from app.outbox.log.append import QueueFull
 from app.outbox.registry import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
@@ -31,7 +31,7 @@ def ls() -> Response:
     """List the targets.
     ---
     get:
-      summary: Every target with its settings, its state and its books
+      summary: Every target with its settings, its state and its counters
       security: [{token: [read]}]
       responses:
         200: {description: the targets, content: {application/json: {schema: Targets}}}
@@ -46,7 +46,7 @@ def show(type_name: str, name: str) -> Response:
     """Show a target.
     ---
     get:
-      summary: One target with its settings, its state and its books
+      summary: One target with its settings, its state and its counters
       security: [{token: [read]}]
       parameters: [target_type, target_name]
       responses:
@@ -203,12 +203,12 @@ def _one(target: TargetId) -> dict[str, Any]:
 
 def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
     with snapshot(parts().database) as connection:
-        books = {entry.target: entry for entry in read_books(connection)}
+        counters = {entry.target: entry for entry in read_counters(connection)}
     now = now_ms()
-    return [_target_json(one, books[one.target], now) for one in stored if one.target in books]
+    return [_target_json(one, counters[one.target], now) for one in stored if one.target in counters]
 
 
-def _target_json(stored: StoredTarget, books: Books, now: int) -> dict[str, Any]:
+def _target_json(stored: StoredTarget, counters: TargetCounters, now: int) -> dict[str, Any]:
     state, reason = stored.standing
     return {
         "arn": stored.target.arn(parts().settings.region),
@@ -219,15 +219,17 @@ def _target_json(stored: StoredTarget, books: Books, now: int) -> dict[str, Any]
         "resume_at": written_time(stored.resume_at),
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),
-        "events": books_json(books),
-        "oldest_age": max(0, now - books.oldest) / 1000 if books.oldest else None,
+        "events": counters_json(counters),
+        "oldest_age": max(0, now - counters.oldest) / 1000 if counters.oldest else None,
     }
 
 
-def books_json(books: Books) -> dict[str, int]:
-    """A target's books. matched = recorded + discarded; recorded is the sum of what follows it, but for discarded."""
+def counters_json(counters: TargetCounters) -> dict[str, int]:
+    """A target's counters. matched = recorded + discarded; recorded is the sum of what follows it, but for
+    discarded.
+    """
     names = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
-    return {name: getattr(books, name) for name in names}
+    return {name: getattr(counters, name) for name in names}
 
 
 def _replaced(stored: StoredTarget, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`bucketwire status`: the books of every target."""
+"""`bucketwire status`: the counters of every target."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ import click
 
 from app.cli.shell import Shell, anywhere
 from app.cli.words import age, iso
-from app.outbox.books import read_books, snapshot
-from app.outbox.database import now_ms
+from app.outbox.delivery.counters import read_counters, snapshot
+from app.outbox.engine.database import now_ms
 
 
 @click.command()
@@ -26,7 +26,7 @@ def status(shell: Shell) -> None:
 def _rows_here(shell: Shell) -> list[dict[str, Any]]:
     stored = {each.target: each for each in shell.registry.targets()}
     with snapshot(shell.database) as connection:
-        books = read_books(connection)
+        counters = read_counters(connection)
     now = now_ms()
     return [
         {
@@ -45,7 +45,7 @@ def _rows_here(shell: Shell) -> list[dict[str, Any]]:
             "oldest": iso(each.oldest),
             "waiting": age(each.oldest, now),
         }
-        for each in books
+        for each in counters
         if each.target in stored  # else it was made a moment ago
     ]
 

@@ -9,7 +9,7 @@ import orjson
 from app.cli.problems import CannotDo
 from app.cli.shell import Shell, anywhere, counted, printable
 from app.cli.words import MOMENT, TARGET, iso
-from app.outbox.dead_letters import DeadLetter, Filter
+from app.outbox.delivery.dead_letters import DeadLetter, Filter
 
 _NONE = Filter()
 
@@ -94,7 +94,7 @@ def replay(shell: Shell, which: Filter, everything: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
 @_filters
 def purge(shell: Shell, which: Filter, everything: bool) -> None:
-    """Throw dead letters away; the target's books count them as purged."""
+    """Throw dead letters away; the target's counters count them as purged."""
     number = shell.dead_letters.purge(_some(which, everything))
     shell.done(f"{counted(number, 'dead letter')} thrown away", purged=number)
 

@@ -12,13 +12,13 @@ from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
 from app.config.declaration import BadSettings
 from app.config.targets import without_effect
-from app.outbox import pulse
-from app.outbox.books import audit
-from app.outbox.clock import database_now
-from app.outbox.database import now_ms
-from app.outbox.reconciliations import RUNNING, Reconciliations
-from app.outbox.schedule import Schedule, left_out
-from app.outbox.schema import current
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.counters import audit
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import now_ms
+from app.outbox.engine.schema_version import current
+from app.outbox.reconcile.runs import RUNNING, Reconciliations
+from app.outbox.reconcile.schedule import Schedule, left_out
 
 _NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
 
@@ -38,7 +38,7 @@ Look = Callable[[Shell], Iterator[Finding]]
 @click.command()
 @with_shell
 def doctor(shell: Shell) -> None:
-    """Look at settings, database, broker, drain, targets and books. Exit code 1 on a problem."""
+    """Look at settings, database, broker, drain, targets and counters. Exit code 1 on a problem."""
     findings = [finding for subject, look in LOOKS.items() for finding in _guarded(shell, subject, look)]
     bad = sum(finding.grade == "problem" for finding in findings)
     if shell.as_json:
@@ -82,11 +82,11 @@ def _look_at_broker(shell: Shell) -> Iterator[Finding]:
 
 def _look_at_drain(shell: Shell) -> Iterator[Finding]:
     with shell.database.reading() as connection:
-        at = pulse.drained(connection)
+        at = heartbeats.last_drain(connection)
         now = database_now(connection)
     if at is None:
         yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
-    elif pulse.drain_stopped(at, now):
+    elif heartbeats.drain_stopped(at, now):
         what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
         yield Finding("drain", "problem", f"last ran {age(at, now)} ago; {what}")
     else:
@@ -96,9 +96,9 @@ def _look_at_drain(shell: Shell) -> Iterator[Finding]:
 def _look_at_queues(shell: Shell) -> Iterator[Finding]:
     with shell.database.reading() as connection:
         now = database_now(connection)
-        queues = pulse.queues(connection)
+        queues = heartbeats.queues(connection)
     for queue in queues:
-        if queue.silent(now) > pulse.UNSERVED:
+        if queue.silent(now) > heartbeats.UNSERVED:
             what = f"no worker has answered on its queue for {age(now - queue.silent(now), now)}"
             yield Finding(str(queue.target), "problem", f"{what}; does one run that serves it? See its --targets")
 
@@ -142,19 +142,19 @@ def _look_at_targets(shell: Shell) -> Iterator[Finding]:
         yield Finding("targets", "note", "there are none; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
 
 
-def _look_at_books(shell: Shell) -> Iterator[Finding]:
+def _look_at_counters(shell: Shell) -> Iterator[Finding]:
     for found in audit(shell.database):
-        books = found.books
+        counters = found.counters
         sums = (
-            f"matched {books.matched} = delivered {books.delivered} + superseded {books.superseded} + pending "
-            f"{books.pending} + parked {books.parked} + dead {books.dead} + purged {books.purged} + discarded "
-            f"{books.discarded}"
+            f"matched {counters.matched} = delivered {counters.delivered} + superseded {counters.superseded} + pending "
+            f"{counters.pending} + parked {counters.parked} + dead {counters.dead} + purged {counters.purged} + discarded "
+            f"{counters.discarded}"
         )
         if found.difference:
-            text = f"{books.target} do not balance: {sums}, but the log holds {found.counted} pending"
+            text = f"{counters.target} do not balance: {sums}, but the log holds {found.counted} pending"
             yield Finding("books", "problem", text)
         else:
-            yield Finding("books", "ok", f"{books.target} balance: {sums}")
+            yield Finding("books", "ok", f"{counters.target} balance: {sums}")
 
 
 LOOKS: Mapping[str, Look] = MappingProxyType(
@@ -167,6 +167,6 @@ LOOKS: Mapping[str, Look] = MappingProxyType(
         "schedule": _look_at_schedule,
         "unscheduled": _look_at_unscheduled,
         "targets": _look_at_targets,
-        "books": _look_at_books,
+        "books": _look_at_counters,
     }
 )

@@ -6,7 +6,7 @@ import orjson
 from app.cli.shell import Shell, anywhere
 from app.cli.words import iso
 from app.events.trace import fields
-from app.outbox.history import Standing
+from app.outbox.delivery.object_history import DeliveryState
 
 
 @click.command()
@@ -25,9 +25,10 @@ def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
             "time": iso(event.time),
             "received_at": iso(event.received_at),
             "targets": [
-                {"target": str(each.target), "state": each.state, "reason": each.reason} for each in event.standings
+                {"target": str(each.target), "state": each.state, "reason": each.reason}
+                for each in event.delivery_states
             ],
-            "standing": "; ".join(map(_standing, event.standings)) or "no rule named a target",
+            "standing": "; ".join(map(_standing, event.delivery_states)) or "no rule named a target",
             **dict(fields(event.trace)),
             "record": orjson.loads(event.record),
         }
@@ -37,6 +38,6 @@ def events(shell: Shell, bucket: str, key: str, limit: int) -> None:
     shell.rows(rows, columns, f"the log has no event of {bucket}/{key}; it keeps them as long as BUCKETWIRE_RETENTION")
 
 
-def _standing(standing: Standing) -> str:
+def _standing(standing: DeliveryState) -> str:
     reason = f" ({standing.reason})" if standing.reason else ""
     return f"{standing.target} {standing.state}{reason}"

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.config.problems import BadSettings, BadValue
 from app.embedded import NoRedis
-from app.outbox.database import DatabaseUnavailable, said
+from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
 from app.outbox.tokens import TokenExists, UnknownToken
 from app.service.start import CannotStart
@@ -51,8 +51,10 @@ _WORDS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], Callable[[
     (_SPOKEN, str),
     (
         DatabaseUnavailable,
-        lambda error: f"the outbox database cannot be used: {said(error)}; BUCKETWIRE_DATABASE_URL says where it is",
+        lambda error: (
+            f"the outbox database cannot be used: {describe_error(error)}; BUCKETWIRE_DATABASE_URL says where it is"
+        ),
     ),
-    (sa.exc.SQLAlchemyError, lambda error: f"the outbox database refuses: {said(error)}"),
+    (sa.exc.SQLAlchemyError, lambda error: f"the outbox database refuses: {describe_error(error)}"),
     (OSError, lambda error: f"{error.filename}: {error.strerror}" if error.filename else str(error)),
 )

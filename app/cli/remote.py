@@ -39,7 +39,7 @@ class Remote:
 
     @cached_property
     def described(self) -> list[dict[str, Any]]:
-        """Every target as `GET /v1/targets` shows it, its books included; asked for once."""
+        """Every target as `GET /v1/targets` shows it, its counters included; asked for once."""
         found: list[dict[str, Any]] = self.ask("GET", "/v1/targets")["targets"]
         return found
 

@@ -9,15 +9,15 @@ from app.cli.remote import Remote
 from app.cli.words import milliseconds
 from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
-from app.outbox.dead_letters import DeadLetter, Filter
-from app.outbox.history import Recorded, Standing
-from app.outbox.models import NEVER
-from app.outbox.replays import Replay, Selection
+from app.outbox.delivery.dead_letters import DeadLetter, Filter
+from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
+from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.tables import NEVER
 
 _PAGE = 1000  # the most that the API gives at once
 
 
-def object_history(remote: Remote, bucket: str, key: str, *, limit: int) -> list[Recorded]:
+def object_history(remote: Remote, bucket: str, key: str, *, limit: int) -> list[RecordedEvent]:
     """The object's last `limit` events, oldest first."""
     found = remote.ask("GET", "/v1/events", params={"bucket": bucket, "key": key, "limit": limit})
     return [_recorded(each) for each in found["events"]]
@@ -137,16 +137,16 @@ def _replay(shown: dict[str, Any]) -> Replay:
     )
 
 
-def _recorded(shown: dict[str, Any]) -> Recorded:
-    return Recorded(
+def _recorded(shown: dict[str, Any]) -> RecordedEvent:
+    return RecordedEvent(
         event_id=shown["id"],
         seq=shown["seq"],
         name=shown["name"],
         version=shown["version"],
         time=milliseconds(shown["time"]),
         received_at=milliseconds(shown["received_at"]),
-        standings=[
-            Standing(parse_arn(each["target"])[1], each["state"], each["reason"]) for each in shown["standings"]
+        delivery_states=[
+            DeliveryState(parse_arn(each["target"])[1], each["state"], each["reason"]) for each in shown["standings"]
         ],
         record=orjson.dumps(shown["record"]).decode(),
         trace=trace_of(shown.get("traceparent"), shown.get("tracestate")),

@@ -8,8 +8,8 @@ from app.cli.rules import plain_names
 from app.cli.shell import Shell, anywhere, bar, counted
 from app.cli.words import MOMENT, TARGET, iso
 from app.config.arn import TargetId
-from app.outbox.models import NEVER
-from app.outbox.replays import Replay, Selection
+from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.tables import NEVER
 
 _PERIOD = 0.25  # seconds between two looks
 

@@ -18,7 +18,7 @@ from app.cli.shell import Shell, printable
 from app.cli.words import served
 from app.config.networks import is_loopback
 from app.config.settings import Settings
-from app.outbox.database import DatabaseUnavailable
+from app.outbox.engine.database import DatabaseUnavailable
 from app.service import figures
 from app.service.start import sync_environment
 

@@ -3,7 +3,7 @@
 import click
 
 from app.cli.shell import Shell, with_shell
-from app.outbox import migration, schema
+from app.outbox.engine import migration, schema_version
 
 
 @click.command()
@@ -16,5 +16,5 @@ def migrate(shell: Shell, down: str | None) -> None:
         migration.downgrade(shell.bare_database, down)
     else:
         migration.migrate(shell.bare_database, partitions=shell.settings.partitions)
-    found = schema.current(shell.bare_database)
+    found = schema_version.current(shell.bare_database)
     shell.done(f"the outbox stands at revision {found}" if found else "the outbox is empty", revision=found)

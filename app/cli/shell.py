@@ -18,12 +18,12 @@ from app.cli.problems import CannotDo
 from app.config.settings import Settings
 from app.declare.document import Document
 from app.declare.plan import apply, described, planned
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetters
-from app.outbox.history import Recorded, object_history
+from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.object_history import RecordedEvent, object_history
+from app.outbox.delivery.replays import Replays
+from app.outbox.engine.database import Database
+from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.registry import Registry, open_registry
-from app.outbox.replays import Replays
-from app.outbox.schema import current, head, is_later
 
 if TYPE_CHECKING:
     from app.cli.remote import Remote
@@ -106,7 +106,7 @@ class Shell:
 
         return RemoteReplays(self.remote)
 
-    def history(self, bucket: str, key: str, limit: int) -> list[Recorded]:
+    def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
         """An object's last events, oldest first, at `--url` or in the outbox."""
         if self.remote is None:
             return object_history(self.database, bucket, key, limit=limit)

@@ -14,9 +14,9 @@ from app.cli.shell import Shell, counted, printable, progress, with_shell
 from app.config.arn import TargetId
 from app.declare.document import Document
 from app.events.model import Event
-from app.outbox.append import Log, QueueFull
-from app.outbox.books import read_books, snapshot
-from app.outbox.routing import Routing
+from app.outbox.delivery.counters import read_counters, snapshot
+from app.outbox.log.append import Log, QueueFull
+from app.outbox.log.routing import Routing
 from app.rules.matching import compile_rules
 from app.rules.model import Rule
 from app.takeover.queue_dir import Found, files, read
@@ -143,7 +143,7 @@ def _routing(shell: Shell) -> Routing:
 def _check_room(shell: Shell, wanted: Counter[TargetId]) -> None:
     """Refuse before anything is recorded if a queue would overflow: its events would be discarded."""
     with snapshot(shell.database) as connection:
-        waiting = {each.target: each.pending + each.parked for each in read_books(connection)}
+        waiting = {each.target: each.pending + each.parked for each in read_counters(connection)}
     for target, count in wanted.items():
         limit = shell.registry.settings(shell.registry.target(target)).effective_queue_limit
         if limit is not None and waiting.get(target, 0) + count > limit:

@@ -19,9 +19,9 @@ from app.cli.run import check_spark, say
 from app.cli.shell import Shell
 from app.config.settings import Settings
 from app.embedded import SAMPLE
-from app.outbox.database import DatabaseUnavailable
-from app.outbox.migration import migrate
-from app.outbox.schedule import Schedule
+from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.engine.migration import migrate
+from app.outbox.reconcile.schedule import Schedule
 from app.service import embedded_redis, figures, start
 from app.service.children import broker, reconciler, service
 from app.service.supervisor import Supervisor

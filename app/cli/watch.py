@@ -11,7 +11,7 @@ from app.cli.shell import Shell, printable, with_shell
 from app.cli.words import MOMENT, iso
 from app.config.arn import TargetId
 from app.events.names import EVERY
-from app.outbox.follow import Follower
+from app.outbox.log.log_reader import LogReader
 from app.rules.matching import compile_rules
 from app.rules.model import EVERY_BUCKET, Rule, check
 
@@ -37,7 +37,7 @@ def watch(
     rule = Rule(bucket=bucket, events=names(given), target=_NOBODY, prefix=prefix, suffix=suffix)
     check([rule])
     matcher = compile_rules([(rule, True)])
-    follower = Follower(shell.database, since or 0)
+    follower = LogReader(shell.database, since or 0)
     left = count
     while left is None or left > 0:
         found = follower.read()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
 REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events after which a bucket is not there for having had them
@@ -26,9 +26,9 @@ class Bucket:
 def every_bucket(database: Database) -> list[Bucket]:
     """The buckets by name."""
     with database.reading() as connection:
-        named = connection.execute(sa.select(m.rules.c.bucket).distinct()).scalars().all()
+        named = connection.execute(sa.select(tables.rules.c.bucket).distinct()).scalars().all()
         found = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
-        for row in connection.execute(sa.select(m.buckets)):
+        for row in connection.execute(sa.select(tables.buckets)):
             found[row.name] = Bucket(row.name, row.created_at)
     return sorted(found.values())
 
@@ -39,11 +39,13 @@ def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int
     Those that rules name come first and are never too many; then those that have been known longest, so that made-up
     names push out none of them.
     """
-    ruled = connection.execute(sa.select(m.rules.c.bucket).distinct().order_by(m.rules.c.bucket)).scalars()
+    ruled = connection.execute(sa.select(tables.rules.c.bucket).distinct().order_by(tables.rules.c.bucket)).scalars()
     named = [name for name in ruled if name != EVERY_BUCKET]
-    unnamed = m.buckets.c.name.not_in(sa.select(m.rules.c.bucket))
-    number = connection.execute(sa.select(sa.func.count()).select_from(m.buckets).where(unnamed)).scalar_one()
-    oldest = sa.select(m.buckets.c.name).where(unnamed).order_by(m.buckets.c.created_at, m.buckets.c.name)
+    unnamed = tables.buckets.c.name.not_in(sa.select(tables.rules.c.bucket))
+    number = connection.execute(sa.select(sa.func.count()).select_from(tables.buckets).where(unnamed)).scalar_one()
+    oldest = (
+        sa.select(tables.buckets.c.name).where(unnamed).order_by(tables.buckets.c.created_at, tables.buckets.c.name)
+    )
     heard_of = connection.execute(oldest.limit(_MOST_LOOKED_AT * most)).scalars()
     usable = [name for name in named if is_bucket_name(name)]
     room = max(0, most - len(usable))
@@ -53,8 +55,8 @@ def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int
 
 def is_bucket(database: Database, name: str) -> bool:
     """Whether there is a bucket of this name."""
-    known = sa.select(sa.literal(1)).where(m.buckets.c.name == name)
-    ruled = sa.select(sa.literal(1)).where(m.rules.c.bucket == name).limit(1)
+    known = sa.select(sa.literal(1)).where(tables.buckets.c.name == name)
+    ruled = sa.select(sa.literal(1)).where(tables.rules.c.bucket == name).limit(1)
     with database.reading() as connection:
         return name != EVERY_BUCKET and any(connection.execute(query).first() for query in (known, ruled))
 
@@ -63,9 +65,9 @@ def remove_bucket(database: Database, name: str) -> None:
     """Forget a bucket and remove its rules; its events stay, and a later one makes it known again."""
     with database.writing() as connection:
         # As every change of rules: under the lock of the head, whose version tells the writers of the log.
-        connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
-        connection.execute(m.rules.delete().where(m.rules.c.bucket == name))
-        connection.execute(m.buckets.delete().where(m.buckets.c.name == name))
+        connection.execute(tables.log_head.update().values(version=tables.log_head.c.version + 1))
+        connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name))
+        connection.execute(tables.buckets.delete().where(tables.buckets.c.name == name))
 
 
 class Remembered:
@@ -94,9 +96,9 @@ class Remembered:
         distinct = {name.rstrip(" ") if padded else name: name for name in sorted(unknown, reverse=True)}
         rows = [{"name": name, "created_at": now} for name in distinct.values() if not _is_there(connection, name)]
         if rows:
-            connection.execute(m.buckets.insert(), rows)
+            connection.execute(tables.buckets.insert(), rows)
         return unknown
 
 
 def _is_there(connection: sa.Connection, name: str) -> bool:
-    return connection.execute(sa.select(m.buckets.c.name).where(m.buckets.c.name == name)).first() is not None
+    return connection.execute(sa.select(tables.buckets.c.name).where(tables.buckets.c.name == name)).first() is not None

@@ -18,10 +18,10 @@ from app.config.declaration import BadSettings, load, texts
 from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
 from app.config.targets import TargetSettings
-from app.outbox import models as m
-from app.outbox.database import Database, now_ms
-from app.outbox.locks import lock_cursors
-from app.outbox.reasons import clean_reason
+from app.outbox import tables
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.locks import lock_cursors
 from app.rules.model import Rule, check
 
 
@@ -79,7 +79,7 @@ class StoredRule:
     rule: Rule
 
 
-class _Within:
+class _OpenTransaction:
     """A transaction that is open already, in the place of a database."""
 
     def __init__(self, connection: sa.Connection) -> None:
@@ -97,7 +97,7 @@ class _Within:
 class Registry:
     """Read and change targets and rules."""
 
-    def __init__(self, database: "Database | _Within", sealer: Sealer) -> None:
+    def __init__(self, database: "Database | _OpenTransaction", sealer: Sealer) -> None:
         self._database = database
         self._sealer = sealer
 
@@ -109,15 +109,15 @@ class Registry:
         """
         with self._database.writing() as connection:
             _change(connection)
-            yield Registry(_Within(connection), self._sealer)
+            yield Registry(_OpenTransaction(connection), self._sealer)
 
     # Targets
 
     def targets(self) -> list[StoredTarget]:
         """Every target, in order of type and name."""
-        t = m.targets.c
+        t = tables.targets.c
         with self._database.reading() as connection:
-            return [_stored(row) for row in connection.execute(sa.select(m.targets).order_by(t.type, t.name))]
+            return [_stored(row) for row in connection.execute(sa.select(tables.targets).order_by(t.type, t.name))]
 
     def target(self, target: TargetId) -> StoredTarget:
         """One target. Raises `UnknownTarget`."""
@@ -143,27 +143,29 @@ class Registry:
             limit = settings.effective_queue_limit
             columns |= {
                 "enabled": settings.enable,
-                "queue_limit": m.NO_LIMIT if limit is None else limit,
+                "queue_limit": tables.NO_LIMIT if limit is None else limit,
                 "rejects": settings.queue_full == "reject",
             }
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
         columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, stored)).decode()
         with self._database.writing() as connection:
             last_seq, partitions = _change(connection)
-            t = m.targets.c
+            t = tables.targets.c
             known = connection.execute(
                 sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
             if known is None:
-                new = {"enabled": True, "queue_limit": m.NO_LIMIT, "created_at": now_ms()} | columns
-                made = connection.execute(m.targets.insert().values(type=target.type, name=target.name, **new))
+                new = {"enabled": True, "queue_limit": tables.NO_LIMIT, "created_at": now_ms()} | columns
+                made = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
                 _begin(connection, made.inserted_primary_key[0], last_seq, partitions)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
             # New settings deserve a new try at once, whatever the breaker learned of the old ones.
             connection.execute(
-                m.targets.update().where(t.id == known.id).values(breaker="closed", failures=0, resume_at=0, **columns)
+                tables.targets.update()
+                .where(t.id == known.id)
+                .values(breaker="closed", failures=0, resume_at=0, **columns)
             )
 
     def reseal(self) -> int:
@@ -172,18 +174,18 @@ class Registry:
         Raises `BadSettings` where one was sealed with a key that is gone; then nothing changed.
         """
         with self._database.writing() as connection:
-            rows = connection.execute(sa.select(m.targets).with_for_update()).all()
+            rows = connection.execute(sa.select(tables.targets).with_for_update()).all()
             for row in rows:
                 stored = _stored(row)
                 sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
-                chosen = m.targets.update().where(m.targets.c.id == row.id)
+                chosen = tables.targets.update().where(tables.targets.c.id == row.id)
                 connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
         return len(rows)
 
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
         """Make the targets that the environment names those of the table, each for itself.
 
-        One that the environment no longer names is disabled, not deleted: its events and books stay.
+        One that the environment no longer names is disabled, not deleted: its events and counters stay.
         """
         stored = {entry.target: entry for entry in self.targets()}
         for target, values in found.items():
@@ -215,9 +217,16 @@ class Registry:
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
             # The cursors first: a worker that settles holds theirs, and may be about to park events.
-            for table in (m.rules, m.cursors, m.parked, m.redeliveries, m.dead_letters, m.replays):
+            for table in (
+                tables.rules,
+                tables.cursors,
+                tables.parked,
+                tables.redeliveries,
+                tables.dead_letters,
+                tables.replays,
+            ):
                 connection.execute(table.delete().where(table.c.target_id == row.id))
-            connection.execute(m.targets.delete().where(m.targets.c.id == row.id))
+            connection.execute(tables.targets.delete().where(tables.targets.c.id == row.id))
         return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
@@ -232,7 +241,7 @@ class Registry:
         with self._database.writing() as connection:
             _change(connection)
             row = _find(connection, target)
-            connection.execute(m.targets.update().where(m.targets.c.id == row.id).values(**values))
+            connection.execute(tables.targets.update().where(tables.targets.c.id == row.id).values(**values))
 
     # What workers learn of a target
 
@@ -241,10 +250,10 @@ class Registry:
 
         Partitions that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
         """
-        t = m.targets.c
+        t = tables.targets.c
         with self._database.writing() as connection:
             changed = connection.execute(
-                m.targets.update()
+                tables.targets.update()
                 .where(t.id == row_id, *([] if probing else [t.breaker == "closed"]))
                 .values(
                     breaker="open",
@@ -258,10 +267,10 @@ class Registry:
 
     def available(self, row_id: int) -> None:
         """Close the breaker: the target took something."""
-        t = m.targets.c
+        t = tables.targets.c
         with self._database.writing() as connection:
             connection.execute(
-                m.targets.update()
+                tables.targets.update()
                 .where(t.id == row_id, t.breaker != "closed")
                 .values(breaker="closed", failures=0, resume_at=0, reason="")
             )
@@ -270,8 +279,8 @@ class Registry:
 
     def rules(self, bucket: str | None = None) -> list[StoredRule]:
         """Every rule, or those of one bucket, oldest first."""
-        r, t = m.rules.c, m.targets.c
-        query = sa.select(m.rules, t.type, t.name).join_from(m.rules, m.targets).order_by(r.id)
+        r, t = tables.rules.c, tables.targets.c
+        query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
         if bucket is not None:
             query = query.where(r.bucket == bucket)
         with self._database.reading() as connection:
@@ -298,7 +307,7 @@ class Registry:
                 return stored.row_id
         with self._database.writing() as connection:
             _change(connection)
-            made = connection.execute(m.rules.insert().values(**_rule_row(connection, rule)))
+            made = connection.execute(tables.rules.insert().values(**_rule_row(connection, rule)))
             return int(made.inserted_primary_key[0])
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
@@ -308,13 +317,13 @@ class Registry:
             _change(connection)
             rows = [_rule_row(connection, rule) for rule in rules]
             if rows:
-                connection.execute(m.rules.insert(), rows)
+                connection.execute(tables.rules.insert(), rows)
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number; says how many there were."""
         with self._database.writing() as connection:
             _change(connection)
-            return int(connection.execute(m.rules.delete().where(m.rules.c.id.in_(row_ids))).rowcount)
+            return int(connection.execute(tables.rules.delete().where(tables.rules.c.id.in_(row_ids))).rowcount)
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
         """Make these the rules of a bucket, all at once. Raises `BadRules`, `UnknownTarget`; then nothing changed."""
@@ -322,9 +331,9 @@ class Registry:
         with self._database.writing() as connection:
             _change(connection)
             rows = [_rule_row(connection, rule) for rule in rules]
-            connection.execute(m.rules.delete().where(m.rules.c.bucket == bucket))
+            connection.execute(tables.rules.delete().where(tables.rules.c.bucket == bucket))
             if rows:
-                connection.execute(m.rules.insert(), rows)
+                connection.execute(tables.rules.insert(), rows)
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:
@@ -344,26 +353,28 @@ def _keys_by_now() -> Sequence[str]:
 
 def enabled_targets(database: Database) -> list[TargetId]:
     """The targets that a worker may have to serve, paused ones included."""
-    t = m.targets.c
+    t = tables.targets.c
     with database.reading() as connection:
         return [TargetId(row.type, row.name) for row in connection.execute(sa.select(t.type, t.name).where(t.enabled))]
 
 
 def _change(connection: sa.Connection) -> tuple[int, int]:
-    head = m.log_head.c
-    connection.execute(m.log_head.update().values(version=head.version + 1))
+    head = tables.log_head.c
+    connection.execute(tables.log_head.update().values(version=head.version + 1))
     row = connection.execute(sa.select(head.last_seq, head.partitions)).one()
     return row.last_seq, row.partitions
 
 
 def _begin(connection: sa.Connection, row_id: int, last_seq: int, partitions: int) -> None:
     cursors = [{"target_id": row_id, "partition": partition, "position": last_seq} for partition in range(partitions)]
-    connection.execute(m.cursors.insert(), cursors)
+    connection.execute(tables.cursors.insert(), cursors)
 
 
 def _find(connection: sa.Connection, target: TargetId) -> Any:
-    t = m.targets.c
-    row = connection.execute(sa.select(m.targets).where(t.type == target.type, t.name == target.name)).one_or_none()
+    t = tables.targets.c
+    row = connection.execute(
+        sa.select(tables.targets).where(t.type == target.type, t.name == target.name)
+    ).one_or_none()
     if row is None:
         raise UnknownTarget(target)
     return row
@@ -371,12 +382,12 @@ def _find(connection: sa.Connection, target: TargetId) -> Any:
 
 def _uses(connection: sa.Connection, row: Any) -> list[str]:
     """What would be lost with a target, each a sentence."""
-    r, c, d = m.rules.c, m.cursors.c, m.dead_letters.c
+    r, c, d = tables.rules.c, tables.cursors.c, tables.dead_letters.c
     rules = connection.execute(
-        sa.select(sa.func.count()).select_from(m.rules).where(r.target_id == row.id)
+        sa.select(sa.func.count()).select_from(tables.rules).where(r.target_id == row.id)
     ).scalar_one()
     dead = connection.execute(
-        sa.select(sa.func.count()).select_from(m.dead_letters).where(d.target_id == row.id)
+        sa.select(sa.func.count()).select_from(tables.dead_letters).where(d.target_id == row.id)
     ).scalar_one()
     done = connection.execute(
         sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded - c.replayed), 0)).where(

@@ -20,9 +20,9 @@ import sqlalchemy as sa
 
 from app.config.problems import BadValue, did_you_mean
 from app.config.settings import SCOPES, ApiToken, hash_token
-from app.outbox import models as m
-from app.outbox.database import Database, now_ms
-from app.outbox.glance import Glance
+from app.outbox import tables
+from app.outbox.engine.cached_probe import CachedProbe
+from app.outbox.engine.database import Database, now_ms
 
 log = logging.getLogger("bucketwire.tokens")
 
@@ -65,8 +65,10 @@ class Tokens:
         self._configured = tuple(configured)
         self._memory = memory
         self._remembered: Sequence[ApiToken] | None = None
-        self._stored = Glance(self._read, age=1.0, patience=1.0)
-        self._recorded = Glance(self._record, age=60.0, patience=0.0)  # beside the request, which never waits for it
+        self._stored = CachedProbe(self._read, age=1.0, patience=1.0)
+        self._recorded = CachedProbe(
+            self._record, age=60.0, patience=0.0
+        )  # beside the request, which never waits for it
 
     def create(self, name: str, scopes: Collection[str]) -> str:
         """Make a token and return it: the only time that it can be seen. Raises `BadValue` or `TokenExists`."""
@@ -84,7 +86,7 @@ class Tokens:
         self._record()
         try:
             with self._database.writing() as connection:
-                connection.execute(m.tokens.insert().values(created_at=now_ms(), **row))
+                connection.execute(tables.tokens.insert().values(created_at=now_ms(), **row))
         except sa.exc.IntegrityError:
             raise TokenExists(f"there is a token {name!r}; revoke it first, or take another name") from None
         return token
@@ -92,7 +94,7 @@ class Tokens:
     def list(self) -> Sequence[StoredToken]:
         """Every token that holds, by name, those of the environment first. The tokens themselves are not known."""
         given = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
-        tokens = sa.select(m.tokens).where(m.tokens.c.name != _RECORD).order_by(m.tokens.c.name)
+        tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
         return given + [StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows]
@@ -103,7 +105,7 @@ class Tokens:
         if name != _RECORD:
             self._record()
             with self._database.writing() as connection:
-                gone = connection.execute(m.tokens.delete().where(m.tokens.c.name == name)).rowcount
+                gone = connection.execute(tables.tokens.delete().where(tables.tokens.c.name == name)).rowcount
         if not gone:
             where = "in BUCKETWIRE_API_TOKENS, not in the database; take it out there"
             known = any(token.name == name for token in self._configured)
@@ -141,7 +143,9 @@ class Tokens:
 
     def _read(self) -> Sequence[ApiToken]:
         with self._database.reading() as connection:
-            rows = connection.execute(sa.select(m.tokens.c.name, m.tokens.c.scopes, m.tokens.c.digest)).all()
+            rows = connection.execute(
+                sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest)
+            ).all()
         found = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
         if found and all(token.name != _RECORD for token in found):
             self._recorded.look()  # a version before this one made them
@@ -156,11 +160,11 @@ class Tokens:
     def _record(self) -> None:
         """Record that there has been a token."""
         with self._database.reading() as connection:
-            if connection.execute(sa.select(m.tokens.c.name).where(m.tokens.c.name == _RECORD)).first():
+            if connection.execute(sa.select(tables.tokens.c.name).where(tables.tokens.c.name == _RECORD)).first():
                 return
         row = {"name": _RECORD, "digest": _NO_DIGEST, "scopes": "", "created_at": now_ms()}
         with contextlib.suppress(sa.exc.IntegrityError), self._database.writing() as connection:  # by another just now
-            connection.execute(m.tokens.insert().values(**row))
+            connection.execute(tables.tokens.insert().values(**row))
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,7 +8,7 @@ from app.cli.problems import CannotDo
 from app.cli.shell import Shell, counted
 from app.cli.words import MOMENT, TARGET
 from app.config.arn import TargetId
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from spark_jobs.commands import options
 
 _target = click.option("--target", type=TARGET, help="A target of format access; the service's own log unless given.")

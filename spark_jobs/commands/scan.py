@@ -3,7 +3,7 @@
 import click
 
 from app.cli.shell import Shell, counted
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from spark_jobs.commands import options
 
 _COLUMNS = {name: name for name in ("name", "key", "versions", "size", "folders")}

@@ -14,8 +14,8 @@ from random import Random
 import httpx
 import orjson
 
-from app.outbox.books import Books, read_books
-from app.outbox.database import DatabaseUnavailable
+from app.outbox.delivery.counters import TargetCounters, read_counters
+from app.outbox.engine.database import DatabaseUnavailable
 from tests.acceptance.arrivals import Expected, Record
 from tests.acceptance.bucket_model import Bucket
 from tests.system import System
@@ -117,11 +117,11 @@ class Flow:
         """Everything that was allowed was taken."""
         return self.taken == self._allowed * len(self.posters)
 
-    def books(self) -> Sequence[Books]:
-        """The books of every target; none while they cannot be read."""
+    def counters(self) -> Sequence[TargetCounters]:
+        """The counters of every target; none while they cannot be read."""
         try:
             with self.whole.database.reading() as connection:
-                return read_books(connection)
+                return read_counters(connection)
         except DatabaseUnavailable:
             return ()
 

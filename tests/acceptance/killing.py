@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from random import Random
 
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.acceptance.arrivals import Record, create_log, text
 from tests.acceptance.flow import Flow
@@ -117,7 +117,7 @@ def victims(whole: System, servers: Servers, rng: Random) -> list[Victim]:
 
 @dataclass
 class Watch:
-    """Looks at the books ten times a second, and notes for each kill when all from before it was delivered.
+    """Looks at the counters ten times a second, and notes for each kill when all from before it was delivered.
 
     Only targets that get everything, for the whole of the run, are looked at.
     """
@@ -162,12 +162,12 @@ class Watch:
     def look(self) -> Sequence[int]:
         """Look now; what is settled at each target."""
         taken = self.flow.taken
-        books = [entry for entry in self.flow.books() if not self.targets or str(entry.target) in self.targets]
-        self._settled = [entry.delivered + entry.superseded for entry in books]
+        counters = [entry for entry in self.flow.counters() if not self.targets or str(entry.target) in self.targets]
+        self._settled = [entry.delivered + entry.superseded for entry in counters]
         self.known = self._settled or self.known
-        self._done = [not entry.pending + entry.parked for entry in books]
+        self._done = [not entry.pending + entry.parked for entry in counters]
         self._taken = taken
-        oldest = min((entry.oldest or now_ms() for entry in books), default=0)
+        oldest = min((entry.oldest or now_ms() for entry in counters), default=0)
         for victim, at in [(victim, at) for victim, at in self._open if oldest > at]:
             self._open.remove((victim, at))
             victim.recovered.append((now_ms() - at) / 1000)

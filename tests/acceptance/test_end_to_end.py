@@ -288,8 +288,8 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_within_five_s
             arrives(redis_server, f"{bucket}-well", 40 * number + 40)
             assert time.monotonic() - began < 2
             until(lambda: whole.target(name)["state"] == "unavailable", 5)
-        books = whole.books()[name]
-        assert (books.pending, books.parked, books.dead) == (200, 0, 0)
+        counters = whole.counters()[name]
+        assert (counters.pending, counters.parked, counters.dead) == (200, 0, 0)
 
         server.start()
         began = time.monotonic()
@@ -300,7 +300,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_within_five_s
         history = whole.ask("GET", "/v1/events", params={"bucket": bucket, "key": "k0"}).json()["events"]
         states = {standing["state"] for one in history for standing in one["standings"]}
         assert states == {"settled"}
-        assert whole.books()[name].parked == whole.books()[name].dead == 0
+        assert whole.counters()[name].parked == whole.counters()[name].dead == 0
 
 
 def test_a_worker_that_is_asked_to_stop_finishes_the_batch_in_hand_and_sends_nothing_twice(
@@ -317,7 +317,7 @@ def test_a_worker_that_is_asked_to_stop_finishes_the_batch_in_hand_and_sends_not
     worker.stop()
     arrived = len(posted(receiver))
     assert 30 <= arrived < 400, "it has to stop in the middle, else this shows nothing"
-    assert whole.books()[name].delivered == arrived
+    assert whole.counters()[name].delivered == arrived
     receiver.set()
     worker.start()
     receiver.wait(400, timeout=LEASE + 10)

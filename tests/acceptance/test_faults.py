@@ -17,8 +17,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.database import Database, now_ms
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
 from tests import services
 from tests.acceptance.arrivals import appended, create_log, listed, posted
 from tests.acceptance.flow import Flow, Poster
@@ -58,7 +58,7 @@ class Ward:
 
     def idle(self) -> bool:
         """No worker has a partition in hand."""
-        c = m.cursors.c
+        c = tables.cursors.c
         with self.whole.database.reading() as connection:
             query = sa.select(c.partition).where(c.leased_until > now_ms()).limit(1)
             return connection.execute(query).first() is None
@@ -74,7 +74,7 @@ class Ward:
         self.took[fault] = time.monotonic() - began
 
     def check(self, flow: Flow) -> None:
-        """All of it arrived at each target, in order for each object, and the books say so."""
+        """All of it arrived at each target, in order for each object, and the counters say so."""
         table, expected = self.table, flow.expected()
         assert expected.count == flow.taken
         arrived = {
@@ -87,8 +87,13 @@ class Ward:
             expected.check(records, name)
         for entry in self.whole.audits():
             assert entry.difference == 0
-            books = entry.books
-            assert (books.recorded, books.delivered, books.dead, books.discarded) == (flow.taken, flow.taken, 0, 0)
+            counters = entry.counters
+            assert (counters.recorded, counters.delivered, counters.dead, counters.discarded) == (
+                flow.taken,
+                flow.taken,
+                0,
+                0,
+            )
 
 
 @contextmanager

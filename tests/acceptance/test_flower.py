@@ -84,7 +84,7 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
     arn = whole.add_target(f"redis:{name}", address=place, key=name, format="access")
     with Flower(settings=whole.settings).start() as flower:
         whole.post(event("telling-key.txt", bucket="telling-bucket").record.encode())
-        until(lambda: whole.books()[f"redis:{name}"].delivered, 10, what="the delivery")
+        until(lambda: whole.counters()[f"redis:{name}"].delivered, 10, what="the delivery")
 
         def outcomes() -> list[Any]:
             return [task["result"] for task in flower.ask("/api/tasks").values() if task["state"] == "SUCCESS"]

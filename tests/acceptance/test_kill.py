@@ -72,8 +72,12 @@ def test_whatever_is_killed_nothing_is_lost_and_every_object_stays_in_order(
         assert texts(rows(servers.postgres, "target", "rows")) == texts(flow.rows())
         for entry in whole.audits():
             assert entry.difference == 0
-            books = entry.books
-            assert (books.recorded, books.delivered + books.superseded, books.discarded) == (EVENTS, EVENTS, 0)
+            counters = entry.counters
+            assert (counters.recorded, counters.delivered + counters.superseded, counters.discarded) == (
+                EVENTS,
+                EVENTS,
+                0,
+            )
         assert not whole.workers[0].orphans()
     with capsys.disabled():
         sys.stdout.write(report(flow, marked, took, repeats))

@@ -19,7 +19,7 @@ import httpx
 import orjson
 import pytest
 
-from app.outbox.staging import Staging
+from app.outbox.log.spool import Spool
 from tests import services
 from tests.acceptance.arrivals import Expected, Record, appended, create_log, listed, text
 from tests.acceptance.flow import Flow, Poster
@@ -104,7 +104,7 @@ def test_a_full_disk_under_the_staging_folder_is_507_and_what_was_taken_is_recor
                 (disk / "filler").unlink()
                 assert post(whole, *batches[number], status=202).json() == {"staged": 50, "ignored": 0}
                 taken += batches[number]
-            until(lambda: not Staging(disk / "staging").pending(), PATIENCE, what="what was staged recorded")
+            until(lambda: not Spool(disk / "staging").pending(), PATIENCE, what="what was staged recorded")
             until(lambda: bool(recorded(whole)), PATIENCE)
             assert recorded(whole) == [text(record) for record in taken]
 
@@ -179,7 +179,9 @@ def test_a_clock_that_is_set_an_hour_on_and_back_loses_nothing_and_changes_no_or
         for ahead in (0, HOUR, 0, -HOUR, 0):
             flow.allow_more(200)
             until(
-                lambda: whole.books()["postgresql:log"].delivered >= flow.taken - 100, PATIENCE, what=f"until {ahead}"
+                lambda: whole.counters()["postgresql:log"].delivered >= flow.taken - 100,
+                PATIENCE,
+                what=f"until {ahead}",
             )
             clock.set(ahead)  # with deliveries on their way
             flow.allow_more(200)

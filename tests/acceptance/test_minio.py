@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 from minio.deleteobjects import DeleteObject
 
-from app.outbox import models as m
+from app.outbox import tables
 from tests import services
 from tests.acceptance.arrivals import Expected, Record, appended, create_log, hashed, listed, path, posted, rows
 from tests.services import until
@@ -65,14 +65,14 @@ class Stage:
     def recorded(self) -> list[Record]:
         """What stands in the log, in its order."""
         with self.whole.database.reading() as connection:
-            found = connection.execute(sa.select(m.events.c.record).order_by(m.events.c.seq)).scalars()
+            found = connection.execute(sa.select(tables.events.c.record).order_by(tables.events.c.seq)).scalars()
             return [orjson.loads(record) for record in found]
 
     def emits(self, count: int) -> None:
         """So many more events have been emitted: return when they are recorded and the reference has them."""
         self.emitted += count
         until(lambda: len(self.reference.requests()) >= self.emitted, 10, what=f"event {self.emitted} from MinIO")
-        until(lambda: self.whole.books()["redis:list"].recorded >= self.emitted, 10, what="the same event recorded")
+        until(lambda: self.whole.counters()["redis:list"].recorded >= self.emitted, 10, what="the same event recorded")
 
     def check(self, expected: Expected) -> None:
         """Every target has it all, in order, once; both namespaces hold what MinIO's buckets hold."""
@@ -86,7 +86,7 @@ class Stage:
         assert described(rows(self.postgres, self.database, "rows")) == holds
         for entry in self.whole.audits():
             assert entry.difference == 0
-            assert entry.books.recorded == entry.books.delivered + entry.books.superseded == self.emitted
+            assert entry.counters.recorded == entry.counters.delivered + entry.counters.superseded == self.emitted
 
     def listing(self) -> dict[str, tuple[str, str]]:
         """What the buckets hold: path to eTag and version."""

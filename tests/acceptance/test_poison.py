@@ -131,11 +131,11 @@ def send(whole: System, content: bytes, **headers: str) -> httpx.Response:
 
 def refused(whole: System, content: bytes, status: int = 400, **headers: str) -> dict[str, Any]:
     """The problem it is refused with; nothing of it is recorded."""
-    before = {name: books.recorded for name, books in whole.books().items()}
+    before = {name: counters.recorded for name, counters in whole.counters().items()}
     answer = send(whole, content, **headers)
     assert answer.status_code == status, answer.text
     assert answer.headers["content-type"] == "application/problem+json"
-    assert {name: books.recorded for name, books in whole.books().items()} == before
+    assert {name: counters.recorded for name, counters in whole.counters().items()} == before
     found: dict[str, Any] = answer.json()
     return found
 
@@ -210,10 +210,10 @@ def test_events_that_a_target_refuses_die_with_a_reason_and_hold_nobody_up(
             key_of, made["more"] = poison
             made["s3"]["object"]["key"] = key_of
         sent.append(made)
-    before = {name: books.dead for name, books in whole.books().items()}
+    before = {name: counters.dead for name, counters in whole.counters().items()}
     whole.post(body(*sent))
     until(whole.settled, 60, what="everything delivered or dead")
-    dead = {name: books.dead - before[name] for name, books in whole.books().items()}
+    dead = {name: counters.dead - before[name] for name, counters in whole.counters().items()}
     assert dead == {"webhook:all": 1, "postgresql:rows": 2, "redis:all": 0}
     assert Expected.of(sent).check(listed(redis_server, key), "Redis") == 0
     found = whole.ask("GET", "/v1/dead-letters").json()

@@ -126,8 +126,8 @@ def test_events_posted_at_two_apis_reach_every_target_once_in_order_through_pool
     for entry in whole.audits():
         assert entry.difference == 0
     for name in names:
-        books = whole.books()[name]
-        assert (books.recorded, books.delivered + books.superseded, books.discarded) == (800, 800, 0)
+        counters = whole.counters()[name]
+        assert (counters.recorded, counters.delivered + counters.superseded, counters.discarded) == (800, 800, 0)
     for targets, workers in cluster.pools.items():
         assert [served_by(worker) for worker in workers] == [{targets}] * len(workers)
 
@@ -164,7 +164,7 @@ def test_workers_asked_to_stop_hand_over_in_the_middle_without_a_repeat_or_a_wai
     stays.stop()
     done = len(arrived())
     assert done < len(sent)
-    assert whole.books()[name].delivered == done, "what was sent was settled before the end"
+    assert whole.counters()[name].delivered == done, "what was sent was settled before the end"
 
     cluster.receiver.set()
     stays.start()
@@ -184,7 +184,7 @@ def queries(page: str, trigger: str) -> list[str]:
     return found
 
 
-def test_the_documented_backlog_is_that_of_the_books(
+def test_the_documented_backlog_is_that_of_the_counters(
     cluster: Cluster, bucket: str, postgres_server: services.Postgres
 ) -> None:
     [worker, _] = cluster.pools["webhook"]
@@ -201,8 +201,8 @@ def test_the_documented_backlog_is_that_of_the_books(
     whole.add_target(f"nsq:{bucket}", bucket, nsqd_address=f"{services.LOOPBACK}:9", topic="t")
     sent = [*some(bucket, 20, keys=5), event("dead", bucket=bucket), event("parked", bucket=bucket)]
     post_by_turns(cluster.apis, [sent], 0)
-    until(lambda: whole.books()[name].pending == 0, PATIENCE, what="all but two delivered")
-    assert (whole.books()[name].parked, whole.books()[name].dead) == (1, 1)
+    until(lambda: whole.counters()[name].pending == 0, PATIENCE, what="all but two delivered")
+    assert (whole.counters()[name].parked, whole.counters()[name].dead) == (1, 1)
 
     def asked(query: str) -> int:
         with postgres_server.connection(str(whole.database.url.database)) as connection, connection.cursor() as cursor:
@@ -216,8 +216,8 @@ def test_the_documented_backlog_is_that_of_the_books(
         return asked(of_target.replace("'webhook'", f"'{type_name}'").replace("'audit'", f"'{own_name}'"))
 
     assert (backlog(name), backlog(f"nsq:{bucket}"), backlog("nsq:nobody")) == (0, 22, 0)
-    books = whole.books()
-    assert asked(of_all) == sum(each.pending + each.parked + each.dead for each in books.values()) >= 24
+    counters = whole.counters()
+    assert asked(of_all) == sum(each.pending + each.parked + each.dead for each in counters.values()) >= 24
     whole.ask("POST", f"/v1/targets/nsq/{bucket}/pause", json={})
     assert backlog(f"nsq:{bucket}") == 0
     [by_prometheus] = queries("how-to/production.md", "prometheus")

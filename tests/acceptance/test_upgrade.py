@@ -18,8 +18,8 @@ from alembic.script import Script, ScriptDirectory
 
 import migrations
 from app.events.model import Event
-from app.outbox import schema
-from app.outbox.database import Database
+from app.outbox.engine import schema_version
+from app.outbox.engine.database import Database
 from tests import services
 from tests.acceptance.arrivals import Expected, posted
 from tests.acceptance.test_end_to_end import body, records, some
@@ -121,13 +121,13 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
             assert Expected.of(records(*sent)).check(posted(receiver), "the receiver") == 0
 
         old.migrate()
-        assert schema.current(database) == script.down_revision, "this is not the version before"
+        assert schema_version.current(database) == script.down_revision, "this is not the version before"
         start_all(old.roles)
         whole.add_target("webhook:all", endpoint=receiver.url, max_attempts=5)
         goes_through([old.api])
 
         new.migrate()
-        assert schema.current(database) == script.revision
+        assert schema_version.current(database) == script.revision
         goes_through([old.api])  # with what it had open before
         stop_all([old.api, old.worker])
         start_all([old.api, old.worker])
@@ -139,7 +139,7 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
         stop_all(old.roles)
         goes_through([new.api, new.api])
         [audit] = whole.audits()
-        assert (audit.difference, audit.books.recorded, audit.books.delivered) == (0, len(sent), len(sent))
+        assert (audit.difference, audit.counters.recorded, audit.counters.delivered) == (0, len(sent), len(sent))
         stays_in_service(new.api, database, script.revision)
 
 

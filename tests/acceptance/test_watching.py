@@ -15,10 +15,10 @@ import pytest
 import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.outbox import models as m
-from app.outbox import pulse
-from app.outbox.database import now_ms
-from app.outbox.leases import OFFERED
+from app.outbox import tables
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.leases import OFFERED
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.builders import event
 from tests.integration.api.test_metrics import expressions
@@ -183,8 +183,8 @@ def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
     watched.post("good")
     until(lambda: watched.hook.requests("/good"), PATIENCE, what="the call in which the lease is lost")
     with watched.whole.database.writing() as connection:
-        held = sa.and_(m.cursors.c.leased_until > 0, m.cursors.c.lease_token.not_in(["", OFFERED]))
-        connection.execute(m.cursors.update().where(held).values(lease_token="another", leased_until=0))
+        held = sa.and_(tables.cursors.c.leased_until > 0, tables.cursors.c.lease_token.not_in(["", OFFERED]))
+        connection.execute(tables.cursors.update().where(held).values(lease_token="another", leased_until=0))
     until(lambda: watched.figures("good")["bucketwire_worker_lease_losses_total"] == 1, PATIENCE)
     assert any("lease lost" in line["message"] and line["level"] == "WARNING" for line in watched.of("good"))
     until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
@@ -193,7 +193,7 @@ def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
 def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
     def answered() -> list[bool]:
         with watched.whole.database.reading() as connection:
-            return [queue.answered > 0 for queue in pulse.queues(connection)]
+            return [queue.answered > 0 for queue in heartbeats.queues(connection)]
 
     until(lambda: answered() == [True] * len(TARGETS), PATIENCE, what="an answer of each queue")
     text = watched.whole.ask("GET", "/metrics").text
@@ -233,4 +233,4 @@ def figures_folder(watched: Watched) -> Path:
 
 def drained(watched: Watched) -> int:
     with watched.whole.database.reading() as connection:
-        return pulse.drained(connection) or 0
+        return heartbeats.last_drain(connection) or 0

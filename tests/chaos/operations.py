@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.acceptance.killing import Servers, target_settings
 from tests.acceptance.ledger import Ledger, Stream, Window

@@ -114,16 +114,16 @@ class Chaos:
                 return
 
     def _quiet(self) -> bool:
-        books = self.flow.books()
-        return bool(books) and all(entry.pending == entry.parked == 0 for entry in books)
+        counters = self.flow.counters()
+        return bool(counters) and all(entry.pending == entry.parked == 0 for entry in counters)
 
     def describe(self) -> str:
         """How many events wait for which target."""
         return ", ".join(
             f"{entry.target} pending {entry.pending} parked {entry.parked} dead {entry.dead}"
-            for entry in self.flow.books()
+            for entry in self.flow.counters()
             if entry.pending or entry.parked or entry.dead
-        ) or ("nothing waits" if self.flow.books() else "the outbox cannot be read")
+        ) or ("nothing waits" if self.flow.counters() else "the outbox cannot be read")
 
 
 def end_all(carried: Sequence[Effect]) -> None:

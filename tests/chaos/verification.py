@@ -10,8 +10,8 @@ from itertools import repeat
 
 import orjson
 
-from app.outbox.database import Database
-from app.outbox.replays import Replays
+from app.outbox.delivery.replays import Replays
+from app.outbox.engine.database import Database
 from tests.acceptance.arrivals import Record, hashed, rows
 from tests.acceptance.flow import Flow
 from tests.acceptance.killing import Servers, target_settings, texts
@@ -117,11 +117,11 @@ class Verification:
     def _mismatch(self) -> int:
         replayed, core, total = self._replayed(), target_settings(self.servers), 0
         for entry in self.whole.audits():
-            name, books = str(entry.books.target), entry.books
-            total += abs(entry.difference) + books.discarded
+            name, counters = str(entry.counters.target), entry.counters
+            total += abs(entry.difference) + counters.discarded
             if name in core:
                 # More are recorded where a lease was lost: the newest event of an object is then delivered again.
-                total += max(0, self.flow.taken + replayed[name] - books.recorded)
+                total += max(0, self.flow.taken + replayed[name] - counters.recorded)
         return total
 
     def _replayed(self) -> Counter[str]:

@@ -14,10 +14,10 @@ import psycopg2
 import pytest
 
 from app.events.model import Event
-from app.outbox.append import Log, key_hash
-from app.outbox.books import read_books
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log, key_hash
 from tests import services
 from tests.builders import add_target, event, migrated
 from tests.contract.probes.elasticsearch import Access
@@ -62,8 +62,8 @@ def letters(database: Database) -> list[DeadLetter]:
 
 def delivered(database: Database) -> int:
     with database.reading() as connection:
-        [books] = read_books(connection)
-    return books.delivered
+        [counters] = read_counters(connection)
+    return counters.delivered
 
 
 def assert_only_the_refused_die(database: Database, at_work: Delivery, refused: int, healthy: int) -> None:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.services import until
 from tests.soak.load import LIST, Latencies, Load
@@ -141,9 +141,9 @@ def undelivered(whole: System) -> str:
 def mismatch(whole: System) -> str:
     """Empty when the counters balance and nothing is dead or was discarded."""
     wrong = [
-        f"{entry.books.target}: {entry.difference} off, {entry.books.dead} dead, {entry.books.discarded} discarded"
+        f"{entry.counters.target}: {entry.difference} off, {entry.counters.dead} dead, {entry.counters.discarded} discarded"
         for entry in whole.audits()
-        if entry.difference or entry.books.dead or entry.books.discarded
+        if entry.difference or entry.counters.dead or entry.counters.discarded
     ]
     return "; ".join(wrong)
 

@@ -22,9 +22,9 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.encoding import decode_key, milliseconds
 from app.events.sequencer import comparable
-from app.outbox import models as m
-from app.outbox.database import now_ms
-from app.outbox.reconciliations import Reconciliations
+from app.outbox import tables
+from app.outbox.engine.database import now_ms
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import open_registry
 from app.rules.model import Rule
 from spark_jobs.backfill import CannotBackfill, Result, Wanted, backfill, sorted_out
@@ -215,7 +215,7 @@ def test_a_queue_is_told_of_each_object_once_however_often_it_is_asked_and_inter
     assert (again.state, again.counts["repaired"], again.counts["held"]) == ("backfilled", 0, len(KEYS))
     assert stage.states("list") == ["unfinished", "unfinished", "backfilled", "backfilled"]
     assert {record["eventSource"] for record in stage.records("list")} == {"bucketwire:backfill"}
-    assert stage.whole.books()["redis:list"].discarded == 0
+    assert stage.whole.counters()["redis:list"].discarded == 0
     assert {entry.difference for entry in stage.whole.audits()} == {0}
 
 
@@ -223,11 +223,13 @@ def test_a_run_that_was_killed_is_gone_on_with(stage: Stage) -> None:
     stage.target("killed", "access", [CREATED])
     argv = ["backfill", "b-old", "--target", "redis:killed", "--grace", "0s", "--rate", "2"]
     with stage.bucketwire(*argv, "--folder", str(stage.folder)):
-        until(lambda: stage.whole.books()["redis:killed"].recorded >= 4, PATIENCE, what="two portions")
+        until(lambda: stage.whole.counters()["redis:killed"].recorded >= 4, PATIENCE, what="two portions")
     settle(stage, "killed")
     assert stage.states("killed") == ["backfilling"]
     with stage.whole.database.writing() as connection:  # a minute later
-        connection.execute(m.reconciliations.update().where(m.reconciliations.c.name == "killed").values(alive_until=0))
+        connection.execute(
+            tables.reconciliations.update().where(tables.reconciliations.c.name == "killed").values(alive_until=0)
+        )
     before = len(stage.keys("killed"))
     result = stage.backfill("killed")
     assert result.state == "backfilled"

@@ -19,9 +19,9 @@ from uuid import uuid4
 import psycopg2.extras
 import pytest
 
-from app.outbox.database import now_ms
-from app.outbox.reconciliations import Reconciliation, Reconciliations
-from app.outbox.schedule import Schedule
+from app.outbox.engine.database import now_ms
+from app.outbox.reconcile.runs import Reconciliation, Reconciliations
+from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.report import LINES
 from tests import provision, services
 from tests.services import until

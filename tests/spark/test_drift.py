@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
-from app.outbox.reconciliations import COUNTS
+from app.outbox.reconcile.runs import COUNTS
 from app.rules.model import Rule
 from spark_jobs.drift import counts, documents, drift, namespace
 from spark_jobs.judging import judge

@@ -19,8 +19,8 @@ from pyspark.testing import assertDataFrameEqual
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from spark_jobs.journal import (
     ASIDE,
     ENTRIES,

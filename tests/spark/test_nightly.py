@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from app.cli.shell import Shell
-from app.outbox.database import now_ms
-from app.outbox.reconciliations import AlreadyRunning, Reconciliations
-from app.outbox.schedule import Schedule
+from app.outbox.engine.database import now_ms
+from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
+from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.__main__ import repairs
 from tests.builders import add_target, migrated
 

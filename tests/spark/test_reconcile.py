@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox.reconciliations import Reconciliations
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
 from spark_jobs.inventory import manifest
 from spark_jobs.listings import BadListing

@@ -16,7 +16,7 @@ DRIVERS = {
     "amqp", "confluent_kafka", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2", "pymysql", "redis",
 }  # fmt: skip
 KNOWS_THE_EMBEDDED_REDIS = {"app/service/embedded_redis.py"}
-KNOWS_THE_OUTBOX_SERVER = {"app/outbox/silence.py"}  # what SQLAlchemy's driver lacks is made good there
+KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/pg_timeouts.py"}  # what SQLAlchemy's driver lacks is made good there
 KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
 
 

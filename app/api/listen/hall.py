@@ -23,8 +23,8 @@ from app.api.listen.asked import Asked
 from app.api.listen.lines import Line, event_line
 from app.api.listen.secure import plain
 from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
-from app.outbox.database import Database, said
-from app.outbox.follow import End, end, events_between
+from app.outbox.engine.database import Database, describe_error
+from app.outbox.log.log_reader import LogEnd, events_between, log_end
 from app.rules.matching import Matcher, compile_rules
 
 log = logging.getLogger("bucketwire.listen")
@@ -107,7 +107,7 @@ class Hall:
                 busy = self._step()
             except sa.exc.SQLAlchemyError as error:
                 if not away:
-                    log.warning("streams wait: the outbox database is away: %s", said(error))
+                    log.warning("streams wait: the outbox database is away: %s", describe_error(error))
                 away, busy = True, False
                 time.sleep(_AWAY)
             except Exception:
@@ -129,7 +129,7 @@ class Hall:
                 return False
             if matcher is None:
                 matcher = self._matcher = compile_rules((stream.asked.rule, stream) for stream in streams)
-        found = end(self._database)
+        found = log_end(self._database)
         if not 0 <= self._position <= found.seq:  # greater: the log is another one than before
             self._position = found.seq
             for stream in streams:
@@ -159,7 +159,7 @@ class Hall:
             if count < len(some):
                 stream.live, stream.place = False, some[count].seq - 1
 
-    def _serve_those_behind(self, behind: Sequence[Stream], found: End) -> bool:
+    def _serve_those_behind(self, behind: Sequence[Stream], found: LogEnd) -> bool:
         busy, served = False, 0
         self._turn += _ALONE_EACH_TIME
         for stream in _rotated(behind, self._turn):
@@ -171,7 +171,7 @@ class Hall:
                 busy = True
         return busy
 
-    def _serve_alone(self, stream: Stream, found: End) -> None:
+    def _serve_alone(self, stream: Stream, found: LogEnd) -> None:
         missed = self._position - stream.place
         if missed > MOST_BEHIND and not stream.resumed:
             stream.place = self._position

@@ -8,8 +8,8 @@ from app.api.listen.asked import RESUME, Asked
 from app.api.listen.hall import Hall
 from app.api.listen.worker import HandOver
 from app.api.s3.errors import S3Error
-from app.outbox.database import Database
-from app.outbox.follow import end, place_of
+from app.outbox.engine.database import Database
+from app.outbox.log.log_reader import log_end, position_of
 
 MOST_STREAMS = 10_000  # of one process
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
@@ -31,7 +31,7 @@ class Listening:
 
         Raises `S3Error` where the log does not hold that event or there are too many streams.
         """
-        place = self._place(asked.resume_after) if asked.resume_after else end(self._database).seq
+        place = self._place(asked.resume_after) if asked.resume_after else log_end(self._database).seq
         hall = self._here()
         if len(hall) >= self._most:
             raise S3Error("SlowDown")
@@ -39,7 +39,7 @@ class Listening:
         return HandOver(lambda connection: hall.admit(connection, stream))
 
     def _place(self, event_id: str) -> int:
-        place = place_of(self._database, event_id)
+        place = position_of(self._database, event_id)
         if place is None:
             raise S3Error("InvalidArgument", f"{RESUME}: the log does not hold this event, or not any more.")
         return place

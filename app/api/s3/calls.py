@@ -18,9 +18,9 @@ from app.api.s3.signature import Received, Seal
 from app.events.encoding import timestamp
 from app.events.model import Event
 from app.events.records import event_of
-from app.outbox.append import Log
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
-from app.outbox.database import now_ms
+from app.outbox.engine.database import now_ms
+from app.outbox.log.append import Log
 from app.outbox.registry import UnknownTarget
 from app.rules.model import BadRules
 from app.rules.notification import (

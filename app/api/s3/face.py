@@ -15,7 +15,7 @@ from app.api.parts import Parts
 from app.api.s3.calls import BUCKET_CALLS, Answering, Call, list_buckets, listen
 from app.api.s3.errors import S3Error, refusal, request_id
 from app.api.s3.signature import ALGORITHM, Received, known_keys, verify
-from app.outbox.database import DatabaseUnavailable, said
+from app.outbox.engine.database import DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.api")
 Environ = dict[str, Any]
@@ -69,7 +69,7 @@ class Face:
         except S3Error as error:
             response = refusal(error, method=request.method, path=path, number=number)
         except (*DatabaseUnavailable, sa.exc.ProgrammingError) as error:
-            log.warning("the outbox database is away: %s", said(error))
+            log.warning("the outbox database is away: %s", describe_error(error))
             response = refusal(S3Error("ServiceUnavailable"), method=request.method, path=path, number=number)
             response.headers["Retry-After"] = "5"
         except Exception:

@@ -23,8 +23,8 @@ from botocore.credentials import Credentials
 from cryptography.fernet import Fernet
 
 from app.api.server import command
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 from tests import provision, services
 from tests.builders import migrated
@@ -99,11 +99,11 @@ class _Shared:
 
 def _empty(database: Database) -> None:
     """An empty log; the version grows, so that the API notices that targets and rules are gone."""
-    head = m.log_head.c
+    head = tables.log_head.c
     with database.writing() as connection:
-        connection.execute(m.log_head.update().values(version=head.version + 1, last_seq=0))
-        for table in reversed(m.metadata.sorted_tables):
-            if table is not m.log_head:
+        connection.execute(tables.log_head.update().values(version=head.version + 1, last_seq=0))
+        for table in reversed(tables.metadata.sorted_tables):
+            if table is not tables.log_head:
                 connection.execute(table.delete())
 
 
@@ -184,13 +184,13 @@ def url_of(database: Database) -> str:
 def records(database: Database) -> list[str]:
     """Every record in the log, in its order."""
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.events.c.record).order_by(m.events.c.seq)).scalars())
+        return list(connection.execute(sa.select(tables.events.c.record).order_by(tables.events.c.seq)).scalars())
 
 
 def keys(database: Database) -> list[str]:
     """The key of every event in the log, in its order."""
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.events.c.key).order_by(m.events.c.seq)).scalars())
+        return list(connection.execute(sa.select(tables.events.c.key).order_by(tables.events.c.seq)).scalars())
 
 
 def token(database: Database, *scopes: str) -> dict[str, str]:

@@ -14,8 +14,8 @@ from app.api import create_app
 from app.api.access import ADMIN, ANYONE, INGEST, READ, check_listen, presented_token, scope_of
 from app.config.problems import BadSettings, BadValue
 from app.config.settings import Settings
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 from app.outbox.tokens import TokenExists, Tokens, UnknownToken
 from tests import services
 from tests.integration.api.conftest import KEY, Api, Start, keys, problem, token, url_of
@@ -107,7 +107,7 @@ def test_tokens_are_kept_as_digests_and_shown_once(log: Database) -> None:
     tokens = Tokens(log, settings(url_of(log), api_tokens=f"ops:read:{FROM_ENVIRONMENT}").api_tokens)
     made = tokens.create("minio", ["ingest", "read"])
     with log.reading() as connection:
-        row = connection.execute(sa.select(m.tokens).where(m.tokens.c.name == "minio")).one()
+        row = connection.execute(sa.select(tables.tokens).where(tables.tokens.c.name == "minio")).one()
     assert row.digest == hashlib.sha256(made.encode()).hexdigest()
     assert made not in str(row)
     assert len(made) > 40

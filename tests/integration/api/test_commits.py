@@ -9,11 +9,11 @@ import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.bulk import insert
-from app.outbox.commits import GroupCommit
-from app.outbox.database import REFUSED, Database, DatabaseUnavailable
+from app.outbox import tables
+from app.outbox.engine.copy_insert import insert
+from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import GroupCommit
 from tests import services
 from tests.builders import event
 from tests.integration.api.conftest import keys, records
@@ -28,7 +28,7 @@ def test_a_value_that_cannot_be_kept_fails_its_own_request_only(log: Database, s
     def append(number: int) -> Receipt | QueueFull | BaseException:
         try:
             return commits.append(requests[number])
-        except REFUSED as error:
+        except VALUE_ERRORS as error:
             return error
 
     with ThreadPoolExecutor(40) as threads:
@@ -56,7 +56,7 @@ def test_a_request_that_gave_up_before_its_turn_is_not_recorded_later(log: Datab
 
     def hold_the_head() -> None:
         with log.writing() as connection:
-            connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
+            connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
             locked.set()
             done.wait(30)
 
@@ -101,7 +101,9 @@ def test_everything_that_a_text_can_hold_survives_a_copy(log: Database) -> None:
     events = [event(f"{text}{number}", version=text) for number, text in enumerate(odd)]
     Log(log).append([events])
     with log.reading() as connection:
-        rows = connection.execute(sa.select(m.events.c.key, m.events.c.version).order_by(m.events.c.seq)).all()
+        rows = connection.execute(
+            sa.select(tables.events.c.key, tables.events.c.version).order_by(tables.events.c.seq)
+        ).all()
     assert [tuple(row) for row in rows] == [(one.key, one.version) for one in events]
     assert records(log) == [one.record for one in events]
 
@@ -116,14 +118,14 @@ def test_a_connection_that_is_cut_during_a_copy_records_nothing_and_the_next_one
             pid = connection.execute(sa.text("SELECT pg_backend_pid()")).scalar_one()
             with postgres_server.connection() as other, other.cursor() as cursor:
                 cursor.execute("SELECT pg_terminate_backend(%s)", (pid,))
-            insert(connection, m.pulse, rows)
+            insert(connection, tables.heartbeats, rows)
 
     with pytest.raises(DatabaseUnavailable):
         cut()
     with log.writing() as connection:
-        insert(connection, m.pulse, rows)
+        insert(connection, tables.heartbeats, rows)
     with log.reading() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(m.pulse)).scalar_one() == 20
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.heartbeats)).scalar_one() == 20
 
 
 def test_an_outbox_that_became_read_only_is_away_and_not_at_fault(log: Database) -> None:

@@ -11,8 +11,8 @@ import orjson
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 from app.outbox.registry import UnknownTarget
 from tests import services
 from tests.builders import add_target, event, registry
@@ -244,7 +244,7 @@ def test_a_hostile_name_of_a_bucket_is_kept_as_it_came_or_refused(api: Api, data
         answer = api.post(b'{"Records":[%s]}' % event("k", bucket=name).record.encode())
         assert answer.status_code == 202, (name, answer.text)
     with database.reading() as connection:
-        found = connection.execute(sa.select(m.events.c.bucket).order_by(m.events.c.seq)).scalars().all()
+        found = connection.execute(sa.select(tables.events.c.bucket).order_by(tables.events.c.seq)).scalars().all()
     assert found == BUCKETS
     for name in UNPOSTABLE:
         assert problem(api.post(b'{"Records":[%s]}' % event("k", bucket=name).record.encode()), 400, "bad-events")

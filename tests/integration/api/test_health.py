@@ -8,9 +8,9 @@ import sqlalchemy as sa
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox.database import Database, now_ms
-from app.outbox.migration import migrate
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.migration import migrate
 from tests import services
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, url_of
@@ -20,10 +20,10 @@ from tests.integration.api.test_operating import bury
 LABELS = {"type": "webhook", "name": "x"}
 
 
-def pulse(database: Database, age: int) -> None:
+def heartbeats(database: Database, age: int) -> None:
     with database.writing() as connection:
-        connection.execute(m.pulse.delete())
-        connection.execute(m.pulse.insert().values(name="drain", at=now_ms() - age))
+        connection.execute(tables.heartbeats.delete())
+        connection.execute(tables.heartbeats.insert().values(name="drain", at=now_ms() - age))
 
 
 def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> None:
@@ -33,9 +33,9 @@ def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> 
 
     assert api.client.get("/healthz").json() == {"status": "ok"}
     services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
-    pulse(database, 1000)
+    heartbeats(database, 1000)
     services.until(lambda: ready() == (200, {"database": True, "schema": True, "drain": True}))
-    pulse(database, 31_000)
+    heartbeats(database, 31_000)
     services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
     assert "beat" in api.client.get("/readyz").json()["checks"]["drain"]["reason"]
 
@@ -50,8 +50,8 @@ def test_a_target_that_takes_nothing_and_a_queue_that_nobody_serves_make_nothing
     targets.unavailable(row_id, "no route", now_ms() + 60_000, probing=False, pause=False)
     targets.pause(TargetId("webhook", "paused"), "a new disk")
     with log.writing() as connection:
-        connection.execute(m.targets.update().values(created_at=1))
-    pulse(log, 0)
+        connection.execute(tables.targets.update().values(created_at=1))
+    heartbeats(log, 0)
     api = start(url_of(log))
     assert api.client.get("/readyz").status_code == 200
     states = {target["name"]: target["state"] for target in api.client.get("/v1/targets").json()["targets"]}
@@ -75,13 +75,13 @@ def test_a_database_without_tables_is_told_by_what_to_do(postgres_database: str,
     database.close()
 
 
-def test_the_figures_are_those_of_the_books(api: Api, database: Database) -> None:
+def test_the_figures_are_those_of_the_counters(api: Api, database: Database) -> None:
     target = add_target(database, queue_limit=4)
     api.post(body("a", "b"))
     bury(database, target)
     with database.writing() as connection:
-        connection.execute(m.dead_letters.delete().where(m.dead_letters.c.seq == 1))
-        connection.execute(m.targets.update().values(purged=1))
+        connection.execute(tables.dead_letters.delete().where(tables.dead_letters.c.seq == 1))
+        connection.execute(tables.targets.update().values(purged=1))
     api.post(body("c", "d", "e", "f"))
     registry(database).unavailable(registry(database).target(target).row_id, "x", 1, probing=False, pause=False)
     answer = api.client.get("/metrics")
@@ -116,7 +116,7 @@ def test_the_figures_are_those_of_the_books(api: Api, database: Database) -> Non
 
 def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Start, tmp_path: Path) -> None:
     api = start(url_of(log), queue_dir=f"{tmp_path}/staging")
-    pulse(log, 0)
+    heartbeats(log, 0)
     services.until(lambda: api.client.get("/readyz").status_code == 200)
     Path(f"{tmp_path}/staging/{7:020d}.events").write_bytes(b"broken")
     services.until(lambda: api.client.get("/readyz").json()["checks"]["staging"]["set_aside"] == 1)
@@ -125,4 +125,4 @@ def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Star
     assert f"{7:020d}" in api.log.read_text()
     assert api.post(body("a")).json()["recorded"] == 1
     with log.reading() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(m.events)).scalar_one() == 1
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one() == 1

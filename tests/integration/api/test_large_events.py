@@ -8,8 +8,8 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.outbox.database import Database
-from app.outbox.staging import Staging
+from app.outbox.engine.database import Database
+from app.outbox.log.spool import Spool
 from tests import services
 from tests.builders import event, migrated
 from tests.integration.api.conftest import Start, keys, problem
@@ -57,7 +57,7 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
     assert taken.json()["recorded"] == 1
     assert taken.json()["refused"][0]["index"] == 1
     assert api.post(body("small", PACKET // 2)).json()["recorded"] == 2
-    services.until(lambda: Staging(folder).largest_event() is not None)
+    services.until(lambda: Spool(folder).largest_event() is not None)
     server.stop()
     assert api.post(body("staged", PACKET // 2)).json()["staged"] == 2
     problem(api.post(body("large", PACKET)), 400, "bad-events")
@@ -67,8 +67,8 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
     assert api.post(body("again", PACKET // 2)).json()["staged"] == 2
     server.start()
     _limit(server)
-    services.until(lambda: not Staging(folder).pending(), 60)
-    assert not Staging(folder).damaged()
+    services.until(lambda: not Spool(folder).pending(), 60)
+    assert not Spool(folder).damaged()
     outbox.close()
     assert keys(outbox) == ["beside-large", "beside-small", "small", "beside-staged", "staged", "beside-again", "again"]
 

@@ -19,8 +19,8 @@ import pytest
 import sqlalchemy as sa
 
 from app.api.listen import hall
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from tests import services
 from tests.builders import DELETE, PUT, event
 from tests.integration.api.conftest import S3, Mc, Start, records, url_of

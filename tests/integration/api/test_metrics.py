@@ -13,15 +13,15 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox.database import Database, now_ms
-from app.outbox.pulse import DRAIN_STOPPED, UNSERVED
-from app.outbox.reconciliations import DRIFT, Reconciliations
+from app.outbox import tables
+from app.outbox.delivery.heartbeats import DRAIN_STOPPED, UNSERVED
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from tests import services
 from tests.builders import add_target
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.integration.api.test_events import body
-from tests.integration.api.test_health import pulse
+from tests.integration.api.test_health import heartbeats
 from tests.integration.api.test_operating import bury
 
 ROOT = Path(__file__).parents[3]
@@ -42,7 +42,7 @@ def figures(api: Api) -> Found:
 
 def audited(api: Api) -> Found:
     """The figures once the first audit, which goes on beside the scrape, is there."""
-    services.until(lambda: ("bucketwire_target_books_difference", X) in figures(api))
+    services.until(lambda: ("bucketwire_target_counters_difference", X) in figures(api))
     return figures(api)
 
 
@@ -59,7 +59,7 @@ def reconciled(database: Database, **counts: int) -> None:
 
 def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, start: Start, tmp_path: Path) -> None:
     add_target(log)
-    pulse(log, 0)
+    heartbeats(log, 0)
     reconciled(log, missing=1)
     found = audited(start(url_of(log), queue_dir=f"{tmp_path}/staging"))
     used = {name for text in expressions() for name in re.findall(r"\b(?:bucketwire|minio)_\w+", text)}
@@ -82,11 +82,11 @@ def test_the_figures_of_the_drain_the_partitions_the_dead_and_the_drift_are_so(l
     assert figures(api)["bucketwire_drain_age_seconds", ()] == math.inf, "the alert fires if it never ran"
     api.post(body("a", "b"))
     bury(log, target)
-    pulse(log, 40_000)
+    heartbeats(log, 40_000)
     reconciled(log, missing=9)
     reconciled(log, missing=3, stale=2, orphaned=1, malformed=1, repaired=4)
     with log.writing() as connection:
-        some = m.cursors.update().where(m.cursors.c.partition.in_([0, 1, 2]))
+        some = tables.cursors.update().where(tables.cursors.c.partition.in_([0, 1, 2]))
         connection.execute(some.values(lease_token=uuid4().hex, leased_until=now_ms() + 60_000, dead=2))
     found = audited(api)
     assert found["bucketwire_target_died_events_total", X] == 6
@@ -96,14 +96,14 @@ def test_the_figures_of_the_drain_the_partitions_the_dead_and_the_drift_are_so(l
     assert found["minio_notify_current_send_in_progress", ()] == 3
     assert found["minio_notify_target_current_send_in_progress", (("target_id", "x"), ("target_name", "webhook"))] == 3
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
-    assert found["bucketwire_target_books_difference", X] == 0
+    assert found["bucketwire_target_counters_difference", X] == 0
 
 
-def test_books_that_do_not_balance_are_told(log: Database, start: Start) -> None:
+def test_counters_that_do_not_balance_are_told(log: Database, start: Start) -> None:
     add_target(log)
     with log.writing() as connection:
-        connection.execute(m.targets.update().values(recorded=7))
-    assert audited(start(url_of(log)))["bucketwire_target_books_difference", X] == 7
+        connection.execute(tables.targets.update().values(recorded=7))
+    assert audited(start(url_of(log)))["bucketwire_target_counters_difference", X] == 7
 
 
 def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: Database) -> None:
@@ -120,15 +120,17 @@ def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: 
 def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> None:
     add_target(log)
     with log.writing() as connection:
-        connection.execute(m.targets.update().values(recorded=50, purged=4))
-        connection.execute(m.cursors.update().where(m.cursors.c.partition < 2).values(delivered=9, superseded=1))
+        connection.execute(tables.targets.update().values(recorded=50, purged=4))
         connection.execute(
-            m.cursors.update().where(m.cursors.c.partition == 0).values(replayed=3)
+            tables.cursors.update().where(tables.cursors.c.partition < 2).values(delivered=9, superseded=1)
+        )
+        connection.execute(
+            tables.cursors.update().where(tables.cursors.c.partition == 0).values(replayed=3)
         )  # of those delivered
     [query] = re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL)
     with log.reading() as connection:
         assert connection.exec_driver_sql(query).scalar_one() == 29
-        connection.execute(m.targets.update().values(paused=True))
+        connection.execute(tables.targets.update().values(paused=True))
         assert connection.exec_driver_sql(query).scalar_one() == 0
 
 

@@ -10,9 +10,9 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox.books import read_books
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.delivery.counters import read_counters
+from app.outbox.engine.database import Database
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.integration.api.test_events import body
@@ -25,25 +25,25 @@ def put(api: Api, name: str, **settings: Any) -> httpx.Response:
 
 
 def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
-    """Make dead letters of all that a target has pending, as workers would; the books stay right."""
-    e, c = m.events.c, m.cursors.c
+    """Make dead letters of all that a target has pending, as workers would; the counters stay right."""
+    e, c = tables.events.c, tables.cursors.c
     with database.writing() as connection:
-        row = connection.execute(sa.select(m.targets.c.id).where(m.targets.c.name == target.name)).one()
-        head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
+        row = connection.execute(sa.select(tables.targets.c.id).where(tables.targets.c.name == target.name)).one()
+        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
         for event in connection.execute(sa.select(e.partition, e.seq, e.id).order_by(e.seq)).all():
             connection.execute(
-                m.dead_letters.insert().values(
+                tables.dead_letters.insert().values(
                     target_id=row.id, partition=event.partition, seq=event.seq, event_id=event.id, reason=reason, attempts=3,
                     first_tried=1_795_000_000_000, last_tried=1_795_000_001_000 + event.seq,
                     history=orjson.dumps([[1_795_000_000_000, reason]]).decode(),
                 )
             )  # fmt: skip
-        connection.execute(m.cursors.update().where(c.target_id == row.id).values(position=head))
+        connection.execute(tables.cursors.update().where(c.target_id == row.id).values(position=head))
 
 
-def books(database: Database) -> dict[str, int]:
+def counters(database: Database) -> dict[str, int]:
     with database.reading() as connection:
-        [found] = read_books(connection)
+        [found] = read_counters(connection)
     return {name: getattr(found, name) for name in ("recorded", "pending", "parked", "dead", "purged")}
 
 
@@ -134,7 +134,7 @@ def test_every_state_of_a_target_is_told_with_its_reason(plain: Api, plain_log: 
     problem(plain.client.post("/v1/targets/webhook/one/pause", json={"raeson": "x"}), 400, "bad-value")
 
 
-def test_a_target_shows_its_books_and_the_age_of_its_oldest_event(api: Api, database: Database) -> None:
+def test_a_target_shows_its_counters_and_the_age_of_its_oldest_event(api: Api, database: Database) -> None:
     add_target(database, queue_limit=2)
     api.post(body("a", "b", "c"))
     [found] = api.client.get("/v1/targets").json()["targets"]
@@ -245,24 +245,26 @@ def test_replay_and_purge_need_to_be_told_which(api: Api, database: Database) ->
             {"al": True},
         ):
             problem(api.client.post(path, json=unclear), 400, "bad-value")
-    assert books(database) == {"recorded": 3, "pending": 0, "parked": 0, "dead": 3, "purged": 0}
+    assert counters(database) == {"recorded": 3, "pending": 0, "parked": 0, "dead": 3, "purged": 0}
     assert api.client.post("/v1/dead-letters/replay", json={"prefix": "a"}).json() == {"replayed": 1}
-    assert books(database) == {"recorded": 3, "pending": 0, "parked": 1, "dead": 2, "purged": 0}
+    assert counters(database) == {"recorded": 3, "pending": 0, "parked": 1, "dead": 2, "purged": 0}
     assert api.client.post("/v1/dead-letters/purge", json={"all": True}).json() == {"purged": 2}
-    assert books(database) == {"recorded": 3, "pending": 0, "parked": 1, "dead": 0, "purged": 2}
+    assert counters(database) == {"recorded": 3, "pending": 0, "parked": 1, "dead": 0, "purged": 2}
 
 
 def test_a_replay_of_delivered_events_begins_and_is_listed(api: Api, database: Database) -> None:
     target = add_target(database)
     api.post(body("a", "b", "c"))
     with database.writing() as connection:  # as if they had been delivered
-        head = connection.execute(sa.select(m.log_head.c.last_seq)).scalar_one()
+        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
         partitions = connection.execute(
-            sa.select(m.events.c.partition, sa.func.count()).group_by(m.events.c.partition)
+            sa.select(tables.events.c.partition, sa.func.count()).group_by(tables.events.c.partition)
         ).all()
-        connection.execute(m.cursors.update().values(position=head))
+        connection.execute(tables.cursors.update().values(position=head))
         for partition, count in partitions:
-            connection.execute(m.cursors.update().where(m.cursors.c.partition == partition).values(delivered=count))
+            connection.execute(
+                tables.cursors.update().where(tables.cursors.c.partition == partition).values(delivered=count)
+            )
     problem(api.client.post("/v1/replays", json={"target": "webhook:x"}), 400, "bad-value")
     problem(api.client.post("/v1/replays", json={"target": "webhook:none", "all": True}), 404, "unknown-target")
     problem(api.client.post("/v1/replays", json={"target": "webhook:x", "all": True, "evnts": []}), 400, "bad-value")
@@ -270,7 +272,7 @@ def test_a_replay_of_delivered_events_begins_and_is_listed(api: Api, database: D
     assert made.status_code == 201, made.text
     assert (made.json()["replayed"], made.json()["progress"], made.json()["finished"]) == (0, 0, False)
     assert api.client.get("/v1/replays").json() == {"replays": [made.json()]}
-    assert books(database)["pending"] == 0, "it counts its events when it reaches them"
+    assert counters(database)["pending"] == 0, "it counts its events when it reaches them"
 
 
 # --- the description, and what is not there
@@ -288,7 +290,7 @@ def test_an_unexpected_error_is_told_by_its_id_only(log: Database, start: Start)
     api = start(url_of(log))
     add_target(log)
     with log.writing() as connection:
-        connection.execute(m.targets.update().values(settings="{broken"))
+        connection.execute(tables.targets.update().values(settings="{broken"))
     found = problem(api.client.get("/v1/targets"), 500, "internal")
     assert found["id"] in api.log.read_text()
     assert "broken" not in str(found)

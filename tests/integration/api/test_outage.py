@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.outbox.database import Database
-from app.outbox.staging import Staging
+from app.outbox.engine.database import Database
+from app.outbox.log.spool import Spool
 from tests import services
 from tests.builders import event, migrated
 from tests.integration.api.conftest import Api, Start, keys, problem, token
@@ -44,7 +44,7 @@ def read(database: Database) -> list[str]:
 
 
 def empty(folder: Path) -> Callable[[], bool]:
-    return lambda: not Staging(folder).pending()
+    return lambda: not Spool(folder).pending()
 
 
 @pytest.mark.parametrize("hurt", ["stop", "kill"])
@@ -169,7 +169,7 @@ def test_an_api_that_is_killed_loses_nothing_that_it_had_answered(
 def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    staging = Staging(folder)
+    staging = Spool(folder)
     sent = [[event(f"{number:05d}-{place}") for place in range(3)] for number in range(2000)]
     for events in sent:
         staging.append(events)

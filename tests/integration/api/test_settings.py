@@ -6,8 +6,8 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.problems import REDACTED
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from app.rules.model import Rule
 from app.service.start import sync_environment
 from tests.builders import event, registry

@@ -15,11 +15,11 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.database import Database, DatabaseUnavailable
-from app.outbox.feeder import Feeder
-from app.outbox.spool_format import Damaged, decoded, encoded
-from app.outbox.staging import Staging
+from app.outbox import tables
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.log.spool import Spool
+from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool_format import DamagedFile, decoded, encoded
 from tests import services
 from tests.builders import add_target, event, migrated
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 def recorded(database: Database) -> list[str]:
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.events.c.id).order_by(m.events.c.seq)).scalars())
+        return list(connection.execute(sa.select(tables.events.c.id).order_by(tables.events.c.seq)).scalars())
 
 
 def many(number: int, size: int = 2) -> list[list[Event]]:
@@ -40,7 +40,7 @@ def many(number: int, size: int = 2) -> list[list[Event]]:
 
 def test_what_is_staged_comes_out_as_it_went_in(folder: Path) -> None:
     odd = [event("a\tb\nc \\ \U0001f600", version="v1"), event("ü" * 500, sequencer="")]
-    staging = Staging(folder)
+    staging = Spool(folder)
     staging.append(odd)
     [path] = staging.files()
     assert decoded(path.read_bytes()) == odd
@@ -51,26 +51,26 @@ def test_requests_are_fed_in_the_order_in_which_they_were_staged(outbox_url: str
     database = migrated(outbox_url)
     add_target(database)
     requests = many(1203)
-    writers = [Staging(folder) for _ in range(3)]
+    writers = [Spool(folder) for _ in range(3)]
     for number, events in enumerate(requests):
         writers[number % 3].append(events)
-    assert Feeder(Staging(folder), database).feed() == len(requests)
+    assert SpoolFeeder(Spool(folder), database).feed() == len(requests)
     assert recorded(database) == [one.id for events in requests for one in events]
-    assert not Staging(folder).pending()
+    assert not Spool(folder).pending()
     database.close()
 
 
 def test_a_crash_between_commit_and_removal_records_nothing_twice(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)
     requests = many(5)
-    staging = Staging(folder)
+    staging = Spool(folder)
     for events in requests:
         staging.append(events)
     kept = {path: path.read_bytes() for path in staging.files()}
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     for path, content in kept.items():
         path.write_bytes(content)  # as if the process had been killed after the commit
-    assert Feeder(staging, database).feed() == 5
+    assert SpoolFeeder(staging, database).feed() == 5
     assert recorded(database) == [one.id for events in requests for one in events]
     database.close()
 
@@ -80,20 +80,20 @@ def test_nothing_is_removed_while_the_database_is_away(folder: Path) -> None:
     with server:
         database = migrated(server.create_database("outbox"))
         requests = many(3)
-        staging = Staging(folder)
+        staging = Spool(folder)
         for events in requests:
             staging.append(events)
         server.stop()
         with pytest.raises(DatabaseUnavailable):
-            Feeder(staging, database).feed()
+            SpoolFeeder(staging, database).feed()
         assert len(staging.files()) == 3
         server.start()
-        assert _fed(Feeder(staging, database)) == 3
+        assert _fed(SpoolFeeder(staging, database)) == 3
         assert recorded(database) == [one.id for events in requests for one in events]
         database.close()
 
 
-def _fed(feeder: Feeder) -> int:
+def _fed(feeder: SpoolFeeder) -> int:
     """Feed; the first use of a pooled connection that the server's restart has cut is an error like any other."""
     for _ in range(10):
         try:
@@ -116,13 +116,13 @@ def _fed(feeder: Feeder) -> int:
 )
 def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str, folder: Path, damage: object) -> None:
     database = migrated(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     before, broken, after = many(3)
     for events in (before, broken, after):
         staging.append(events)
     path = staging.files()[1]
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator] # pytest's parameters have no type
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
     assert staging.damaged() == 1
     assert path.with_suffix(".bad").exists()
@@ -132,7 +132,7 @@ def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str,
 
 def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str, folder: Path) -> None:
     database = migrated(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     before, odd, after = many(3)
     staging.append(before)
     place = folder / f"{int(staging.files()[0].stem) + 1:020d}.events"
@@ -140,7 +140,7 @@ def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str
     staging.append(after)
     place.unlink()
     place.mkdir()  # as if somebody had unpacked something here
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
     assert place.with_suffix(".bad").is_dir()
     assert "directory" in place.with_suffix(".reason").read_text()
@@ -153,19 +153,19 @@ def test_a_file_that_holds_no_events_is_set_aside(
 ) -> None:
     """Its digest fits: a person has repaired it, or another version wrote it."""
     database = migrated(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     after = [event("after")]
     staging.append([event()])
     staging.files()[0].write_bytes(encoded([event()._replace(**changed)]))
     staging.append(after)
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [after[0].id]
     assert staging.damaged() == 1
     database.close()
 
 
 def test_requests_that_come_together_share_files_of_a_bounded_size(folder: Path) -> None:
-    staging = Staging(folder)
+    staging = Spool(folder)
     large = event("large")._replace(record="x" * (6 << 20))
     with ThreadPoolExecutor(12) as threads:
         list(threads.map(lambda _: staging.append([large]), range(12)))
@@ -177,12 +177,12 @@ def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
     postgres_database: str, folder: Path
 ) -> None:
     database = migrated(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     before, after = many(2)
     staging.append(before)
     staging.append([event("zero\0byte")])
     staging.append(after)
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
     assert staging.damaged() == 1
     database.close()
@@ -190,10 +190,10 @@ def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
 
 def test_a_database_without_tables_is_no_reason_to_set_anything_aside(postgres_database: str, folder: Path) -> None:
     database = Database(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     staging.append([event()])
     with pytest.raises(sa.exc.ProgrammingError):
-        Feeder(staging, database).feed()
+        SpoolFeeder(staging, database).feed()
     assert len(staging.files()) == 1
     assert not staging.damaged()
     database.close()
@@ -202,42 +202,42 @@ def test_a_database_without_tables_is_no_reason_to_set_anything_aside(postgres_d
 def test_a_promised_request_is_taken_over_the_limit_of_a_target_that_refuses(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)
     add_target(database, queue_limit=1, queue_full="reject")
-    staging = Staging(folder)
+    staging = Spool(folder)
     requests = many(3)
     for events in requests:
         staging.append(events)
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert len(recorded(database)) == 6
     with database.reading() as connection:
-        assert connection.execute(sa.select(m.targets.c.recorded, m.targets.c.discarded)).one() == (6, 0)
+        assert connection.execute(sa.select(tables.targets.c.recorded, tables.targets.c.discarded)).one() == (6, 0)
     database.close()
 
 
 def test_numbers_only_grow_also_after_the_counter_is_lost(folder: Path) -> None:
-    Staging(folder).append([event("first")])
-    Staging(folder).append([event("second")])
+    Spool(folder).append([event("first")])
+    Spool(folder).append([event("second")])
     (folder / "number.lock").write_bytes(b"")  # what a power cut may leave of it
-    Staging(folder).append([event("third")])
-    keys = [decoded(path.read_bytes())[0].key for path in Staging(folder).files()]
+    Spool(folder).append([event("third")])
+    keys = [decoded(path.read_bytes())[0].key for path in Spool(folder).files()]
     assert keys == ["first", "second", "third"]
 
 
 def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) -> None:
     database = migrated(postgres_database)
-    staging = Staging(folder)
+    staging = Spool(folder)
     staging.append([event()])
     with staging.feeding() as mine:
         assert mine
-        assert Feeder(Staging(folder), database).feed() == 0
+        assert SpoolFeeder(Spool(folder), database).feed() == 0
         assert staging.pending()
-    assert Feeder(Staging(folder), database).feed() == 1
+    assert SpoolFeeder(Spool(folder), database).feed() == 1
     database.close()
 
 
 def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.builders import event\n"
-        "from app.outbox.staging import Staging\n"
+        "from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]))\n"
         "for number in range(50): staging.append([event(f'{sys.argv[2]}-{number:03d}')])"
     )
@@ -245,7 +245,7 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
         subprocess.Popen([sys.executable, "-c", program, folder, str(child)], cwd=Path(__file__).parents[3])
         for child in range(2)
     ]
-    staging = Staging(folder)
+    staging = Spool(folder)
     threads = [
         threading.Thread(target=lambda name=name: [staging.append([event(f"{name}-{n:03d}")]) for n in range(50)])
         for name in ("t1", "t2")
@@ -265,17 +265,17 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
 def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.builders import event\n"
-        "from app.outbox.staging import Staging\n"
+        "from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]))\n"
         "while True: staging.append([event(f'{n}') for n in range(200)])"
     )
     for _ in range(5):
         child = subprocess.Popen([sys.executable, "-c", program, folder], cwd=Path(__file__).parents[3])
-        seen = len(Staging(folder).files())
-        services.until(lambda seen=seen: len(Staging(folder).files()) > seen + 3, 30)
+        seen = len(Spool(folder).files())
+        services.until(lambda seen=seen: len(Spool(folder).files()) > seen + 3, 30)
         child.send_signal(signal.SIGKILL)
         child.wait()
-    staging = Staging(folder)
+    staging = Spool(folder)
     for path in staging.files():
         assert len(decoded(path.read_bytes())) == 200
     staging.append([event("next")])
@@ -285,7 +285,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
 def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
     program = (
         "import errno, sys; from pathlib import Path; from tests.builders import event\n"
-        "from app.outbox.spool_format import decoded; from app.outbox.staging import Staging\n"
+        "from app.outbox.log.spool_format import decoded; from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]) / 'staging')\n"
         "staging.append([event('fits')])\n"
         "try: staging.append([event(f'{number}') for number in range(2000)])\n"
@@ -307,5 +307,5 @@ def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
 
 def test_a_file_of_another_version_is_not_read_as_something_else() -> None:
     content = encoded([event()]).replace(b"bucketwire-staged-1", b"bucketwire-staged-2")
-    with pytest.raises(Damaged, match="does not begin"):
+    with pytest.raises(DamagedFile, match="does not begin"):
         decoded(content)

@@ -17,8 +17,8 @@ import psutil
 import pytest
 from cryptography import x509
 
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from tests import services
 from tests.builders import event
 from tests.integration.api.conftest import S3, Api, url_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.events.trial import BUCKET, DELETE, NAME, PUT
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, problem
 from tests.integration.outbox.scripted import Courier, Scripted
@@ -32,17 +32,17 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     trial = answer.json()
     assert (trial["target"], trial["bucket"]) == (tried.arn(), BUCKET)
 
-    def standings() -> set[tuple[str, str]]:
+    def delivery_states() -> set[tuple[str, str]]:
         events = plain.client.get(trial["history"]).json()["events"]
         assert [event["id"] for event in events] == trial["ids"]
         return {(each["target"], each["state"]) for event in events for each in event["standings"]}
 
-    assert standings() == {(tried.arn(), "pending")}
+    assert delivery_states() == {(tried.arn(), "pending")}
     arrived = Scripted()
     Courier(plain_log, tried, arrived, policy=policy).run()
     assert [event.name for event in arrived.got] == sent
     assert {event.key for event in arrived.got} == {trial["key"]}
-    assert standings() == {(tried.arn(), "settled")}
+    assert delivery_states() == {(tried.arn(), "settled")}
     untouched = Scripted()
     Courier(plain_log, other, untouched).run()
     assert untouched.got == []

@@ -13,8 +13,8 @@ import pytest
 from app.cli import main
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from tests.builders import migrated
 from tests.integration.outbox.scripted import Courier, Scripted
 from workers.outcomes import DELIVERED, Outcome, Rejected

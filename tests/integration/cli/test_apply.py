@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.config.arn import TargetId
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from app.service.start import sync_environment
 from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, Result

@@ -9,13 +9,13 @@ import sqlalchemy as sa
 
 from app.api import health
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox import pulse
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.reconciliations import Reconciliations
-from app.outbox.replays import Replays
-from app.outbox.schedule import Schedule
+from app.outbox import tables
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.replays import Replays
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.schedule import Schedule
 from tests import services
 from tests.builders import DELETE, add_target, event
 from tests.integration.cli.conftest import Cli, deliver
@@ -115,10 +115,10 @@ def test_retained_events_are_delivered_again_by_name_time_and_prefix(
     assert cli("replay", "--target", "webhook:typo", "--all").code == 1
 
 
-def test_the_doctor_finds_books_that_do_not_balance(cli: Cli, database: Database, target: TargetId) -> None:
+def test_the_doctor_finds_counters_that_do_not_balance(cli: Cli, database: Database, target: TargetId) -> None:
     deliver(database, target, [event()])
     with database.writing() as connection:
-        connection.execute(m.targets.update().values(recorded=m.targets.c.recorded + 1))
+        connection.execute(tables.targets.update().values(recorded=tables.targets.c.recorded + 1))
     found = {finding["subject"]: finding for finding in cli("doctor", "--json").json["findings"]}
     assert found["books"]["grade"] == "problem"
     assert "do not balance" in found["books"]["text"]
@@ -136,33 +136,33 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
 
     monkeypatch.setenv("BUCKETWIRE_BROKER_URL", f"redis://{services.LOOPBACK}:{redis_server.port}/7")
     with database.writing() as connection:
-        connection.execute(m.pulse.insert().values(name="drain", at=0))
-    for age, code in ((0, 0), (pulse.DRAIN_STOPPED - 10_000, 0), (pulse.DRAIN_STOPPED + 1, 1)):
+        connection.execute(tables.heartbeats.insert().values(name="drain", at=0))
+    for age, code in ((0, 0), (heartbeats.DRAIN_STOPPED - 10_000, 0), (heartbeats.DRAIN_STOPPED + 1, 1)):
         with database.writing() as connection:
-            connection.execute(m.pulse.update().values(at=now_ms() - age))
+            connection.execute(tables.heartbeats.update().values(at=now_ms() - age))
         well = cli("doctor")
         assert (well.code, well.out.splitlines()[-1]) == (code, "1 problem" if code else "all is well"), age
         with database.reading() as connection:
-            look = {"revision": "r", "later": False, "drained": pulse.drained(connection)}
+            look = {"revision": "r", "later": False, "drained": heartbeats.last_drain(connection)}
         ready = health.checked(look, None, "r", now_ms())["drain"]["ok"]
         assert ready is not bool(code), "the doctor and /readyz agree"
     with database.writing() as connection:
-        connection.execute(m.pulse.update().values(at=now_ms() - 60_000))
+        connection.execute(tables.heartbeats.update().values(at=now_ms() - 60_000))
     assert "last ran 1.0 m ago" in cli("doctor").out
 
 
 def test_the_doctor_finds_a_queue_that_no_worker_serves(cli: Cli, database: Database, target: TargetId) -> None:
     with database.writing() as connection:
-        connection.execute(m.targets.update().values(created_at=now_ms() - 7_200_000))
+        connection.execute(tables.targets.update().values(created_at=now_ms() - 7_200_000))
     with database.reading() as connection:
-        [queue] = pulse.queues(connection)
+        [queue] = heartbeats.queues(connection)
 
     def found() -> list[str]:
         findings = cli("doctor", "--json").json["findings"]
         return [one["text"] for one in findings if one["subject"] == str(target) and one["grade"] == "problem"]
 
     assert found() == ["no worker has answered on its queue for 2.0 h; does one run that serves it? See its --targets"]
-    pulse.answered(database, queue.row_id, now_ms())
+    heartbeats.answered(database, queue.row_id, now_ms())
     assert found() == []
 
 
@@ -184,8 +184,8 @@ def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, 
     cli("target", "pause", "webhook:waits", "--reason", "a new disk")
     add_target(database, "broken")
     with database.writing() as connection:
-        broken = sa.and_(m.targets.c.name == "broken")
-        connection.execute(m.targets.update().where(broken).values(settings='{"endpoint": "nowhere"}'))
+        broken = sa.and_(tables.targets.c.name == "broken")
+        connection.execute(tables.targets.update().where(broken).values(settings='{"endpoint": "nowhere"}'))
     found = {one["subject"]: one for one in cli("doctor", "--json").json["findings"]}
     assert (found["webhook:waits"]["grade"], found["webhook:waits"]["text"]) == ("note", "paused: a new disk")
     assert found["webhook:broken"]["grade"] == "problem"

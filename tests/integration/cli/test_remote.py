@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.config.arn import TargetId
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.builders import event, migrated
@@ -66,13 +66,13 @@ def test_targets_and_rules_are_set_shown_and_removed_from_afar(there: Cli, folde
     assert not (folder / "bucketwire.db").exists(), "nothing was made here"
 
 
-def test_the_books_are_those_of_the_service(there: Cli, service: tuple[Api, Database, str]) -> None:
+def test_the_counters_are_those_of_the_service(there: Cli, service: tuple[Api, Database, str]) -> None:
     there("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/")
     there("event", "add", "*", "arn:minio:sqs:eu-1:audit:webhook", "--event", "*")
     Log(service[1]).append([[event("a"), event("b")]])
-    [books] = there("status", "--json").json
-    assert (books["target"], books["matched"], books["pending"]) == ("webhook:audit", 2, 2)
-    assert books["oldest"].endswith("Z")
+    [counters] = there("status", "--json").json
+    assert (counters["target"], counters["matched"], counters["pending"]) == ("webhook:audit", 2, 2)
+    assert counters["oldest"].endswith("Z")
 
 
 def test_a_file_is_applied_from_afar_and_refused_in_the_words_of_the_service(there: Cli, tmp_path: Path) -> None:

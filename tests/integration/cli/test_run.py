@@ -11,9 +11,9 @@ import redis
 import sqlalchemy as sa
 
 from app.cli.run import SERVICE_QUEUE
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from tests import services
 from tests.builders import add_target, event, migrated
 from tests.services import until
@@ -57,10 +57,10 @@ def running(settings: Mapping[str, str], *commands: str) -> Iterator[list[Role]]
         ]
 
 
-def pulse(database: Database) -> int:
+def heartbeats(database: Database) -> int:
     """When the drain last said that it runs."""
     with database.reading() as connection:
-        return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(m.pulse.c.at), 0))).scalar_one())
+        return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(tables.heartbeats.c.at), 0))).scalar_one())
 
 
 def waiting(settings: Mapping[str, str], queue: str) -> int:
@@ -123,7 +123,7 @@ def test_an_idle_service_writes_no_logs(settings: Mapping[str, str], database: D
     with running(settings, "worker --only drain", "beat") as roles:
         sizes = [role.log.stat().st_size for role in roles]
         began = now_ms()
-        until(lambda: pulse(database) > began + 1000, 20, what="many drains")
+        until(lambda: heartbeats(database) > began + 1000, 20, what="many drains")
         assert [role.log.stat().st_size for role in roles] == sizes
 
 

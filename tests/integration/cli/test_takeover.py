@@ -14,7 +14,7 @@ import pytest
 import snappy
 from minio.notificationconfig import NotificationConfig, QueueConfig, SuffixFilterRule
 
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 from app.takeover.queue_dir import files, read
 from tests import services
 from tests.integration.api.conftest import keys
@@ -130,8 +130,8 @@ def test_undelivered_events_are_recorded_once_in_their_order_and_nothing_blocks(
     assert sorted(keys(database)) == sorted(KEYS * 2)
     assert again["removed_files"] == 22
     assert {path.name for path in files(queue)} == told.keys() | {"empty.event", "blank.event"}
-    books = {each["target"]: each["pending"] for each in targets("status", "--json").json}
-    assert books == {HOOK: 20, BATCHES: 20}
+    counters = {each["target"]: each["pending"] for each in targets("status", "--json").json}
+    assert counters == {HOOK: 20, BATCHES: 20}
 
 
 def test_a_queue_that_would_overflow_is_refused_before_anything_is_recorded(

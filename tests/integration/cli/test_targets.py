@@ -8,7 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 from app.service.start import sync_environment
 from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, deliver

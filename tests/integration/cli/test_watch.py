@@ -9,9 +9,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.outbox.append import Log
-from app.outbox.database import Database
-from app.outbox.follow import Follower
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.log.log_reader import LogReader
 from tests.builders import DELETE, event
 from tests.integration.cli.conftest import Cli
 from tests.services import until
@@ -48,7 +48,7 @@ def test_what_came_before_is_shown_if_asked_for_and_cannot_steer_the_terminal(cl
 
 
 def test_a_follower_passes_nothing_over_and_reads_in_parts(database: Database) -> None:
-    follower = Follower(database)
+    follower = LogReader(database)
     assert follower.read() == ()
     keys = [f"{number}" for number in range(25)]
     Log(database).append([[event(key) for key in keys]])

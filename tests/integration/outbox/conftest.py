@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
 from tests.builders import migrated
 
 

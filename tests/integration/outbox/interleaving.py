@@ -18,13 +18,14 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 
 _PATIENCE = 30.0  # seconds; longer than any lock wait of the product
-_TABLE = re.compile(rf"(?<![.\w])({'|'.join(m.metadata.tables)})\b")
+_TABLE = re.compile(rf"(?<![.\w])({'|'.join(tables.metadata.tables)})\b")
 _PARENTS = {
-    name: frozenset(key.column.table.name for key in table.foreign_keys) for name, table in m.metadata.tables.items()
+    name: frozenset(key.column.table.name for key in table.foreign_keys)
+    for name, table in tables.metadata.tables.items()
 }
 
 

@@ -13,16 +13,16 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import Log, key_hash
-from app.outbox.books import audit
-from app.outbox.database import Database, now_ms
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.leases import Lease, LeaseLost
-from app.outbox.purge import purge
+from app.outbox import tables
+from app.outbox.delivery.counters import audit
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log, key_hash
+from app.outbox.log.retention import purge
 from app.outbox.registry import StoredTarget, UnknownTarget
-from app.outbox.replays import Replays, Selection
-from app.outbox.store import Settlement
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.interleaving import Side
@@ -66,7 +66,9 @@ class World:
     delivered: set[tuple[int, str]] = field(default_factory=set)  # row id of the opened target, and event id
     claimed: list[tuple[int, ...]] = field(default_factory=list)
     letters: frozenset[tuple[int, int, int]] = frozenset()  # dead letters that there are at the beginning
-    written: set[str] = field(default_factory=lambda: set(m.metadata.tables))  # tables that are not what they were
+    written: set[str] = field(
+        default_factory=lambda: set(tables.metadata.table_names)
+    )  # tables that are not what they were
     retained: list[frozenset[str]] = field(default_factory=list)  # ids that a replay found in the log when it began
 
     def reset(self) -> None:
@@ -74,16 +76,16 @@ class World:
         self.delivered = set(self.base)
         self.claimed.clear()
         self.retained.clear()
-        tables = [
+        table_names = [
             table
-            for table in m.metadata.sorted_tables
+            for table in tables.metadata.sorted_tables
             if self.written & {table.name, *(key.column.table.name for key in table.foreign_keys)}
         ]
         self.written.clear()
         with self.database.writing() as connection:
-            for table in reversed(tables):
+            for table in reversed(table_names):
                 connection.execute(table.delete())
-            for table in tables:
+            for table in table_names:
                 if self.rows[table.name]:
                     connection.execute(table.insert(), self.rows[table.name])
 
@@ -108,7 +110,9 @@ def build(database: Database) -> World:
     lease = courier.leases.claim(row_id, range(2), "stopped", now_ms())
     assert lease is not None
     with database.writing() as connection:
-        connection.execute(m.cursors.update().where(m.cursors.c.lease_token == "stopped").values(leased_until=1))
+        connection.execute(
+            tables.cursors.update().where(tables.cursors.c.lease_token == "stopped").values(leased_until=1)
+        )
     rules = Rules(courier.schedule, now_ms(), Random(0))
     with courier.store.reading(lease) as reader:
         batch = reader.load(10)
@@ -122,7 +126,7 @@ def build(database: Database) -> World:
     with database.reading() as connection:
         rows = {
             table.name: [dict(row) for row in connection.execute(sa.select(table)).mappings()]
-            for table in m.metadata.sorted_tables
+            for table in tables.metadata.sorted_tables
         }
     base = frozenset((row_id, one.id) for one in courier.scripted.got)
     assert [len(rows[name]) for name in ("parked", "dead_letters")] == [1, 2]
@@ -217,7 +221,7 @@ def deliver(worker: Worker, world: World) -> None:
 def begin_replay(worker: Worker, world: World) -> None:
     """An operator begins a replay of everything."""
     begun = Replays(worker.context.database).begin(world.target, Selection())
-    c, e = m.cursors.c, m.events.c
+    c, e = tables.cursors.c, tables.events.c
     query = sa.select(e.id).where(
         sa.exists().where(
             c.replay_id == begun.replay_id, c.partition == e.partition, c.position < e.seq, e.seq <= c.until
@@ -291,27 +295,29 @@ def violations(world: World, workers: Sequence[Worker]) -> list[str]:
     ]
     found += [f"{worker.side.name} was refused: {text}" for worker in workers for text in worker.side.refused]
     for entry in audit(world.database):
-        figures = (entry.books.pending, entry.books.parked, entry.books.dead, entry.books.purged)
+        figures = (entry.counters.pending, entry.counters.parked, entry.counters.dead, entry.counters.purged)
         if entry.difference or min(figures) < 0:
             found.append(f"the counters do not balance: {entry}")
     taken = [partition for partitions in world.claimed for partition in partitions]
     if len(taken) != len(set(taken)):
         found.append(f"partitions were claimed twice: {world.claimed}")
     with world.database.reading() as connection:
-        tables = {
+        table_names = {
             table.name: connection.execute(sa.select(table)).all()
-            for table in (m.events, m.cursors, m.parked, m.dead_letters, m.targets)
+            for table in (tables.events, tables.cursors, tables.parked, tables.dead_letters, tables.targets)
         }
-    return found + list(_wrong(world, tables))
+    return found + list(_wrong(world, table_names))
 
 
-def _wrong(world: World, tables: Mapping[str, Sequence[Any]]) -> Iterator[str]:
-    logged = {(row.partition, row.seq): row for row in tables["events"]}
+def _wrong(world: World, table_names: Mapping[str, Sequence[Any]]) -> Iterator[str]:
+    logged = {(row.partition, row.seq): row for row in table_names["events"]}
     positions = {
-        (row.target_id, row.partition): row.position for row in tables["cursors"] if row.replay_id == m.WHOLE_LOG
+        (row.target_id, row.partition): row.position
+        for row in table_names["cursors"]
+        if row.replay_id == tables.WHOLE_LOG
     }
-    parked = {(row.target_id, row.partition, row.seq) for row in tables["parked"]}
-    dead = {(row.target_id, row.partition, row.seq) for row in tables["dead_letters"]}
+    parked = {(row.target_id, row.partition, row.seq) for row in table_names["parked"]}
+    dead = {(row.target_id, row.partition, row.seq) for row in table_names["dead_letters"]}
     if both := parked & dead:
         yield f"parked and dead at once: {both}"
     for target_id, partition, seq in parked | dead:
@@ -319,16 +325,16 @@ def _wrong(world: World, tables: Mapping[str, Sequence[Any]]) -> Iterator[str]:
             yield f"the event of {(target_id, partition, seq)} is gone from the log"
         if seq > positions[target_id, partition]:
             yield f"{(target_id, partition, seq)} is ahead of its cursor"
-    purged = world.letters if any(row.purged for row in tables["targets"]) else frozenset()
+    purged = world.letters if any(row.purged for row in table_names["targets"]) else frozenset()
     for (partition, seq), row in logged.items():
         for target_id in map(int, filter(None, row.targets.split(","))):
             place = (target_id, partition, seq)
             passed = seq <= positions.get((target_id, partition), 0)
             if passed and place not in parked | dead | purged and (target_id, row.id) not in world.delivered:
                 yield f"{place} counts as settled and was never delivered"
-    yield from _headless(tables["parked"])
+    yield from _headless(table_names["parked"])
     yield from _missent(world, {row.id: row.targets for row in logged.values()})
-    if any(row.id == world.row_id for row in tables["targets"]):
+    if any(row.id == world.row_id for row in table_names["targets"]):
         left = {row.id for row in logged.values()}
         for retained in world.retained:
             if gone := retained - left:
@@ -340,7 +346,7 @@ def _headless(parked: Sequence[Any]) -> Iterator[str]:
     for row in sorted(parked, key=lambda row: row.seq):
         heads.setdefault((row.target_id, row.partition, row.key_hash), row)
     for place, row in heads.items():
-        if row.not_before >= m.NEVER:
+        if row.not_before >= tables.NEVER:
             yield f"no parked event of {place} is ever due"
 
 

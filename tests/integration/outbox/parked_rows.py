@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 
 
 class ParkedRow(NamedTuple):
@@ -22,7 +22,7 @@ class ParkedRow(NamedTuple):
 
 def parked_rows(database: Database) -> list[ParkedRow]:
     """Every parked row, by target and object, oldest event first."""
-    p = m.parked.c
+    p = tables.parked.c
     query = sa.select(p.target_id, p.partition, p.key_hash, p.seq, p.not_before, p.attempts)
     with database.reading() as connection:
         rows = connection.execute(query.order_by(p.target_id, p.partition, p.key_hash, p.seq))
@@ -37,8 +37,10 @@ def due_times(database: Database) -> dict[tuple[int, int], int]:
     due = {}
     for (_, partition, key_hash), group in groupby(parked_rows(database), key=lambda row: row[:3]):
         head, *others = group
-        assert head.not_before < m.NEVER, f"no parked event of this object is ever due: {[head, *others]}"
-        assert all(row.not_before == m.NEVER for row in others), f"two events of an object are due: {[head, *others]}"
+        assert head.not_before < tables.NEVER, f"no parked event of this object is ever due: {[head, *others]}"
+        assert all(row.not_before == tables.NEVER for row in others), (
+            f"two events of an object are due: {[head, *others]}"
+        )
         due[partition, key_hash] = head.not_before
     return due
 

@@ -8,10 +8,10 @@ from uuid import uuid4
 
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.books import audit
-from app.outbox.database import Database, now_ms
-from app.outbox.leases import Leases
-from app.outbox.store import Store
+from app.outbox.delivery.counters import audit
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.database import Database, now_ms
 from tests.builders import registry
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
@@ -73,7 +73,7 @@ class Courier:
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
-        self.store = Store(self.database, self.lease_ms)
+        self.store = SettlementStore(self.database, self.lease_ms)
 
     def partitions(self, now: int | None = None) -> PartitionWorker | None:
         """A claim of whatever is free, ready to work."""
@@ -94,9 +94,9 @@ class Courier:
         return tally
 
 
-def assert_balanced(database: Database) -> None:
-    """The books agree with what is counted in the log."""
-    assert [(str(entry.books.target), entry.difference) for entry in audit(database) if entry.difference] == []
+def assert_counters_balance(database: Database) -> None:
+    """The counters agree with what is counted in the log."""
+    assert [(str(entry.counters.target), entry.difference) for entry in audit(database) if entry.difference] == []
 
 
 def assert_in_order(recorded: Iterable[Event], got: Iterable[Event], never: Iterable[Event] = ()) -> None:

@@ -4,12 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.books import read_books
-from app.outbox.commits import GroupCommit
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetters, Filter
+from app.outbox import tables
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.group_commit import GroupCommit
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted
@@ -19,7 +19,7 @@ from workers.retry import RetrySchedule
 
 def _seqs(database: Database) -> list[int]:
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.events.c.seq).order_by(m.events.c.seq)).scalars())
+        return list(connection.execute(sa.select(tables.events.c.seq).order_by(tables.events.c.seq)).scalars())
 
 
 def test_an_event_is_recorded_once_however_often_it_comes(database: Database) -> None:
@@ -41,7 +41,7 @@ def test_the_same_events_sent_at_the_same_time_are_recorded_once(database: Datab
     assert sum(answer.recorded for answer in answers if isinstance(answer, Receipt)) == 50
     assert len(_seqs(database)) == 50
     with database.reading() as connection:
-        assert read_books(connection)[0].recorded == 50
+        assert read_counters(connection)[0].recorded == 50
 
 
 def test_requests_that_come_together_share_a_commit_and_get_their_own_answers(database: Database) -> None:
@@ -63,9 +63,9 @@ def test_a_target_at_its_limit_is_left_out_and_the_discards_are_counted(database
     assert isinstance(receipt, Receipt)
     assert receipt.discarded == {full: 1}
     with database.reading() as connection:
-        books = {entry.target: entry for entry in read_books(connection)}
-    assert (books[full].recorded, books[full].discarded, books[full].pending) == (3, 3, 3)
-    assert (books[free].recorded, books[free].discarded) == (6, 0)
+        counters = {entry.target: entry for entry in read_counters(connection)}
+    assert (counters[full].recorded, counters[full].discarded, counters[full].pending) == (3, 3, 3)
+    assert (counters[free].recorded, counters[free].discarded) == (6, 0)
 
 
 def test_a_target_with_neither_a_limit_nor_a_queue_dir_takes_any_number_of_events(database: Database) -> None:
@@ -76,7 +76,7 @@ def test_a_target_with_neither_a_limit_nor_a_queue_dir_takes_any_number_of_event
     log = Log(database)
     log.append([[event("before")]])
     with database.writing() as connection:  # as if so many had been recorded
-        connection.execute(m.targets.update().values(recorded=100_000))
+        connection.execute(tables.targets.update().values(recorded=100_000))
     [receipt] = log.append([[event("after")]])
     assert receipt == Receipt(recorded=1, matched={free: 1, named: 1, stored: 1, refusing: 1}, discarded={stored: 1})
 
@@ -87,8 +87,8 @@ def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(lambda log: [log.append([[event(f"k{number}")]]) for number in range(20)], logs))
     with database.reading() as connection:
-        [books] = [entry for entry in read_books(connection) if entry.target == full]
-    assert (books.recorded, books.discarded) == (30, 50)
+        [counters] = [entry for entry in read_counters(connection) if entry.target == full]
+    assert (counters.recorded, counters.discarded) == (30, 50)
 
 
 def test_no_live_event_is_discarded_for_replayed_dead_letters(database: Database) -> None:
@@ -137,7 +137,7 @@ def test_events_of_an_object_share_a_partition_and_stand_in_the_order_they_came(
     add_target(database)
     events = [event(f"k{number % 7}") for number in range(70)]
     Log(database).append([events])
-    e = m.events.c
+    e = tables.events.c
     with database.reading() as connection:
         rows = connection.execute(sa.select(e.id, e.key, e.partition, e.seq).order_by(e.seq)).all()
     assert [row.id for row in rows] == [one.id for one in events]

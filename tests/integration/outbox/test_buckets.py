@@ -7,12 +7,12 @@ import json
 import sqlalchemy as sa
 
 from app.events import trial
-from app.outbox import migration
-from app.outbox import models as m
-from app.outbox.append import Log
+from app.outbox import tables
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
-from app.outbox.database import Database
-from app.outbox.follow import end, events_between, place_of
+from app.outbox.engine import migration
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.log.log_reader import events_between, log_end, position_of
 from tests.builders import add_target, event
 
 
@@ -61,17 +61,17 @@ def test_events_that_are_not_routed_go_to_no_target(database: Database) -> None:
     [receipt] = Log(database).append([[event()]], routed=False)
     assert (receipt.recorded, dict(receipt.matched)) == (1, {})
     with database.reading() as connection:
-        assert connection.execute(sa.select(m.events.c.targets)).scalars().all() == [""]
+        assert connection.execute(sa.select(tables.events.c.targets)).scalars().all() == [""]
 
 
 def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> None:
     events = [event(f"{number}") for number in range(30)]
     for start in range(0, 30, 7):
         Log(database).append([events[start : start + 7]])
-    last = end(database)
+    last = log_end(database)
     assert last.seq == 30
-    assert place_of(database, events[9].id) == 10
-    assert place_of(database, "0" * 32) is None
+    assert position_of(database, events[9].id) == 10
+    assert position_of(database, "0" * 32) is None
     found = events_between(database, last.partitions, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
     assert events_between(database, last.partitions, 30, 40) == []
@@ -91,7 +91,7 @@ def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbo
     with database.writing() as connection:
         for number, texts in enumerate(settings):
             connection.execute(
-                m.targets.insert().values(
+                tables.targets.insert().values(
                     type="webhook", name=f"{number}", settings=json.dumps({"endpoint": "http://127.0.0.1:9/"} | texts),
                     origin="stored", enabled=True, queue_limit=7 if number == 5 else 100_000, created_at=1,
                 )
@@ -99,11 +99,13 @@ def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbo
 
     def limits() -> list[int]:
         with database.reading() as connection:
-            return list(connection.execute(sa.select(m.targets.c.queue_limit).order_by(m.targets.c.id)).scalars())
+            return list(
+                connection.execute(sa.select(tables.targets.c.queue_limit).order_by(tables.targets.c.id)).scalars()
+            )
 
     before = _version(database)
     migration.migrate(database)
-    assert limits() == [m.NO_LIMIT, m.NO_LIMIT, m.NO_LIMIT, 100_000, 100_000, 7]
+    assert limits() == [tables.NO_LIMIT, tables.NO_LIMIT, tables.NO_LIMIT, 100_000, 100_000, 7]
     assert _version(database) > before
     migration.downgrade(database, "0004")
     assert limits() == [100_000] * 5 + [7]
@@ -112,7 +114,7 @@ def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbo
 
 def _version(database: Database) -> int:
     with database.reading() as connection:
-        return int(connection.execute(sa.select(m.log_head.c.version)).scalar_one())
+        return int(connection.execute(sa.select(tables.log_head.c.version)).scalar_one())
 
 
 def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) -> None:
@@ -125,7 +127,7 @@ def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) 
     with database.writing() as connection:
         for seq, bucket in enumerate(["old", "old", "other"], 1):
             told = {"seq": seq, "id": f"{seq:032}", "received_at": seq * 1000, "bucket": bucket}
-            connection.execute(m.events.insert().values(**row, **told))
+            connection.execute(tables.events.insert().values(**row, **told))
     migration.migrate(database)
     assert [(bucket.name, bucket.created_at) for bucket in every_bucket(database)] == [("old", 1000), ("other", 3000)]
     database.close()

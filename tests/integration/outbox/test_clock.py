@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import clock as clock_module
-from app.outbox.clock import DatabaseClock, database_now
-from app.outbox.database import Database, DatabaseUnavailable, now_ms
+from app.outbox.engine import clock as clock_module
+from app.outbox.engine.clock import DatabaseClock, database_now
+from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 from tests.services import until
 
 HOUR = 3_600_000

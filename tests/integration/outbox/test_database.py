@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import models as m
-from app.outbox.books import snapshot
-from app.outbox.database import Database, DatabaseUnavailable, refuses_value
+from app.outbox import tables
+from app.outbox.delivery.counters import snapshot
+from app.outbox.engine.database import Database, DatabaseUnavailable, refuses_value
 from tests import services
 from tests.builders import add_target
 from tests.services import until
@@ -67,7 +67,7 @@ def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_s
         try:
             again = Database(database.url.render_as_string(hide_password=False))
             with pytest.raises(sa.exc.DBAPIError) as refused, again.writing() as writer:
-                writer.execute(m.buckets.insert().values(name="x" * 256, created_at=1))
+                writer.execute(tables.buckets.insert().values(name="x" * 256, created_at=1))
             again.close()
         finally:
             connection.exec_driver_sql("SET GLOBAL sql_mode=%s", (before,))

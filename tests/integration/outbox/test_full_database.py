@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox.commits import GroupCommit
-from app.outbox.database import Database, DatabaseUnavailable
-from app.outbox.db_errors import is_full
-from app.outbox.feeder import Feeder
-from app.outbox.staging import Staging
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.db_errors import is_full
+from app.outbox.log.group_commit import GroupCommit
+from app.outbox.log.spool import Spool
+from app.outbox.log.spool_feeder import SpoolFeeder
 from tests import services
 from tests.builders import event, migrated
 from tests.services.sql import MariaDB
@@ -92,10 +92,10 @@ def test_a_full_database_says_so_and_quarantines_nothing(small: Database, tmp_pa
     with pytest.raises(DatabaseUnavailable) as caught:
         _fill(small)
     assert is_full(caught.value)
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     staging.append([_large()])
     with pytest.raises(DatabaseUnavailable):
-        Feeder(staging, small).feed()
+        SpoolFeeder(staging, small).feed()
     assert len(staging.files()) == 1
     assert not staging.damaged()
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from app.outbox import dead_letters, purge
-from app.outbox.database import Database
+from app.outbox.delivery import dead_letters
+from app.outbox.engine.database import Database
+from app.outbox.log import retention
 from tests.builders import migrated, registry
 from tests.integration.outbox.interleaving import Done, Explorer, LockWaits, Operations
 from tests.integration.outbox.operations import (
@@ -100,7 +101,7 @@ def test_the_explorer_finds_a_dead_letter_that_is_replayed_without_the_locks_of_
 def test_the_explorer_finds_a_purge_that_does_not_see_a_replay_begin(
     database: Database, workers: Sequence[Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(purge, "lock_tail", lambda _: None)
+    monkeypatch.setattr(retention, "lock_tail", lambda _: None)
     found = broken(workers, build(database), purge_log, begin_replay, Explorer.interrupted_once)
     assert any("a running replay lost events" in text for text in found)
 

@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from app.config.arn import TargetId
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.leases import Leases, grouped
+from app.outbox.delivery.leases import Leases, grouped
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from tests.builders import add_target, event, registry
 
 

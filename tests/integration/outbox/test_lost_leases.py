@@ -13,15 +13,15 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.events.model import Effect, Event
-from app.outbox import models as m
-from app.outbox import redelivery
-from app.outbox.append import Log, key_hash
-from app.outbox.database import Database, now_ms
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.leases import Leases
-from app.outbox.replays import Replays, Selection
+from app.outbox import tables
+from app.outbox.delivery import redelivery
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log, key_hash
 from tests.builders import DELETE, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from tests.services import until
 from workers.context import Context
 from workers.mirror import Policy
@@ -122,8 +122,8 @@ def counted(database: Database, table: sa.Table) -> int:
 
 
 def assert_settled(two: Two) -> None:
-    assert_balanced(two.database)
-    assert counted(two.database, m.parked) == counted(two.database, m.redeliveries) == 0
+    assert_counters_balance(two.database)
+    assert counted(two.database, tables.parked) == counted(two.database, tables.redeliveries) == 0
 
 
 def test_after_a_late_write_a_log_sees_the_newest_event_last(two: Two) -> None:
@@ -264,7 +264,7 @@ def test_what_was_in_hand_with_the_other_worker_is_put_right_once_it_is_settled(
 
 
 def partition_of(two: Two, key: str) -> int:
-    e = m.events.c
+    e = tables.events.c
     with two.database.reading() as connection:
         return int(connection.execute(sa.select(e.partition).where(e.key == key).limit(1)).scalar_one())
 
@@ -278,7 +278,7 @@ def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind
     two.other.scripted.script = lambda one: Failed("no")
     two.take_over()
     row = registry(two.database).target(two.target).row_id
-    p = m.parked.c
+    p = tables.parked.c
     with two.database.reading() as connection:
         before = connection.execute(sa.select(p.not_before)).scalar_one()
     two.other.scripted.script = lambda _: DELIVERED
@@ -287,8 +287,8 @@ def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind
         two.take_over()
     with two.database.reading() as connection:
         heads = [tuple(found) for found in connection.execute(sa.select(p.seq, p.not_before).order_by(p.seq))]
-    assert heads == [(2, before), (3, m.NEVER)]
-    assert_balanced(two.database)
+    assert heads == [(2, before), (3, tables.NEVER)]
+    assert_counters_balance(two.database)
     partitions = two.other.partitions(now_ms() + LATER)
     assert partitions is not None
     partitions._clock = lambda: before + 1
@@ -312,7 +312,7 @@ def test_what_is_dead_purged_or_of_a_removed_target_is_not_delivered_again(two: 
     DeadLetters(two.database).purge(Filter())
     registry(two.database).remove(two.target, force=True)
     redelivery.request(two.database, row, {line: 1})
-    assert counted(two.database, m.redeliveries) == 0
+    assert counted(two.database, tables.redeliveries) == 0
 
 
 def test_a_redelivery_while_a_replay_runs_loses_nothing(two: Two) -> None:

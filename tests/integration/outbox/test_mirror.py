@@ -9,10 +9,10 @@ import sqlalchemy as sa
 
 from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
-from app.outbox.append import Log
-from app.outbox.database import Database
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from tests.builders import DELETE, PUT, add_target, event
-from tests.integration.outbox.scripted import Courier, assert_balanced
+from tests.integration.outbox.scripted import Courier, assert_counters_balance
 from workers.mirror import Policy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"
@@ -50,7 +50,7 @@ def test_the_captured_life_of_a_versioned_bucket_is_mirrored_step_by_step(databa
     # v1, v2, marker, the marker again, a GET of v1, the marker removed, v1 deleted, v2 tagged, v2 deleted
     assert held_by_r == ["a31d", "af9f", "", "", "", "af9f", "af9f", "af9f", ""]
     assert {path: version[:4] for path, version in rows.items()} == {"ver/rep.txt": "ea37"}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_batches_grow_also_where_most_is_superseded(database: Database) -> None:
@@ -93,7 +93,7 @@ def test_a_versioned_key_ends_the_same_in_whatever_order_its_events_arrive(datab
         apply(rows, courier.scripted.got)
         courier.scripted.got.clear()
     assert rows == {"images/k": "v2"}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -115,7 +115,7 @@ def test_a_hot_key_of_which_a_target_gets_few_events_never_goes_back(database: D
     got = [one.sequencer for one in few.scripted.got]
     assert got == sorted(got)
     assert got[-1] == HEX.format(16 * max(removals) + 1)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_of_two_events_in_one_batch_the_older_is_superseded_also_where_others_are_newer(database: Database) -> None:

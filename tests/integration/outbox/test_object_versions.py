@@ -12,15 +12,15 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Effect, Event
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.leases import LeaseLost
-from app.outbox.purge import purge
-from app.outbox.replays import Replays, Selection
-from app.outbox.version_retention import KEPT
+from app.outbox import tables
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.log.retention import purge
+from app.outbox.versions.retention import KEPT
 from tests.builders import DELETE, PUT, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Failed, Unavailable
 
@@ -71,7 +71,7 @@ def rows_of(database: Database, table: sa.Table) -> int:
 
 def kept_records(database: Database) -> int:
     with database.reading() as connection:
-        query = sa.select(sa.func.count()).where(m.object_versions.c.record != "")
+        query = sa.select(sa.func.count()).where(tables.object_versions.c.record != "")
         return int(connection.execute(query).scalar_one())
 
 
@@ -89,7 +89,7 @@ def test_a_version_whose_event_was_purged_comes_back_when_newer_ones_go(database
     first = put("v1")
     assert tell(first) == [{"k": "v1"}] * 2
     assert purged(database) == 1
-    assert rows_of(database, m.events) == 0, "nothing stays in the log, so nothing looks as if it were waiting"
+    assert rows_of(database, tables.events) == 0, "nothing stays in the log, so nothing looks as if it were waiting"
     assert tell(put("v2")) == [{"k": "v2"}] * 2
     assert tell(gone("v2")) == [{"k": "v1"}] * 2
     restored = [one.record for one in queue.scripted.got if one.version == "v1"]
@@ -97,8 +97,8 @@ def test_a_version_whose_event_was_purged_comes_back_when_newer_ones_go(database
     assert purged(database) == 2
     assert tell(gone("v1")) == [{}] * 2
     assert purged(database) == 1
-    assert rows_of(database, m.object_versions) == 0, "nothing is known of a key that is gone for longer"
-    assert_balanced(database)
+    assert rows_of(database, tables.object_versions) == 0, "nothing is known of a key that is gone for longer"
+    assert_counters_balance(database)
 
 
 def test_the_restored_row_is_the_purged_events_own_record(database: Database) -> None:
@@ -135,7 +135,7 @@ def test_what_a_purged_removal_of_everything_covered_never_comes_back(database: 
     assert mirror.tell(event("k", name="s3:ObjectRemoved:DeleteAllVersions", version="v1")) == {}
     assert kept_records(database) == 1
     purged(database)
-    assert rows_of(database, m.object_versions) == 0
+    assert rows_of(database, tables.object_versions) == 0
     assert mirror.tell(put("v2")) == {"k": "v2"}
     assert mirror.tell(gone("v2")) == {}
 
@@ -146,7 +146,7 @@ def test_of_many_versions_the_newest_are_kept_and_the_oldest_are_not_guessed(dat
     mirror.tell(*(put(version) for version in versions))
     purged(database)
     assert kept_records(database) == KEPT
-    assert rows_of(database, m.object_versions) == KEPT + 1
+    assert rows_of(database, tables.object_versions) == KEPT + 1
     for version, beneath in zip(reversed(versions[5:]), reversed(versions[4:-1]), strict=True):
         rows = mirror.tell(gone(version))
         assert rows == ({"k": beneath} if beneath != versions[4] else {}), "the row never names what is gone"
@@ -158,7 +158,7 @@ def test_a_row_whose_version_is_known_but_whose_record_is_not_kept_does_not_stay
     mirror = Mirror(database, add_target(database))
     mirror.tell(put("v1"))
     with database.writing() as connection:  # as the version before purges, which knows of no mirrors
-        connection.execute(m.events.delete())
+        connection.execute(tables.events.delete())
     assert mirror.tell(put("v2")) == {"k": "v2"}
     assert mirror.tell(gone("v2")) == {}
 
@@ -167,8 +167,8 @@ def test_a_target_that_was_there_before_learns_from_the_log(database: Database) 
     mirror = Mirror(database, add_target(database))
     mirror.tell(event("k"), put("v1"), put("v2"))
     with database.writing() as connection:  # as after the migration
-        connection.execute(m.object_versions.delete())
-        connection.execute(m.cursors.update().values(folded=0))
+        connection.execute(tables.object_versions.delete())
+        connection.execute(tables.cursors.update().values(folded=0))
     assert mirror.tell(gone("v2")) == {"k": "v1"}
     assert mirror.tell(gone("v1"))["k"] not in {"v1", "v2"}, "the object from before versioning was enabled"
 
@@ -197,8 +197,8 @@ def test_the_purge_ends_what_was_known_for_a_target_that_is_no_mirror(database: 
         stays.deliver()
     purge(database, 0)
     with database.reading() as connection:
-        owners = set(connection.execute(sa.select(m.object_versions.c.target_id)).scalars())
-        mine = connection.execute(sa.select(m.targets.c.id).where(m.targets.c.name == "stays")).scalar_one()
+        owners = set(connection.execute(sa.select(tables.object_versions.c.target_id)).scalars())
+        mine = connection.execute(sa.select(tables.targets.c.id).where(tables.targets.c.name == "stays")).scalar_one()
     assert owners == {mine}
 
 
@@ -246,9 +246,9 @@ def test_events_behind_a_parked_one_are_known(database: Database) -> None:
     assert mirror.tell(refused) == {}
     assert mirror.tell(put("v2")) == {}
     with database.writing() as connection:
-        connection.execute(m.parked.update().where(m.parked.c.not_before < m.NEVER).values(not_before=0))
+        connection.execute(tables.parked.update().where(tables.parked.c.not_before < tables.NEVER).values(not_before=0))
     assert mirror.deliver() == {"k": "v2"}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_replay_changes_nothing_that_is_known(database: Database) -> None:
@@ -256,23 +256,23 @@ def test_a_replay_changes_nothing_that_is_known(database: Database) -> None:
     assert mirror.tell(put("v1"), put("v2"), gone("v1"), put("v3"), gone("v3")) == {"k": "v2"}
     Replays(database).begin(mirror.target, Selection())
     with database.writing() as connection:
-        connection.execute(m.cursors.update().values(leased_until=0))
+        connection.execute(tables.cursors.update().values(leased_until=0))
     assert mirror.deliver() == {"k": "v2"}
     assert mirror.tell(gone("v2")) == {}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_two_keys_of_one_hash_are_two_keys(database: Database) -> None:
     mirror = Mirror(database, add_target(database))
     with database.writing() as connection:
-        connection.execute(m.log_head.update().values(partitions=1))
+        connection.execute(tables.log_head.update().values(partitions=1))
     Log(database).append([[put("v1"), event("other", version="v1"), put("v2")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(key_hash=7, partition=0))
+        connection.execute(tables.events.update().values(key_hash=7, partition=0))
     assert mirror.deliver() == {"k": "v2", "other": "v1"}
     Log(database).append([[gone("v2"), event("other", name=DELETE, version="v1")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(key_hash=7, partition=0))
+        connection.execute(tables.events.update().values(key_hash=7, partition=0))
     assert mirror.deliver() == {"k": "v1"}
 
 
@@ -304,10 +304,14 @@ def test_rows_are_those_of_a_mirror_that_was_told_all_at_once(database: Database
 
 
 def knowledge(database: Database, name: str) -> set[tuple[object, ...]]:
-    v, t = m.object_versions.c, m.targets.c
+    v, t = tables.object_versions.c, tables.targets.c
     columns = (v.object, v.id, v.seq, v.sequencer, v.tie, v.placed, v.is_object, v.state)
     with database.reading() as connection:
-        query = sa.select(*columns).join_from(m.object_versions, m.targets, t.id == v.target_id).where(t.name == name)
+        query = (
+            sa.select(*columns)
+            .join_from(tables.object_versions, tables.targets, t.id == v.target_id)
+            .where(t.name == name)
+        )
         return set(map(tuple, connection.execute(query)))
 
 
@@ -342,5 +346,5 @@ def test_a_purge_at_the_same_time_changes_nothing(database: Database) -> None:
         alive.pop()
         assert mirror.tell(gone(f"{mirror.rows['k']}")) == ({"k": alive[-1]} if alive else {})
     purged(database)
-    assert rows_of(database, m.object_versions) == 0
-    assert_balanced(database)
+    assert rows_of(database, tables.object_versions) == 0
+    assert_counters_balance(database)

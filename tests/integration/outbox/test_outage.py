@@ -10,7 +10,7 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.outbox.append import Log
+from app.outbox.log.append import Log
 from tests import services
 from tests.builders import add_target, event, migrated
 from workers.context import Context

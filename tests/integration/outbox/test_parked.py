@@ -13,18 +13,18 @@ import sqlalchemy as sa
 
 from app.config.settings import Settings
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.leases import Lease, Offer
-from app.outbox.parked import HeadRepair, restore_heads
-from app.outbox.reasons import PLAIN
-from app.outbox.replays import Replays, Selection
-from app.outbox.store import Death, Park, Settlement
+from app.outbox import tables
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.leases import Lease, Offer
+from app.outbox.delivery.parked import HeadRepair, restore_heads
+from app.outbox.delivery.reasons import PLAIN
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from workers.context import Context
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
@@ -66,7 +66,7 @@ def test_what_waits_behind_an_event_that_dies_at_its_first_attempt_is_delivered_
     assert [one.id for one in courier.scripted.got if one.key == "a"] == [second.id, third.id]
     assert [letter.event_id for letter in DeadLetters(database).list(Filter())] == [first.id]
     assert parked_rows(database) == []
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_waiting_one(database: Database) -> None:
@@ -78,8 +78,8 @@ def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_wai
     record(database, first, second, third, *(event(f"b{number}") for number in range(40)), other)
     courier.run(turns=1)
     [due] = due_times(database).values()
-    assert due < m.NEVER
-    assert_balanced(database)
+    assert due < tables.NEVER
+    assert_counters_balance(database)
 
 
 def test_a_defect_of_an_adapter_makes_one_head_of_an_object_whose_events_all_failed(database: Database) -> None:
@@ -91,7 +91,7 @@ def test_a_defect_of_an_adapter_makes_one_head_of_an_object_whose_events_all_fai
         assert_each_object_has_one_head(database)
         work(courier, now_ms() + hours * (HOUR + 1), turns=1)
     assert [row.attempts for row in parked_rows(database)] == [4, 0, 0, 0]
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def _defect(_: Event) -> Outcome:
@@ -119,18 +119,18 @@ def test_an_older_event_that_a_replay_parks_in_front_waits_as_long_as_the_head_d
     courier.run(turns=50)
     assert sent == []
     assert list(due_times(database).values()) == [due]
-    assert [(row.attempts, row.not_before == m.NEVER) for row in parked_rows(database)] == [(0, False), (1, True)]
-    assert_balanced(database)
+    assert [(row.attempts, row.not_before == tables.NEVER) for row in parked_rows(database)] == [(0, False), (1, True)]
+    assert_counters_balance(database)
     work(courier, due + 1, turns=30)
     assert sent == [events[0].id], "one attempt for each back-off"
     assert [row.attempts for row in parked_rows(database)] == [1, 1]
     assert_each_object_has_one_head(database)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def _received(database: Database, one: Event) -> int:
     with database.reading() as connection:
-        query = sa.select(m.events.c.received_at).where(m.events.c.id == one.id)
+        query = sa.select(tables.events.c.received_at).where(tables.events.c.id == one.id)
         return int(connection.execute(query).scalar_one())
 
 
@@ -138,7 +138,7 @@ def _break(database: Database, *rows: tuple[int, int]) -> None:
     """Give parked events, by seq, the due times that an older version or a defect may have left."""
     with database.writing() as connection:
         for seq, not_before in rows:
-            connection.execute(m.parked.update().where(m.parked.c.seq == seq).values(not_before=not_before))
+            connection.execute(tables.parked.update().where(tables.parked.c.seq == seq).values(not_before=not_before))
 
 
 def _park_three(database: Database) -> tuple[Courier, list[Event]]:
@@ -165,12 +165,12 @@ def test_when_an_object_is_due_does_not_depend_on_the_order_of_its_rows(database
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((m.NEVER, m.NEVER, m.NEVER), 0),  # nothing is ever due
-        ((m.NEVER, 70, m.NEVER), 70),  # an older event was parked in front of the head
-        ((50, 70, m.NEVER), 50),  # the head keeps its own time
+        ((tables.NEVER, tables.NEVER, tables.NEVER), 0),  # nothing is ever due
+        ((tables.NEVER, 70, tables.NEVER), 70),  # an older event was parked in front of the head
+        ((50, 70, tables.NEVER), 50),  # the head keeps its own time
         ((0, 70, 60), 0),
-        ((m.NEVER, 70, 60), 60),
-        ((50, m.NEVER, m.NEVER), 50),
+        ((tables.NEVER, 70, 60), 60),
+        ((50, tables.NEVER, tables.NEVER), 50),
     ],
 )
 def test_the_oldest_parked_event_becomes_the_head_again(
@@ -182,9 +182,9 @@ def test_the_oldest_parked_event_becomes_the_head_again(
     objects = {(rows[0].partition, rows[0].key_hash), (0, 12345)}
     with database.writing() as connection:
         changed = restore_heads(connection, rows[0].target_id, objects)
-    assert [row.not_before for row in parked_rows(database)] == [after, m.NEVER, m.NEVER]
+    assert [row.not_before for row in parked_rows(database)] == [after, tables.NEVER, tables.NEVER]
     assert [row.attempts for row in parked_rows(database)] == [row.attempts for row in rows]
-    assert changed == (0 if before == (50, m.NEVER, m.NEVER) else 1)
+    assert changed == (0 if before == (50, tables.NEVER, tables.NEVER) else 1)
 
 
 def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(database: Database) -> None:
@@ -196,7 +196,7 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
     assert repair.run() == {}
     healthy = due_times(database)
     rows = parked_rows(database)
-    _break(database, (rows[0].seq, m.NEVER), (rows[10].seq, 77))  # one without a head, one with two
+    _break(database, (rows[0].seq, tables.NEVER), (rows[10].seq, 77))  # one without a head, one with two
     assert repair.run() == {courier.target: 2}
     due = due_times(database)
     assert due.pop((rows[0].partition, rows[0].key_hash)) == 0
@@ -205,7 +205,7 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
     assert repair.run() == {}
     courier.scripted.script = lambda one: DELIVERED
     assert work(courier, now_ms() + HOUR, turns=100) == {"delivered": 27}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_ended(database: Database) -> None:
@@ -214,7 +214,7 @@ def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_en
     record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
     courier.run()
     rows = parked_rows(database)
-    _break(database, *((row.seq, m.NEVER) for row in rows))
+    _break(database, *((row.seq, tables.NEVER) for row in rows))
     repair = HeadRepair(database, chunk=3, chunks_each_run=2)
     mended = [repair.run().total() for _ in range(10)]
     assert max(mended) <= 4
@@ -227,7 +227,7 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
 ) -> None:
     _park_three(database)
     rows = parked_rows(database)
-    _break(database, (rows[0].seq, m.NEVER))
+    _break(database, (rows[0].seq, tables.NEVER))
     context = Context(Settings.from_environ({"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}))
     offers: list[Offer] = []
     assert context.drain(offers.append) == 0
@@ -266,12 +266,12 @@ def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Dat
     assert registry(database).target(courier.target).reason == letter.reason
     registry(database).pause(courier.target, reason)
     assert registry(database).target(courier.target).reason == letter.reason
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def _target_id(database: Database) -> int:
     with database.reading() as connection:
-        return int(connection.execute(sa.select(m.targets.c.id)).scalar_one())
+        return int(connection.execute(sa.select(tables.targets.c.id)).scalar_one())
 
 
 def _refused(database: Database) -> Iterator[str]:
@@ -300,12 +300,12 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
             settlement.partition(logged.partition).position = logged.seq
             if logged.seq < batch.events[3].seq:
                 settlement.deaths.append(
-                    Death(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
+                    NewDeadLetter(event_id=logged.event.id, reason=reason, history=history, **place)  # type: ignore[arg-type]
                 )
                 settlement.partition(logged.partition).dead += 1
             else:
                 settlement.park.append(
-                    Park(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
+                    ParkedRow(key_hash=logged.key_hash, not_before=HOUR, history=history, **place)  # type: ignore[arg-type]
                 )
         caplog.clear()
         courier.store.settle(lease, settlement, now_ms())
@@ -315,8 +315,8 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         assert [letter.reason for letter in letters] == ["fine", PLAIN, "fine"]
         assert [letter.history for letter in letters] == [[(5, "fine")], [(5, PLAIN)], [(5, "fine")]]
         with database.reading() as connection:
-            query = sa.select(m.parked.c.history).where(m.parked.c.target_id == lease.target_id)
-            kept = connection.execute(query.order_by(m.parked.c.seq)).scalars().all()
+            query = sa.select(tables.parked.c.history).where(tables.parked.c.target_id == lease.target_id)
+            kept = connection.execute(query.order_by(tables.parked.c.seq)).scalars().all()
         assert [orjson.loads(history) for history in kept] == [[[5, PLAIN]], [[5, "fine"]]]
         # The same for one that was parked before.
         again = replace(settlement.park[0], attempts=2, history=f'[[5,"{text}"],[6,"{text}"]]')
@@ -324,10 +324,10 @@ def test_a_value_that_the_database_refuses_costs_its_own_reason_only(
         retried.partition(again.partition)
         courier.store.settle(lease, retried, now_ms())
         with database.reading() as connection:
-            row = connection.execute(sa.select(m.parked).where(m.parked.c.seq == again.seq)).one()
+            row = connection.execute(sa.select(tables.parked).where(tables.parked.c.seq == again.seq)).one()
         assert (row.attempts, orjson.loads(row.history)) == (2, [[5, PLAIN]])
         assert_each_object_has_one_head(database)
-        assert_balanced(database)
+        assert_counters_balance(database)
         courier.leases.release(lease)
 
 

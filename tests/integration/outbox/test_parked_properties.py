@@ -13,14 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from app.events.model import Event
-from app.outbox.append import Log, key_hash
-from app.outbox.books import read_books
-from app.outbox.database import Database, now_ms
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.replays import Replays, Selection
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log, key_hash
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced, assert_in_order
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.retry import RetrySchedule
 
@@ -125,7 +125,7 @@ class History:
                     letters.replay(Filter(ids=some))
                     self.replayed = True
         assert_each_object_has_one_head(self.database)
-        assert_balanced(self.database)
+        assert_counters_balance(self.database)
 
     def work(self, answers: Iterator[str], turns: int, *, killed: bool = False) -> None:
         due = due_times(self.database)
@@ -157,10 +157,10 @@ class History:
         for _ in range(3):
             self.now += 2 * MAX_AGE
             self.work(iter(()), 1_000)
-            assert_balanced(self.database)
+            assert_counters_balance(self.database)
         with self.database.reading() as connection:
-            [books] = [entry for entry in read_books(connection) if entry.target == self.target]
-        assert (books.pending, books.parked) == (0, 0)
+            [counters] = [entry for entry in read_counters(connection) if entry.target == self.target]
+        assert (counters.pending, counters.parked) == (0, 0)
         if not self.replayed:  # else older events rightly come after newer ones
             letters = DeadLetters(self.database).list(Filter(target=self.target), limit=10_000)
             dead = {letter.event_id for letter in letters}

@@ -1,4 +1,4 @@
-"""Delivering: per object in order, failing events aside, nothing lost, books balanced."""
+"""Delivering: per object in order, failing events aside, nothing lost, counters balanced."""
 
 import contextlib
 from random import Random
@@ -7,15 +7,15 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.books import read_books
-from app.outbox.database import Database, now_ms
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.leases import Lease, LeaseLost
-from app.outbox.replays import Replays, Selection
+from app.outbox import tables
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
 from tests.builders import DELETE, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced, assert_in_order, sometimes
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order, sometimes
 from tests.services import until
 from workers.mirror import Policy
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
@@ -40,7 +40,7 @@ def test_every_event_arrives_once_and_in_order(database: Database) -> None:
     assert_in_order(events, courier.scripted.got)
     assert len(courier.scripted.got) == 95
     assert courier.run().counts == {}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(database: Database) -> None:
@@ -55,7 +55,7 @@ def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(databas
     sa.event.listen(database._reader, "after_cursor_execute", meanwhile)
     assert courier.run().counts == {"delivered": 2}
     assert_in_order(events, courier.scripted.got)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> None:
@@ -65,7 +65,7 @@ def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> Non
     courier.scripted.script = lambda one: Failed("no") if one.id == first.id else DELIVERED
     assert courier.run().counts == {"delivered": 3, "parked": 2}
     assert sorted(courier.scripted.keys()) == ["a", "b", "c"]
-    assert_balanced(database)
+    assert_counters_balance(database)
     courier.scripted.script = lambda one: DELIVERED
     late = Courier(database, courier.target, courier.scripted)
     partitions = late.partitions()
@@ -73,8 +73,8 @@ def test_a_failing_event_holds_up_its_own_object_only(database: Database) -> Non
     partitions._clock = lambda: now_ms() + 3_600_001
     assert partitions.work_off(lambda: False).counts == {"delivered": 2}
     assert [one.id for one in courier.scripted.got[3:]] == [first.id, second.id]
-    assert _counts(database, m.parked) == 0
-    assert_balanced(database)
+    assert _counts(database, tables.parked) == 0
+    assert_counters_balance(database)
 
 
 def test_an_event_that_keeps_failing_dies_with_its_history_and_the_next_of_its_object_goes_on(
@@ -89,7 +89,7 @@ def test_an_event_that_keeps_failing_dies_with_its_history_and_the_next_of_its_o
     [letter] = DeadLetters(database).list(Filter())
     assert (letter.event_id, letter.attempts, letter.reason) == (bad.id, 3, "the remote's words")
     assert [reason for _, reason in letter.history] == ["the remote's words"] * 3
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(database: Database) -> None:
@@ -102,11 +102,11 @@ def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(data
     assert letters.list(Filter(reason="no such"))[0].attempts == 1
     courier.scripted.script = lambda one: DELIVERED
     assert letters.replay(Filter(target=courier.target)) == 1
-    assert_balanced(database)
+    assert_counters_balance(database)
     assert courier.run().counts == {"delivered": 1}
     assert courier.scripted.got[-1].id == poison.id
     assert letters.list(Filter()) == []
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_purged_dead_letter_is_counted(database: Database) -> None:
@@ -115,9 +115,9 @@ def test_a_purged_dead_letter_is_counted(database: Database) -> None:
     courier.run()
     assert DeadLetters(database).purge(Filter()) == 2
     with database.reading() as connection:
-        [books] = read_books(connection)
-    assert (books.recorded, books.purged, books.dead, books.pending) == (2, 2, 0, 0)
-    assert_balanced(database)
+        [counters] = read_counters(connection)
+    assert (counters.recorded, counters.purged, counters.dead, counters.pending) == (2, 2, 0, 0)
+    assert_counters_balance(database)
 
 
 def test_an_unavailable_target_costs_its_events_no_attempt_and_no_place(database: Database) -> None:
@@ -126,8 +126,8 @@ def test_an_unavailable_target_costs_its_events_no_attempt_and_no_place(database
     events = record(database, *(event(f"k{number}") for number in range(20)))
     for _ in range(30):
         assert courier.run().unavailable == unreachable
-    assert _counts(database, m.parked) == 0
-    assert_balanced(database)
+    assert _counts(database, tables.parked) == 0
+    assert_counters_balance(database)
     courier.scripted.script = lambda one: DELIVERED
     assert courier.run().counts == {"delivered": 20}
     assert_in_order(events, courier.scripted.got)
@@ -140,9 +140,9 @@ def test_what_a_dying_target_took_out_of_turn_is_not_sent_twice(database: Databa
     courier.scripted.script = lambda one: Unavailable("reset") if one.id in missed else DELIVERED
     courier.run()
     courier.scripted.script = lambda one: DELIVERED
-    until(lambda: courier.run() and not _counts(database, m.parked))
+    until(lambda: courier.run() and not _counts(database, tables.parked))
     assert sorted(one.id for one in courier.scripted.got) == sorted(one.id for one in events)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_none(database: Database) -> None:
@@ -155,7 +155,7 @@ def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_n
     record(database, event("a"), event("b"))
     assert courier.run().counts["dead"] == 2
     assert DeadLetters(database).list(Filter())[0].reason == "unforeseen ZeroDivisionError"
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None:
@@ -169,8 +169,8 @@ def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None
     with pytest.raises(LeaseLost):
         slow.work_off(lambda: False)
     with database.reading() as connection:
-        assert read_books(connection)[0].delivered == 0
-    assert_balanced(database)
+        assert read_counters(connection)[0].delivered == 0
+    assert_counters_balance(database)
 
 
 def test_a_mirror_skips_what_is_older_than_what_is_known(database: Database) -> None:
@@ -183,7 +183,7 @@ def test_a_mirror_skips_what_is_older_than_what_is_known(database: Database) -> 
     assert [one.name for one in courier.scripted.got] == [DELETE]
     record(database, event("k", sequencer="18E9E833E5D35CEC"))
     assert courier.run().counts == {"superseded": 1}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: Database) -> None:
@@ -192,7 +192,7 @@ def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: 
     courier.run()
     Replays(database).begin(courier.target, Selection(prefix="k1"))
     later = record(database, *(event(f"k{number % 3}") for number in range(6)))
-    assert_balanced(database)
+    assert_counters_balance(database)
     courier.scripted.got.clear()
     assert courier.run().counts == {"delivered": 10}
     again = [one for one in first if one.key == "k1"]
@@ -200,7 +200,7 @@ def test_delivered_events_are_replayed_in_order_and_before_newer_ones(database: 
     assert got == [one.id for one in again] + [one.id for one in later if one.key == "k1"]
     [replay] = Replays(database).list()
     assert (replay.replayed, replay.finished) == (4, True)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_replay_begun_while_a_worker_is_at_it_takes_the_partition_from_it(database: Database) -> None:
@@ -238,13 +238,13 @@ def test_whatever_a_target_answers_nothing_is_lost_and_every_object_stays_in_ord
         with contextlib.suppress(KeyboardInterrupt):
             partitions.work_off(lambda turns=turns: next(turns, None) is None)  # type: ignore[misc]
         courier.leases.release(partitions._lease)
-        assert_balanced(database)
+        assert_counters_balance(database)
     courier.scripted.script = lambda one: DELIVERED
 
     def is_done() -> bool:
         courier.run(turns=1000)
-        return _counts(database, m.parked) == 0
+        return _counts(database, tables.parked) == 0
 
     until(is_done, 30, what="what was refused is due again, and delivered")
     assert_in_order(everything, courier.scripted.got)
-    assert_balanced(database)
+    assert_counters_balance(database)

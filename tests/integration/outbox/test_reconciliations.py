@@ -6,14 +6,14 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox.append import Log, QueueFull, Receipt
-from app.outbox.database import Database, now_ms
-from app.outbox.reconciliations import (
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.reconcile.runs import (
     BACKFILLING,
     AlreadyRunning,
     Reconciliations,
-    Unless,
+    UnlessChanged,
     last_before,
     mark,
     newest_sequencers,
@@ -84,7 +84,7 @@ def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
     assert recorded_since(database, "images", seq=found.seq) == {"later"}
     assert recorded_since(database, "images", seq=found.seq, received_at=0) == {"before", "odd +%é🎉", "later"}
     with database.writing() as connection:  # as a worker that has delivered everything
-        connection.execute(m.cursors.update().values(position=1 << 40))
+        connection.execute(tables.cursors.update().values(position=1 << 40))
     assert mark(database, target, "images").moving == frozenset()
     with pytest.raises(UnknownTarget):
         mark(database, TargetId("webhook", "none"), "images")
@@ -107,7 +107,7 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     log.append([[event("a"), event("b")]])
     seq = mark(database, target, "images").seq
     log.append([[event("b")]])
-    repairs, wanted = Unless(database, target, seq), [event("a"), event("b"), event("new")]
+    repairs, wanted = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
     [receipt] = repairs.append([wanted])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, receipt.repeated, repairs.overtaken) == (2, 0, 1)
@@ -116,7 +116,7 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     assert isinstance(again, Receipt)
     assert (again.recorded, again.repeated, repairs.overtaken) == (0, 2, 1)
     with database.reading() as connection:
-        query = sa.select(m.events.c.targets).where(m.events.c.id.in_([wanted[0].id, wanted[2].id]))
+        query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([wanted[0].id, wanted[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
 
 
@@ -133,12 +133,12 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
         event("newest", name=removed, version="v2"), event("plain", name=removed, version="v1"),
     ]  # fmt: skip
     Log(database).append([since])
-    repairs = Unless(database, target, seq)
+    repairs = UnlessChanged(database, target, seq)
     [receipt] = repairs.append([list(told.values())])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, repairs.overtaken) == (5, 2)
     with database.reading() as connection:
-        wanted = sa.select(m.events.c.key).where(m.events.c.id.in_([one.id for one in told.values()]))
+        wanted = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in told.values()]))
         assert set(connection.execute(wanted).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
 
 
@@ -153,14 +153,14 @@ def test_the_end_of_the_log_at_a_moment_is_found(database: Database) -> None:
     assert last_before(database, 1 << 60) == 0
     Log(database).append([[event("a"), event("b")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(received_at=m.events.c.seq * 10))
+        connection.execute(tables.events.update().values(received_at=tables.events.c.seq * 10))
     first, second = (seq * 10 for seq in range(last_before(database, 1 << 60) - 1, last_before(database, 1 << 60) + 1))
     assert [last_before(database, at) for at in (first, first + 1, second + 1)] == [0, first // 10, second // 10]
 
 
 def test_nothing_is_recorded_for_a_target_without_room_though_it_discards(database: Database) -> None:
     target, _other = add_target(database, queue_limit=3), add_target(database, "other", queue_limit=1)
-    repairs, some = Unless(database, target, 0), [event(f"k{number}") for number in range(4)]
+    repairs, some = UnlessChanged(database, target, 0), [event(f"k{number}") for number in range(4)]
     assert repairs.append([some]) == [QueueFull((target,))]
     [receipt] = repairs.append([some[:2]])
     assert isinstance(receipt, Receipt)

@@ -9,14 +9,14 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import Log, key_hash
-from app.outbox.books import read_books
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox import tables
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log, key_hash
 from tests.builders import add_target, event, registry
 from tests.delivery import Delivery, delivery
-from tests.integration.outbox.scripted import Scripted, assert_balanced, assert_in_order
+from tests.integration.outbox.scripted import Scripted, assert_counters_balance, assert_in_order
 from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -65,19 +65,19 @@ def letters(database: Database) -> list[DeadLetter]:
 
 def attempts(database: Database) -> list[int]:
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.parked.c.attempts)).scalars())
+        return list(connection.execute(sa.select(tables.parked.c.attempts)).scalars())
 
 
 def end_wait(database: Database) -> None:
     """Let the breaker's next look come now."""
     with database.writing() as connection:
-        connection.execute(m.targets.update().values(resume_at=0))
+        connection.execute(tables.targets.update().values(resume_at=0))
 
 
 def is_settled(database: Database) -> bool:
     with database.reading() as connection:
-        [books] = read_books(connection)
-    return books.pending == books.parked == 0
+        [counters] = read_counters(connection)
+    return counters.pending == counters.parked == 0
 
 
 def assert_all_but_the_refused_arrive(
@@ -101,7 +101,7 @@ def assert_all_but_the_refused_arrive(
     assert {(letter.attempts, letter.reason) for letter in letters(database)} == {(3, "503")}
     assert_in_order(events + more, target.got, never=[one for one in events if one.key in poison])
     assert len(target.got) == len(names) + len(more), "something was delivered twice"
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_one_refused_object_at_the_head_of_the_lowest_partition_holds_up_nobody(
@@ -149,7 +149,7 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
     at_work.serve(target, SCHEDULE, batch=200)
     at_work.until(lambda: len(target.got) == len(healthy), what="every healthy event delivered")
     assert_in_order(events, target.got, never=[one for one in events if one.key == poison])
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Database, at_work: Delivery) -> None:
@@ -171,13 +171,13 @@ def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Databa
         )
         assert letters(database) == []
     assert looks > 20
-    assert_balanced(database)
+    assert_counters_balance(database)
     events += record(database, spread(40))
     at_work.serve(target, SCHEDULE)
     at_work.until(lambda: is_settled(database), 30)
     assert_in_order(events, target.got)
     assert len(target.got) == len(events)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_an_outage_costs_objects_that_failed_before_no_attempt_either(database: Database, at_work: Delivery) -> None:
@@ -197,7 +197,7 @@ def test_an_outage_costs_objects_that_failed_before_no_attempt_either(database: 
         at_work.turn()
         end_wait(database)
     assert sorted(attempts(database)) == before
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_short_refusal_of_everything_costs_no_attempt(database: Database, at_work: Delivery) -> None:
@@ -210,7 +210,7 @@ def test_a_short_refusal_of_everything_costs_no_attempt(database: Database, at_w
     at_work.until(lambda: is_settled(database), 30)
     assert letters(database) == []
     assert_in_order(events, target.got)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_gone_for_one_object_does_not_pause_a_target_that_takes_others(database: Database, at_work: Delivery) -> None:

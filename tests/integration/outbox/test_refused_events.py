@@ -10,13 +10,13 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox.append import QueueFull, Receipt
-from app.outbox.commits import GroupCommit
-from app.outbox.database import REFUSED, Database, DatabaseUnavailable
-from app.outbox.feeder import Feeder
-from app.outbox.spool_format import decoded
-from app.outbox.staging import Staging
+from app.outbox import tables
+from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
+from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.group_commit import GroupCommit
+from app.outbox.log.spool import Spool
+from app.outbox.log.spool_feeder import SpoolFeeder
+from app.outbox.log.spool_format import decoded
 from tests import services
 from tests.builders import add_target, event, migrated
 
@@ -47,7 +47,7 @@ def refuse_poison(database: Database) -> None:
 
 def recorded(database: Database) -> list[str]:
     with database.reading() as connection:
-        return list(connection.execute(sa.select(m.events.c.id).order_by(m.events.c.seq)).scalars())
+        return list(connection.execute(sa.select(tables.events.c.id).order_by(tables.events.c.seq)).scalars())
 
 
 def together(commits: GroupCommit, requests: list[list[Event]]) -> list[Receipt | QueueFull | BaseException]:
@@ -56,7 +56,7 @@ def together(commits: GroupCommit, requests: list[list[Event]]) -> list[Receipt 
     def append(events: list[Event]) -> Receipt | QueueFull | BaseException:
         try:
             return commits.append(events, 60)
-        except (*REFUSED, *DatabaseUnavailable) as error:
+        except (*VALUE_ERRORS, *DatabaseUnavailable) as error:
             return error
 
     with ThreadPoolExecutor(len(requests)) as threads:
@@ -75,7 +75,7 @@ def test_an_event_that_the_database_refuses_fails_its_own_request_only(database:
     requests = [[event(f"{number}"), event(f"{number}b")] for number in range(20)]
     requests[7] = [event("good"), event("poison")]
     answers = together(commits, requests)
-    assert isinstance(answers.pop(7), REFUSED)
+    assert isinstance(answers.pop(7), VALUE_ERRORS)
     assert answers == [Receipt(recorded=2)] * 19
     assert len(recorded(database)) == 38
     assert commits.append([event("after")]) == Receipt(recorded=1)
@@ -85,13 +85,13 @@ def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_i
     database: Database, tmp_path: Path
 ) -> None:
     refuse_poison(database)
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     requests = [[event(f"{number}-{place}") for place in range(5)] for number in range(4)]
     poison = event("poison")
     for number, events in enumerate(requests):
         staging.append([*events[:2], poison, *events[2:]] if number == 1 else events)
     bad = staging.files()[1].with_suffix(".bad")
-    feeder = Feeder(staging, database)
+    feeder = SpoolFeeder(staging, database)
     feeder.feed()
     assert recorded(database) == [one.id for events in requests for one in events]
     assert not staging.pending()
@@ -106,11 +106,11 @@ def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever
     database: Database, tmp_path: Path
 ) -> None:
     refuse_poison(database)
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     events = [event("poison" if number in (0, 1, 6, 10) else f"{number}") for number in range(11)]
     staging.append(events)
     [bad] = [path.with_suffix(".bad") for path in staging.files()]
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [one.id for one in events if one.key != "poison"]
     assert list(decoded(bad.read_bytes())) == [one for one in events if one.key == "poison"]
 
@@ -121,7 +121,7 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
     """There is no room to write down what is refused, and none is made unless the files behind are fed."""
     database = migrated(postgres_database)
     refuse_poison(database)
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     before, poison, beside, unreadable, after = (event(key) for key in ("a", "poison", "b", "c", "d"))
     for events in ([before], [poison, beside], [unreadable], [after]):
         staging.append(events)
@@ -130,7 +130,7 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no byte can be written any more
     try:
-        Feeder(staging, database).feed()
+        SpoolFeeder(staging, database).feed()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert recorded(database) == [before.id, beside.id, after.id]
@@ -153,16 +153,16 @@ def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_p
     patient = {"sqlite": "PRAGMA busy_timeout = 100", "postgresql": "SET lock_timeout = '100ms'"}
     statement = patient.get(database.dialect, "SET innodb_lock_wait_timeout = 1")
     sa.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(statement))
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     staging.append([event("waits")])
     other = Database(outbox_url)
     with other.writing() as connection:
-        connection.execute(m.log_head.update().values(last_seq=m.log_head.c.last_seq))
+        connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
         with pytest.raises(DatabaseUnavailable):
-            Feeder(staging, database).feed()
+            SpoolFeeder(staging, database).feed()
     assert len(staging.files()) == 1
     assert not staging.damaged()
-    assert Feeder(staging, other).feed() == 1
+    assert SpoolFeeder(staging, other).feed() == 1
     for opened in (database, other):
         opened.close()
 
@@ -176,7 +176,7 @@ def test_an_event_larger_than_a_packet_fails_its_own_request_only(kind: str, req
     requests = [[event(f"{number}")] for number in range(6)]
     requests[3] = [event("good"), large(packet + 1)]
     answers = together(commits, requests)
-    assert isinstance(answers.pop(3), REFUSED)
+    assert isinstance(answers.pop(3), VALUE_ERRORS)
     assert answers == [Receipt(recorded=1)] * 5
     # Just below the limit it is kept, also where much of it has to be escaped.
     fits = large(packet - 40_000)
@@ -193,11 +193,11 @@ def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(
 ) -> None:
     server: services.MySQL = request.getfixturevalue(f"{kind}_server")
     database = migrated(server.create_database(f"packets_{kind}"))
-    staging = Staging(tmp_path / "spool")
+    staging = Spool(tmp_path / "spool")
     before, after = event("before"), event("after")
     for events in ([before], [large(_packet(server) + 1)], [after]):
         staging.append(events)
-    Feeder(staging, database).feed()
+    SpoolFeeder(staging, database).feed()
     assert recorded(database) == [before.id, after.id]
     assert staging.damaged() == 1
     database.close()
@@ -215,11 +215,11 @@ def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(
     with services.proxy(server.port, hang_up_on=b"poison") as between:
         plain = {"sslmode": "disable"} if kind == "postgres" else {"ssl_disabled": "true"}
         database = Database(str(_through(url, between.port, plain)))
-        staging = Staging(tmp_path / "spool")
+        staging = Spool(tmp_path / "spool")
         before, after = event("before"), event("after")
         for events in ([before], [event("poison")], [after]):
             staging.append(events)
-        Feeder(staging, database).feed()
+        SpoolFeeder(staging, database).feed()
         assert recorded(database) == [before.id, after.id]
         assert staging.damaged() == 1
         database.close()
@@ -231,8 +231,8 @@ def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str,
     server = {"postgres": services.postgres, "mysql": services.mysql, "mariadb": services.mariadb}[kind]()
     with server:
         database = migrated(server.create_database("outbox"))
-        staging = Staging(tmp_path / "spool")
-        feeder = Feeder(staging, database)
+        staging = Spool(tmp_path / "spool")
+        feeder = SpoolFeeder(staging, database)
         sent = [[event(f"{number}")] for number in range(6)]
         for number in range(3):
             for events in sent[number * 2 : number * 2 + 2]:
@@ -257,12 +257,12 @@ def test_a_database_of_small_packets_takes_many_events_at_once(kind: str) -> Non
         database = migrated(server.create_database("outbox"))
         commits = GroupCommit(database)
         assert commits.append([event(f"{number}") for number in range(1000)], 60) == Receipt(recorded=1000)
-        with pytest.raises(REFUSED, match="more than the"):
+        with pytest.raises(VALUE_ERRORS, match="more than the"):
             commits.append([large(65_536)], 60)
         database.close()
 
 
-def _feed_until_empty(feeder: Feeder) -> None:
+def _feed_until_empty(feeder: SpoolFeeder) -> None:
     for _ in range(20):
         try:
             feeder.feed()

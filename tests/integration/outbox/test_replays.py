@@ -7,16 +7,16 @@ import pytest
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import models as m
-from app.outbox import store
-from app.outbox.append import Log, Receipt
-from app.outbox.books import Books, read_books
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.purge import purge
-from app.outbox.replays import Replays, Selection
+from app.outbox import tables
+from app.outbox.delivery import settlement_store
+from app.outbox.delivery.counters import TargetCounters, read_counters
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log, Receipt
+from app.outbox.log.retention import purge
 from tests.builders import add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from workers.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.retry import RetrySchedule
 
@@ -29,10 +29,10 @@ def _record(database: Database, events: Sequence[Event]) -> Receipt:
     return receipt
 
 
-def _books(database: Database) -> Books:
+def _counters(database: Database) -> TargetCounters:
     with database.reading() as connection:
-        [books] = read_books(connection)
-    return books
+        [counters] = read_counters(connection)
+    return counters
 
 
 @pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
@@ -41,7 +41,7 @@ def test_a_replay_begins_while_somebody_holds_the_head_of_the_log(database: Data
     _record(database, [event("a"), event("b")])
     courier.run()
     with ThreadPoolExecutor(1) as thread, database.writing() as connection:
-        connection.execute(m.log_head.update().values(version=m.log_head.c.version + 1))
+        connection.execute(tables.log_head.update().values(version=tables.log_head.c.version + 1))
         begun = thread.submit(Replays(database).begin, courier.target, Selection()).result(10)
     assert not begun.finished
     assert courier.run().counts == {"delivered": 2}
@@ -54,7 +54,7 @@ def test_events_are_recorded_while_a_replay_waits_for_a_settlement(database: Dat
     courier.run()
     with ThreadPoolExecutor(1) as thread:
         with database.writing() as connection:
-            connection.execute(m.cursors.update().values(leased_until=0))
+            connection.execute(tables.cursors.update().values(leased_until=0))
             beginning = thread.submit(Replays(database).begin, courier.target, Selection())
             with pytest.raises(TimeoutError):
                 beginning.result(0.5)
@@ -71,20 +71,20 @@ def test_the_counters_balance_at_each_step_of_a_replay(database: Database) -> No
     courier.scripted.script = lambda one: answers.get(one.id, DELIVERED)
     begun = Replays(database).begin(courier.target, Selection())
     assert (begun.replayed, begun.progress, begun.finished) == (0, 0, False)
-    assert (_books(database).recorded, _books(database).pending) == (12, 0)
+    assert (_counters(database).recorded, _counters(database).pending) == (12, 0)
     seen = []
     while not Replays(database).get(begun.replay_id).finished:
         courier.run(turns=0)
-        assert_balanced(database)
-        assert _books(database).pending == 0
+        assert_counters_balance(database)
+        assert _counters(database).pending == 0
         replay = Replays(database).get(begun.replay_id)
-        assert _books(database).recorded == 12 + replay.replayed
+        assert _counters(database).recorded == 12 + replay.replayed
         seen.append((replay.replayed, replay.progress))
     assert len(seen) > 1
     assert seen == sorted(seen)
     assert seen[-1] == (12, 1)
-    books = _books(database)
-    assert (books.delivered, books.parked, books.dead) == (22, 1, 1)
+    counters = _counters(database)
+    assert (counters.delivered, counters.parked, counters.dead) == (22, 1, 1)
     assert Replays(database).list() == [Replays(database).get(begun.replay_id)]
 
 
@@ -96,12 +96,12 @@ def test_no_live_event_is_discarded_for_those_of_a_replay(database: Database) ->
     Replays(database).begin(courier.target, Selection())
     assert not _record(database, [event(f"first-{number}") for number in range(4)]).discarded
     assert _record(database, [event("one too many")]).discarded == {courier.target: 1}
-    while not Replays(database).list()[0].finished or _books(database).pending:
+    while not Replays(database).list()[0].finished or _counters(database).pending:
         courier.run()
-    assert (_books(database).parked, _books(database).delivered) == (3, 3 + 4)
+    assert (_counters(database).parked, _counters(database).delivered) == (3, 3 + 4)
     assert not _record(database, [event(f"second-{number}") for number in range(4)]).discarded
     assert _record(database, [event("one too many")]).discarded == {courier.target: 1}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Database) -> None:
@@ -111,7 +111,7 @@ def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Data
     courier.run()
     assert _record(database, [event("c")]).discarded == {courier.target: 1}
     with database.writing() as connection:
-        connection.execute(m.parked.update().values(not_before=0))
+        connection.execute(tables.parked.update().values(not_before=0))
     courier.scripted.script = lambda one: DELIVERED
     courier.run()
     assert not _record(database, [event("d"), event("e")]).discarded
@@ -120,7 +120,7 @@ def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Data
 def test_a_replay_passes_over_what_it_does_not_select_in_short_looks(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_WINDOW", 3)
+    monkeypatch.setattr(settlement_store, "_WINDOW", 3)
     courier = Courier(database, add_target(database))
     _record(database, [event(f"k{number}") for number in range(60)] + [event("wanted"), event("k")])
     courier.run(turns=1000)
@@ -135,7 +135,7 @@ def test_a_replay_passes_over_what_it_does_not_select_in_short_looks(
     courier.run(turns=1000)
     assert courier.scripted.keys() == ["wanted"]
     assert (replays.list()[0].finished, replays.list()[0].replayed) == (True, 1)
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_a_replay_begins_behind_what_was_purged(database: Database) -> None:
@@ -159,7 +159,7 @@ def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Data
     lease = courier.leases.claim(registry(database).target(courier.target).row_id, range(4), "token", 1)
     assert lease is not None
     with database.reading() as connection:
-        place = tuple(connection.execute(sa.select(m.events.c.partition, m.events.c.seq)).one())
+        place = tuple(connection.execute(sa.select(tables.events.c.partition, tables.events.c.seq)).one())
     replayed = []
 
     def meanwhile(*_: object) -> None:
@@ -184,4 +184,4 @@ def test_a_purge_passes_over_events_that_are_still_needed(database: Database) ->
     removed = purge(database, 1 << 60, batch=3, most=7)
     assert 7 <= removed <= 9, "whole batches"
     assert purge(database, 1 << 60, batch=3) == 40 - removed
-    assert_balanced(database)
+    assert_counters_balance(database)

@@ -8,12 +8,12 @@ import pytest
 
 from app.config.arn import TargetId
 from app.events.parsing import parse
-from app.outbox import models as m
-from app.outbox import schedule as schedule_module
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.reconciliations import AlreadyRunning, Reconciliations
-from app.outbox.schedule import LATE, Schedule
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.reconcile import schedule as schedule_module
+from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
+from app.outbox.reconcile.schedule import MAX_DELAY, Schedule
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.hostile import BUCKETS, scheduled
@@ -83,9 +83,9 @@ def test_a_moment_that_nobody_saw_is_made_up_for_within_the_hour(database: Datab
     registry(database).put(TargetId("redis", "x"), EACH_MINUTE | {"reconcile": "0 3 * * *"})
     add_target(database, "x", type_name="redis", values=EACH_MINUTE | {"reconcile": "0 3 * * *"}, bucket="bucket")
     three = now_ms() // 86_400_000 * 86_400_000 + 3 * 3_600_000
-    assert Schedule(database).register(three + LATE + 1) == 0
+    assert Schedule(database).register(three + MAX_DELAY + 1) == 0
     assert Schedule(database).register(three - 1) == 0
-    assert Schedule(database).register(three + LATE) == 1
+    assert Schedule(database).register(three + MAX_DELAY) == 1
 
 
 def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: Database) -> None:
@@ -106,7 +106,7 @@ def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
     every = add_target(database, "all", type_name="redis", values=EACH_MINUTE)
     Log(database).append([[event(bucket="zzz-first")]])
     with database.writing() as connection:
-        connection.execute(m.buckets.update().values(created_at=1))
+        connection.execute(tables.buckets.update().values(created_at=1))
     Log(database).append([[event(bucket=f"flood-{number}") for number in range(200)]])
     one = add_target(database, "one", type_name="redis", values=EACH_MINUTE, bucket="zzz-late")
     assert Schedule(database).register(now_ms()) == 6

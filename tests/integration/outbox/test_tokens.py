@@ -8,8 +8,8 @@ import pytest
 import sqlalchemy as sa
 
 from app.config.settings import ApiToken, hash_token
-from app.outbox import models as m
-from app.outbox.database import Database
+from app.outbox import tables
+from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens, UnknownToken
 from tests.services import until
 
@@ -37,7 +37,7 @@ def test_once_there_was_a_token_one_is_required_for_good(database: Database) -> 
 def test_what_records_that_is_no_token(database: Database) -> None:
     Tokens(database).create("minio", ["ingest"])
     with database.reading() as connection:
-        digests = connection.execute(sa.select(m.tokens.c.digest)).scalars().all()
+        digests = connection.execute(sa.select(tables.tokens.c.digest)).scalars().all()
     assert len(digests) == 2
     assert [Tokens(database).find(guess) for guess in (*digests, "", "*", "-" * 64)] == [None] * 5
 
@@ -46,13 +46,13 @@ def test_tokens_of_the_version_before_are_recorded_when_they_are_seen_or_revoked
     row = {"name": "old", "digest": hash_token("o" * 40), "scopes": "ingest", "created_at": 1}
     for seen in (True, False):
         with database.writing() as connection:
-            connection.execute(m.tokens.delete())
-            connection.execute(m.tokens.insert().values(**row))
+            connection.execute(tables.tokens.delete())
+            connection.execute(tables.tokens.insert().values(**row))
         if seen:
             assert Tokens(database).required()
             until(lambda: _rows(database) == 2)
             with database.writing() as connection:  # the version before revokes it, too
-                connection.execute(m.tokens.delete().where(m.tokens.c.name == "old"))
+                connection.execute(tables.tokens.delete().where(tables.tokens.c.name == "old"))
         else:
             Tokens(database).revoke("old")
         assert Tokens(database).required()
@@ -85,4 +85,4 @@ def test_several_may_make_the_first_token_at_once(database: Database) -> None:
 
 def _rows(database: Database) -> int:
     with database.reading() as connection:
-        return connection.execute(sa.select(sa.func.count()).select_from(m.tokens)).scalar_one()
+        return connection.execute(sa.select(sa.func.count()).select_from(tables.tokens)).scalar_one()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from app.events.model import Event
-from app.outbox import migration
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database
-from app.outbox.dead_letters import DeadLetters, Filter
-from app.outbox.history import object_history
-from app.outbox.replays import Replays, Selection
-from app.outbox.spool_format import decoded, encoded
+from app.outbox import tables
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine import migration
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.log.spool_format import decoded, encoded
 from tests.builders import add_target, event
 from tests.integration.outbox.scripted import Courier
 from workers.outcomes import DELIVERED, Failed, Rejected
@@ -56,7 +56,7 @@ def test_what_code_from_before_it_recorded_has_no_trace_context(database: Databa
     courier = Courier(database, add_target(database))
     Log(database).append([[_traced("old")]])
     with database.writing() as connection:
-        connection.execute(m.events.update().values(trace=None))
+        connection.execute(tables.events.update().values(trace=None))
     courier.run()
     assert _by_key(courier.scripted.got) == {"old": ""}
     assert [one.trace for one in object_history(database, "images", "old")] == [""]
@@ -73,7 +73,9 @@ def test_the_column_comes_and_goes_with_events_in_the_log(database: Database) ->
     courier.run()
     assert _by_key(courier.scripted.got) == {"c": TRACE}
     with database.reading() as connection:
-        found = {row.key: row.trace for row in connection.execute(sa.select(m.events.c.key, m.events.c.trace))}
+        found = {
+            row.key: row.trace for row in connection.execute(sa.select(tables.events.c.key, tables.events.c.trace))
+        }
     assert found == {"a": None, "b": None, "c": TRACE}
 
 

@@ -13,34 +13,34 @@ from alembic.script import ScriptDirectory
 import migrations
 from app.config.arn import TargetId
 from app.config.declaration import BadSettings
-from app.outbox import migration, schema
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import Database, now_ms
-from app.outbox.history import object_history
-from app.outbox.purge import purge
+from app.outbox import tables
+from app.outbox.delivery.object_history import object_history
+from app.outbox.engine import migration, schema_version
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.log.retention import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from tests.builders import add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_balanced
+from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from tests.system import BUCKETWIRE
 from workers.outcomes import DELIVERED, Rejected
 
 
 def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:
     database = Database(outbox_url)
-    assert schema.current(database) is None
+    assert schema_version.current(database) is None
     migration.migrate(database, partitions=8)
-    assert schema.current(database) == schema.head()
+    assert schema_version.current(database) == schema_version.head()
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": False})
-        assert compare_metadata(context, m.metadata) == []
-        assert connection.execute(sa.select(m.log_head.c.partitions)).scalar_one() == 8
+        assert compare_metadata(context, tables.metadata) == []
+        assert connection.execute(sa.select(tables.log_head.c.partitions)).scalar_one() == 8
     migration.migrate(database, partitions=99)
     migration.downgrade(database, "base")
     with database.engine.connect() as connection:
         assert set(sa.inspect(connection).get_table_names()) <= {"alembic_version"}
     migration.migrate(database)
-    assert schema.current(database) == schema.head()
+    assert schema_version.current(database) == schema_version.head()
     database.close()
 
 
@@ -54,16 +54,16 @@ def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(outbox_url
     said = [run.communicate(timeout=60)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0], said
     database = Database(outbox_url)
-    assert schema.current(database) == schema.head()
+    assert schema_version.current(database) == schema_version.head()
     database.close()
 
 
 def test_the_revisions_that_are_known_by_their_files_are_alembics() -> None:
     scripts = ScriptDirectory(str(Path(migrations.__file__).parent))
-    assert schema.revisions() == {script.revision for script in scripts.walk_revisions()}
-    assert schema.head() == scripts.get_current_head()
-    assert not schema.is_later(schema.head())
-    assert schema.is_later("9999")
+    assert schema_version.revisions() == {script.revision for script in scripts.walk_revisions()}
+    assert schema_version.head() == scripts.get_current_head()
+    assert not schema_version.is_later(schema_version.head())
+    assert schema_version.is_later("9999")
 
 
 def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> None:
@@ -79,9 +79,9 @@ def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> Non
     assert purge(database, now_ms() - 60_000) == 0
     assert purge(database, now_ms() + 1, batch=7) == 50
     with database.reading() as connection:
-        assert connection.execute(sa.select(sa.func.count()).select_from(m.events)).scalar_one() == 6
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one() == 6
     assert courier.run().counts == {"delivered": 5}
-    assert_balanced(database)
+    assert_counters_balance(database)
 
 
 def test_an_objects_history_says_where_each_event_stands(database: Database) -> None:
@@ -94,7 +94,7 @@ def test_an_objects_history_says_where_each_event_stands(database: Database) -> 
     Log(database).append([[waiting]])
     history = object_history(database, "images", "k")
     assert [entry.event_id for entry in history] == [settled.id, poison.id, waiting.id]
-    assert [entry.standings[0].state for entry in history] == ["settled", "dead", "pending"]
+    assert [entry.delivery_states[0].state for entry in history] == ["settled", "dead", "pending"]
     assert history[0].record == settled.record
     assert object_history(database, "images", "K") == []
 
@@ -109,7 +109,7 @@ def test_bad_settings_change_nothing(database: Database) -> None:
 def test_secrets_are_sealed_in_the_table_and_open_for_a_worker(database: Database) -> None:
     target = add_target(database, auth_token="s3cr3t-t0ken")
     with database.reading() as connection:
-        assert "s3cr3t" not in connection.execute(sa.select(m.targets.c.settings)).scalar_one()
+        assert "s3cr3t" not in connection.execute(sa.select(tables.targets.c.settings)).scalar_one()
     settings = registry(database).settings(registry(database).target(target))
     assert getattr(settings, "auth_token") == "s3cr3t-t0ken"  # noqa: B009 - one type of many
 
@@ -126,16 +126,16 @@ def test_a_target_in_use_is_removed_only_by_force(database: Database) -> None:
 
 
 def test_targets_of_the_environment_follow_it_and_one_broken_leaves_the_others(database: Database) -> None:
-    books = registry(database)
+    counters = registry(database)
     good, bad = TargetId("webhook", "good"), TargetId("webhook", "bad")
-    books.sync_environment(
+    counters.sync_environment(
         {good: {"endpoint": "http://127.0.0.1:9/"}, bad: {"endpoint": "nowhere"}}, {bad: "endpoint: no URL"}
     )
-    assert {entry.target: entry.problem for entry in books.targets()} == {bad: "endpoint: no URL", good: ""}
+    assert {entry.target: entry.problem for entry in counters.targets()} == {bad: "endpoint: no URL", good: ""}
     with pytest.raises(ReadOnlyTarget):
-        books.put(good, {"endpoint": "http://127.0.0.1:10/"})
-    books.sync_environment({bad: {"endpoint": "http://127.0.0.1:9/"}}, {})
-    assert {entry.target: (entry.problem, entry.enabled) for entry in books.targets()} == {
+        counters.put(good, {"endpoint": "http://127.0.0.1:10/"})
+    counters.sync_environment({bad: {"endpoint": "http://127.0.0.1:9/"}}, {})
+    assert {entry.target: (entry.problem, entry.enabled) for entry in counters.targets()} == {
         bad: ("", True),
         good: ("", False),
     }

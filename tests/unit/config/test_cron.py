@@ -8,7 +8,7 @@ from app.config.cron import Cron, last_moment
 from app.config.declaration import BadSettings, load
 from app.config.problems import BadValue
 from app.config.targets import PostgresSettings
-from app.outbox.schedule import LATE, due
+from app.outbox.reconcile.schedule import MAX_DELAY, due
 
 HOST = {"host": "db", "table": "rows"}
 
@@ -49,8 +49,8 @@ def test_a_run_is_due_once_for_each_moment_and_only_soon_after_it() -> None:
     three = at("2026-11-21T03:00:00")
     assert not due("0 3 * * *", 0, three - 1)
     assert due("0 3 * * *", 0, three)
-    assert due("0 3 * * *", three - 1, three + LATE)
-    assert not due("0 3 * * *", three - 1, three + LATE + 1)
+    assert due("0 3 * * *", three - 1, three + MAX_DELAY)
+    assert not due("0 3 * * *", three - 1, three + MAX_DELAY + 1)
     assert not due("0 3 * * *", three, three + 1000)
     assert not due("0 3 * * *", three + 500, three + 1000)
     assert due("0 3 * * *", three + 500, three + 86_400_000)

@@ -11,7 +11,7 @@ import pymysql
 import pytest
 import sqlalchemy as sa
 
-from app.outbox.db_errors import Unstorable, is_full, may_be_a_value
+from app.outbox.engine.db_errors import Unstorable, is_full, may_be_a_value
 
 
 def mysql(code: int, words: str = "") -> Exception:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from app.outbox.store import Batch, Logged, Parked
+from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
 from tests.builders import event
 from workers.logs import Setback, counted, format_partitions, setbacks, tell_setback, tell_settled
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
@@ -23,8 +23,8 @@ def rules(max_attempts: int = 20) -> Rules:
     return Rules(RetrySchedule(base=1000, cap=1000, max_attempts=max_attempts), NOW, Random(1))
 
 
-def logged(seq: int, key: str) -> Logged:
-    return Logged(event(key), 3, seq, hash(key), NOW - 500)
+def logged(seq: int, key: str) -> LoggedEvent:
+    return LoggedEvent(event(key), 3, seq, hash(key), NOW - 500)
 
 
 def said(*results: tuple[str, Result]) -> dict[str, Setback]:
@@ -57,7 +57,7 @@ def test_events_of_a_target_that_is_away_did_not_fail() -> None:
 
 
 def test_a_later_attempt_is_told_with_its_number_and_the_last_one_as_the_end() -> None:
-    entry = Parked(logged(1, "bad"), 1, NOW - 400, "[]")
+    entry = ParkedEvent(logged(1, "bad"), 1, NOW - 400, "[]")
     for most, due in ((3, True), (2, False)):
         settlement = settle_parked([entry], [Failed("500")], rules(most))
         [found] = setbacks(settlement, [(entry.logged, Failed("500"))])
@@ -67,9 +67,9 @@ def test_a_later_attempt_is_told_with_its_number_and_the_last_one_as_the_end() -
 def test_a_suspects_refusal_is_no_attempt_and_no_retry() -> None:
     suspect = Suspect(AWAY, refused_at=NOW, due=NOW + 200)
     assert said(("a", DELIVERED), ("b", suspect)) == {}
-    settlement = settle_parked([Parked(logged(1, "a"), 1, NOW - 400, "[]", NOW - 300)], [suspect], rules())
+    settlement = settle_parked([ParkedEvent(logged(1, "a"), 1, NOW - 400, "[]", NOW - 300)], [suspect], rules())
     assert not any(counted(settlement).values())
-    again = settle_parked([Parked(logged(1, "a"), 1, NOW - 400, "[]")], [RefusedAgain("503", None, NOW)], rules())
+    again = settle_parked([ParkedEvent(logged(1, "a"), 1, NOW - 400, "[]")], [RefusedAgain("503", None, NOW)], rules())
     assert counted(again)["retried"] == 1
 
 

@@ -15,11 +15,11 @@ import pytest
 from app.cli import bucketwire
 from app.cli import reconcile as reconcile_command
 from app.config.arn import TargetId
-from app.outbox import models as m
-from app.outbox.append import Log
-from app.outbox.database import now_ms
-from app.outbox.reconciliations import Reconciliations
-from app.outbox.schedule import Schedule, Waiting
+from app.outbox import tables
+from app.outbox.engine.database import now_ms
+from app.outbox.log.append import Log
+from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.schedule import Schedule, WaitingRun
 from spark_jobs.__main__ import jobs as spark_commands
 from tests.builders import add_target, event, migrated
 from tests.hostile import BUCKETS, scheduled
@@ -88,7 +88,7 @@ def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -
 
 
 def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[Waiting](), Hints()
+    database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), Hints()
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
     assert [hints.look(database, told.append) for _ in range(3)] == [1, 0, 0]
@@ -103,7 +103,7 @@ def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatc
     seen = list[list[str]]()
     monkeypatch.setattr(reconcile_command, "become", seen.append)
     for name in (*BUCKETS, "images"):
-        arguments = nightly.job_arguments(Waiting("r" * 32, TargetId("redis", "x"), name, 1, first=False))
+        arguments = nightly.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
         [_, command, *words] = seen[-1]  # what the job's process is started with
         context = spark_commands.commands[command].make_context(command, words)
@@ -120,7 +120,7 @@ def test_a_run_that_was_registered_for_no_bucket_is_given_up(tmp_path: Path, nam
     target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
     Schedule(database).register(now_ms())
     with database.writing() as connection:  # as a version did that looked at no names
-        connection.execute(m.reconciliations.update().values(bucket=name))
+        connection.execute(tables.reconciliations.update().values(bucket=name))
     assert nightly.reconcile(database, target, name, "arn") == "no storage allows a bucket of this name"
     [run] = Reconciliations(database).list()
     assert (run.state, Schedule(database).waiting()) == ("failed", [])

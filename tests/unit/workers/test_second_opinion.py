@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from app.events.model import Event
-from app.outbox.store import Refusals
+from app.outbox.delivery.settlement_store import Refusals
 from tests.builders import event
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged

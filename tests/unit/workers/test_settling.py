@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from app.outbox.models import NEVER
-from app.outbox.store import Batch, Logged, Parked
+from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
+from app.outbox.tables import NEVER
 from tests.builders import event
 from workers.mirror import Unsent
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
@@ -19,8 +19,8 @@ AWAY = Unavailable("connection refused")
 FAILED = Failed("500")
 
 
-def logged(seq: int, key_hash: int | None = None, partition: int = 0) -> Logged:
-    return Logged(event(f"k{key_hash}"), partition, seq, seq if key_hash is None else key_hash, NOW - 1000)
+def logged(seq: int, key_hash: int | None = None, partition: int = 0) -> LoggedEvent:
+    return LoggedEvent(event(f"k{key_hash}"), partition, seq, seq if key_hash is None else key_hash, NOW - 1000)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_was_not_attempted_behind_an_event_that_died_is_the_next_head(sched
 
 
 def test_only_the_first_of_an_objects_failures_counts_as_an_attempt() -> None:
-    parked = [Parked(logged(seq, 7), 0, 0, "[]") for seq in (1, 2, 3)]
+    parked = [ParkedEvent(logged(seq, 7), 0, 0, "[]") for seq in (1, 2, 3)]
     settlement = settle_parked(parked, [FAILED, FAILED, Rejected("bad")], RULES)
     assert [(park.seq, park.attempts) for park in settlement.repark] == [(1, 1)]
     assert (settlement.unpark, settlement.deaths) == ([], [])
@@ -104,16 +104,20 @@ def test_a_rejected_event_dies_and_the_next_of_its_object_is_not_held_up() -> No
 
 
 def test_parked_events_move_on_one_by_one() -> None:
-    parked = [Parked(logged(1, 7), 1, NOW, "[]"), Parked(logged(2, 7), 0, 0, "[]"), Parked(logged(3, 9), 2, NOW, "[]")]
+    parked = [
+        ParkedEvent(logged(1, 7), 1, NOW, "[]"),
+        ParkedEvent(logged(2, 7), 0, 0, "[]"),
+        ParkedEvent(logged(3, 9), 2, NOW, "[]"),
+    ]
     settlement = settle_parked(parked, [DELIVERED, FAILED, FAILED], RULES)
     assert settlement.unpark == [(0, 1), (0, 3)]
     assert [(park.seq, park.attempts) for park in settlement.repark] == [(2, 1)]
     assert [(death.seq, death.attempts) for death in settlement.deaths] == [(3, 3)]
-    assert settlement.moved_on == {(0, 7), (0, 9)}
+    assert settlement.unblocked == {(0, 7), (0, 9)}
 
 
 def test_parked_events_of_an_unavailable_target_stay_as_they_are() -> None:
-    parked = [Parked(logged(1, 7), 1, NOW, "[]"), Parked(logged(2, 7), 0, 0, "[]")]
+    parked = [ParkedEvent(logged(1, 7), 1, NOW, "[]"), ParkedEvent(logged(2, 7), 0, 0, "[]")]
     settlement = settle_parked(parked, [AWAY, NOT_ATTEMPTED], RULES)
     assert (settlement.unpark, settlement.repark, settlement.deaths) == ([], [], [])
     assert 0 in settlement.progress, "the settlement is still guarded by the lease"
@@ -129,7 +133,7 @@ def test_a_suspect_is_parked_until_it_is_due_and_what_was_not_sent_after_it_stay
 
 
 def test_a_suspect_that_is_parked_keeps_its_attempts_and_one_that_is_refused_again_has_one_more() -> None:
-    entry = Parked(logged(1, 7), 1, NOW - 900, "[]", NOW - 800, NOW - 700)
+    entry = ParkedEvent(logged(1, 7), 1, NOW - 900, "[]", NOW - 800, NOW - 700)
     [again] = settle_parked([entry], [Suspect(AWAY, NOW, NOW + 200)], RULES).repark
     assert (again.attempts, again.first_tried, again.last_tried) == (1, NOW - 900, NOW - 800)
     assert (again.refused_at, again.not_before) == (NOW, NOW + 200)

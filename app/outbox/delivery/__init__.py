@@ -1,0 +1,1 @@
+"""Delivery state: leases, settlements, parked events, dead letters, replays, counters."""

@@ -1,0 +1,175 @@
+"""Events that a target will not get by itself any more: look at them, replay them, or throw them away."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery.parked import restore_heads
+from app.outbox.engine.database import Database
+from app.outbox.engine.locks import lock_cursors
+from app.outbox.log.append import chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which dead letters; empty = any. Times are milliseconds since 1970, of the last try."""
+
+    ids: Sequence[int] = ()
+    target: TargetId | None = None
+    bucket: str = ""
+    prefix: str = ""
+    reason: str = ""  # contained in the reason
+    since: int = 0
+    before: int = tables.NEVER
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """One of them, with what was tried: `history` is the last attempts, (time in ms, reason)."""
+
+    letter_id: int
+    target: TargetId
+    event_id: str
+    name: str
+    bucket: str
+    key: str
+    reason: str
+    attempts: int
+    first_tried: int
+    last_tried: int
+    history: Sequence[tuple[int, str]]
+    record: str
+
+
+class DeadLetters:
+    """The dead letters of every target."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
+        """The first `limit` with a number above `after`, in order of number."""
+        query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
+        with self._database.reading() as connection:
+            return [_letter(row) for row in connection.execute(query)]
+
+    def replay(self, which: Filter) -> int:
+        """Send them on their way again, due at once, in the order of their objects; says how many.
+
+        They keep their ids. Attempts count from nothing again; the history is kept. They take no room of the target's
+        `queue_limit`, so that no live event is discarded for them.
+        """
+        d = tables.dead_letters.c
+        total = 0
+        for some in self._some(which):
+            with self._database.writing() as connection:
+                # A settlement that unparks the event before one of these must see it, or else be seen.
+                places = sa.select(d.target_id, d.partition).where(d.id.in_(some)).distinct()
+                ordered = connection.execute(places.order_by(d.target_id, d.partition)).all()
+                for target, group in groupby(ordered, key=lambda row: row.target_id):
+                    lock_cursors(connection, target, [row.partition for row in group])
+                rows = connection.execute(
+                    sa.select(tables.dead_letters, tables.events.c.key_hash)
+                    .join_from(tables.dead_letters, tables.events, _is_event())
+                    .where(d.id.in_(some))
+                    .with_for_update(of=tables.dead_letters)
+                ).all()
+                if not rows:
+                    continue
+                connection.execute(tables.parked.insert(), [_parked(row) for row in rows])
+                connection.execute(tables.dead_letters.delete().where(d.id.in_([row.id for row in rows])))
+                for target in {row.target_id for row in rows}:
+                    objects = {(row.partition, row.key_hash) for row in rows if row.target_id == target}
+                    restore_heads(connection, target, objects)
+                total += len(rows)
+        return total
+
+    def purge(self, which: Filter) -> int:
+        """Throw them away, counted as purged in the target's counters; says how many."""
+        d, t = tables.dead_letters.c, tables.targets.c
+        total = 0
+        for some in self._some(which):
+            with self._database.writing() as connection:
+                of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
+                for target in connection.execute(of_targets).scalars().all():
+                    # Counted by what is deleted: a replay or another purge may have taken some of them meanwhile.
+                    gone = connection.execute(
+                        tables.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
+                    ).rowcount
+                    connection.execute(tables.targets.update().where(t.id == target).values(purged=t.purged + gone))
+                    total += gone
+        return total
+
+    def _some(self, which: Filter) -> Iterator[Sequence[int]]:
+        with self._database.reading() as connection:
+            ids = (
+                connection.execute(_joined(which, tables.dead_letters.c.id).order_by(tables.dead_letters.c.id))
+                .scalars()
+                .all()
+            )
+        return chunks(ids)
+
+
+def _is_event() -> sa.ColumnElement[bool]:
+    d, e = tables.dead_letters.c, tables.events.c
+    return sa.and_(e.partition == d.partition, e.seq == d.seq)
+
+
+def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
+    d, e, t = tables.dead_letters.c, tables.events.c, tables.targets.c
+    wanted = columns or (tables.dead_letters, e.name, e.bucket, e.key, e.record, t.type, t.name.label("target_name"))
+    query = (
+        sa.select(*wanted)
+        .join_from(tables.dead_letters, tables.targets, d.target_id == t.id)
+        .join(tables.events, _is_event())
+        .where(d.last_tried >= which.since, d.last_tried < which.before)
+    )
+    if which.ids:
+        query = query.where(d.id.in_(which.ids))
+    if which.target is not None:
+        query = query.where(t.type == which.target.type, t.name == which.target.name)
+    if which.bucket:
+        query = query.where(e.bucket == which.bucket)
+    if which.prefix:
+        query = query.where(sa.func.substr(e.key, 1, len(which.prefix)) == which.prefix)
+    if which.reason:
+        query = query.where(d.reason.contains(which.reason, autoescape=True))
+    return query
+
+
+def _letter(row: Any) -> DeadLetter:
+    return DeadLetter(
+        letter_id=row.id,
+        target=TargetId(row.type, row.target_name),
+        event_id=row.event_id,
+        name=row.name,
+        bucket=row.bucket,
+        key=row.key,
+        reason=row.reason,
+        attempts=row.attempts,
+        first_tried=row.first_tried,
+        last_tried=row.last_tried,
+        history=[(at, reason) for at, reason in orjson.loads(row.history)],
+        record=row.record,
+    )
+
+
+def _parked(row: Any) -> dict[str, Any]:
+    return {
+        "target_id": row.target_id,
+        "partition": row.partition,
+        "seq": row.seq,
+        "key_hash": row.key_hash,
+        "not_before": 0,
+        "attempts": 0,
+        "first_tried": row.first_tried,
+        "last_tried": row.last_tried,
+        "history": row.history,
+        "replayed": True,
+    }

@@ -1,0 +1,320 @@
+"""Offer partitions with due work, let one worker at a time claim them, and keep or lose the claim.
+
+A partition of a target is free, offered (the drain has published a hint for it) or claimed (a worker holds a token).
+The hint carries no right: whoever claims first works. So a hint that is lost, late or doubled does no harm.
+
+    free ──offer──> offered ──claim──> claimed ──release──> free
+      ^                │                  │
+      └── lease ran out ┴──────────────────┘
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from random import Random
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.engine.database import Database
+
+OFFERED = "offered"  # in place of a token: anybody may claim
+REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
+BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
+_BEHIND = 1000  # seqs that an idle cursor may lag before the drain moves it over other targets' events
+
+
+class LeaseLost(Exception):
+    """Somebody else may be at work on these partitions now; nothing of this settlement was written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Partitions of one target that have due work; a hint for that target's queue."""
+
+    target: TargetId
+    partitions: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class ReplayPartition:
+    """How far a replay has come in a partition, and what it selects."""
+
+    replay_id: int
+    partition: int
+    position: int
+    until: int
+    since: int
+    before: int
+    bucket: str
+    prefix: str
+    names: tuple[str, ...]
+    window: int = 0  # the seq up to which the next events are looked for
+
+
+@dataclass(slots=True)
+class Lease:
+    """A worker's time-limited right to some partitions of one target; `positions` move as it settles."""
+
+    target_id: int
+    token: str
+    positions: dict[int, int]
+    replays: list[ReplayPartition] = field(default_factory=list)
+    probing: bool = False  # the target's breaker is open and this lease is the look whether it is back
+    mirror: bool = False  # its holder folds the events of versioned keys
+
+
+class Leases:
+    """Offers, claims, renewals and releases. Times are milliseconds; `lease_ms` is how long a claim holds unrenewed."""
+
+    def __init__(self, database: Database, lease_ms: int) -> None:
+        self._database = database
+        self._lease_ms = lease_ms
+        self._rng = Random()  # noqa: S311 - which partition probes, not a secret
+
+    def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
+        """Mark every free partition with due work as offered and say which. Safe to run twice at once.
+
+        `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
+        made again, the oldest first, but no more of them than hints are missing there: where all workers are busy,
+        hints that came again and again would keep those of other partitions from being read.
+        """
+        with self._database.reading() as connection:
+            due = list(_due(connection, now))
+        offers: list[Offer] = []
+        for ((target_id, target), probing), rows in groupby(due, key=lambda row: (row.target, row.probing)):
+            found = list(rows)
+            if probing:
+                found = self._probed(target_id, found)
+            offered = {row.partition: row.offered for row in found if row.offered}
+            groups = grouped([(row.partition, row.busy) for row in found])
+            again = [partitions for partitions in groups if offered.keys() >= set(partitions)]
+            again.sort(key=lambda partitions: min(offered[partition] for partition in partitions))
+            missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
+            lost, waiting = again[:missing], again[missing:]
+            fresh = [partitions for partitions in groups if partitions not in again]
+            # A term of its own tells each hint from the others, and keeps the oldest first.
+            for place, partitions in enumerate([*waiting, *lost, *fresh]):
+                if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
+                    offers.append(Offer(target, partitions))
+        return offers
+
+    def _probed(self, target_id: int, due: "list[_Due]") -> "list[_Due]":
+        """The one partition, of those that are due, that looks whether a target is back.
+
+        If there is one, one that has not been refused since the target last delivered, and has more than parked
+        events; and any of several, not always the lowest: an event that is refused for itself must not be all that is
+        ever tried.
+        """
+        c, p = tables.cursors.c, tables.parked.c
+        delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == target_id).scalar_subquery()
+        query = sa.select(p.partition).where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
+        with self._database.reading() as connection:
+            refused = set(connection.execute(query).scalars())
+        offered = [row for row in due if row.offered]  # its hint may still wait: a second one would not help
+        fresh = [row for row in due if row.partition not in refused]
+        return [self._rng.choice(offered or [row for row in fresh if row.waiting] or fresh or due)]
+
+    def _hinted(self, target_id: int) -> int:
+        """How many hints should wait in the target's queue: partitions of one hint were offered until the same
+        moment.
+        """
+        c = tables.cursors.c
+        query = sa.select(sa.func.count(c.leased_until.distinct())).where(
+            _log_cursors(target_id), c.lease_token == OFFERED
+        )
+        with self._database.reading() as connection:
+            return int(connection.execute(query).scalar_one())
+
+    def _mark(self, target_id: int, partitions: tuple[int, ...], now: int, until: int) -> bool:
+        c = tables.cursors.c
+        with self._database.writing() as connection:
+            marked = connection.execute(
+                tables.cursors.update()
+                .where(_log_cursors(target_id), c.partition.in_(partitions), c.leased_until < now)
+                .values(lease_token=OFFERED, leased_until=until)
+            )
+        return bool(marked.rowcount)
+
+    def claim(self, row_id: int, partitions: Sequence[int], token: str, now: int) -> Lease | None:
+        """Take those of `partitions` that nobody works on; None if there is none or the target takes nothing now.
+
+        The target is the row that the worker has looked up: one of the same name made since then has another.
+        """
+        c, t = tables.cursors.c, tables.targets.c
+        with self._database.writing() as connection:
+            row = connection.execute(
+                sa.select(t.id, t.breaker, t.resume_at).where(
+                    t.id == row_id, t.enabled, sa.not_(t.paused), t.problem == ""
+                )
+            ).one_or_none()
+            if row is None:
+                return None
+            probing = row.breaker != "closed"
+            if probing:
+                held = sa.select(c.partition).where(
+                    _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+                )
+                if row.resume_at > now or connection.execute(held).first():
+                    # Its hint is spent. Were these partitions left offered, none could probe for as long as a lease.
+                    spent = sa.and_(_log_cursors(row.id), c.partition.in_(partitions), c.lease_token == OFFERED)
+                    connection.execute(tables.cursors.update().where(spent).values(lease_token="", leased_until=0))
+                    return None
+                partitions = [self._rng.choice(partitions)]
+            connection.execute(
+                tables.cursors.update()
+                .where(
+                    _log_cursors(row.id),
+                    c.partition.in_(partitions),
+                    sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now),
+                )
+                .values(lease_token=token, leased_until=now + self._lease_ms)
+            )
+            mine = connection.execute(
+                sa.select(c.partition, c.position).where(_log_cursors(row.id), c.lease_token == token)
+            ).all()
+            if not mine:
+                return None
+            positions = {cursor.partition: cursor.position for cursor in mine}
+            replays = [replay for replay in replay_partitions(connection, row.id) if replay.partition in positions]
+            return Lease(row.id, token, positions, replays, probing)
+
+    def renew(self, lease: Lease, now: int) -> bool:
+        """Hold the lease for another term; False if it is lost, if only for one of its partitions."""
+        with self._database.writing() as connection:
+            renewed = connection.execute(
+                tables.cursors.update()
+                .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
+                .values(leased_until=now + self._lease_ms)
+            )
+        return bool(renewed.rowcount == len(lease.positions))
+
+    def release(self, lease: Lease) -> None:
+        """Give every partition of the lease back."""
+        with self._database.writing() as connection:
+            connection.execute(
+                tables.cursors.update()
+                .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
+                .values(lease_token="", leased_until=0)
+            )
+
+    def advance_idle(self, now: int) -> None:
+        """Move cursors that lag far behind the log, but have nothing waiting, over other targets' events.
+
+        Without it each look for work would pass over the same events of other targets again.
+        """
+        c = tables.cursors.c
+        with self._database.reading() as connection:
+            head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+            lagging = connection.execute(
+                sa.select(c.target_id, c.partition, c.position)
+                .where(c.replay_id == tables.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting())
+                .order_by(c.target_id, c.partition)
+            ).all()
+        if not lagging:
+            return
+        with self._database.writing() as connection:
+            for row in lagging:
+                connection.execute(
+                    tables.cursors.update()
+                    .where(_log_cursors(row.target_id), c.partition == row.partition)
+                    .where(c.position == row.position, c.leased_until < now)
+                    # Where every event is folded, none is missed: those passed over are of other targets.
+                    .values(position=head, folded=sa.case((c.folded >= row.position, head), else_=c.folded))
+                )
+
+
+def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
+    """Share partitions (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones
+    together.
+    """
+    quiet = tuple(partition for partition, busy in partitions if not busy)
+    return [(partition,) for partition, busy in partitions if busy] + ([quiet] if quiet else [])
+
+
+def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
+    return sa.and_(tables.cursors.c.target_id == target_id, tables.cursors.c.replay_id == tables.WHOLE_LOG)
+
+
+def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
+    """Whether an event of the log goes to a target."""
+    if isinstance(target_id, int):
+        return tables.events.c.targets.like(f"%,{target_id},%")
+    return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
+
+
+def _ahead() -> sa.Select[tuple[int]]:
+    e, c = tables.events.c, tables.cursors.c
+    return (
+        sa.select(e.seq)
+        .where(e.partition == c.partition, e.seq > c.position, goes_to(c.target_id))
+        .order_by(e.seq)
+        .correlate(tables.cursors)
+    )
+
+
+def _waiting() -> sa.ColumnElement[bool]:
+    return _ahead().limit(1).scalar_subquery().is_not(None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Due:
+    target: tuple[int, TargetId]
+    partition: int
+    busy: bool
+    waiting: bool  # has events that were never tried
+    probing: bool
+    offered: int  # until when (ms), and nobody has taken it; 0 if it was not
+
+
+def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
+    c, t, p = tables.cursors.c, tables.targets.c, tables.parked.c
+    other = tables.cursors.alias()
+    busy = _ahead().limit(1).offset(BUSY - 1).scalar_subquery().is_not(None)
+    parked = (
+        sa.exists()
+        .where(p.target_id == c.target_id, p.partition == c.partition, p.not_before <= now)
+        .correlate(tables.cursors)
+    )
+    r = tables.redeliveries.c
+    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
+    replay = (
+        sa.exists()
+        .where(
+            other.c.target_id == c.target_id, other.c.partition == c.partition, other.c.replay_id != tables.WHOLE_LOG
+        )
+        .where(other.c.position < other.c.until)
+        .correlate(tables.cursors)
+    )
+    held = (
+        sa.exists()
+        .where(other.c.target_id == c.target_id, other.c.replay_id == tables.WHOLE_LOG, other.c.leased_until >= now)
+        .correlate(tables.cursors)
+    )
+    query = (
+        sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.lease_token, c.leased_until)
+        .add_columns(sa.or_(busy, replay).label("busy"), _waiting().label("waiting"))
+        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == tables.WHOLE_LOG, c.leased_until < now)
+        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
+        .where(sa.or_(_waiting(), parked, replay, redelivery))
+        .order_by(t.id, c.partition)
+    )
+    for row in connection.execute(query):
+        target, offered = TargetId(row.type, row.name), row.leased_until if row.lease_token == OFFERED else 0
+        yield _Due((row.id, target), row.partition, bool(row.busy), bool(row.waiting), row.breaker != "closed", offered)
+
+
+def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:
+    """The unfinished partitions of a target's replays, older replays first."""
+    c, r = tables.cursors.c, tables.replays.c
+    query = (
+        sa.select(c.replay_id, c.partition, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
+        .join_from(tables.cursors, tables.replays, c.replay_id == r.id)
+        .where(c.target_id == target_id, c.position < c.until)
+        .order_by(c.replay_id)
+    )
+    for row in connection.execute(query):
+        yield ReplayPartition(*row[:8], tuple(orjson.loads(row.events)))

@@ -1,0 +1,97 @@
+"""An object's history: every event of it in the log, and where each stands at each of its targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery.counters import snapshot
+from app.outbox.engine.database import Database
+from app.outbox.log.append import key_hash
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryState:
+    """Where one event stands at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
+
+    `reason` is what its last try came to; empty for a parked one that waits behind another event of its object.
+    """
+
+    target: TargetId
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """One event of the object's history. Times are milliseconds since 1970."""
+
+    event_id: str
+    seq: int
+    name: str
+    version: str
+    time: int
+    received_at: int
+    delivery_states: Sequence[DeliveryState]
+    record: str
+    trace: str = ""
+
+
+def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[RecordedEvent]:
+    """The object's last `limit` events, oldest first; empty when the log has none (any more)."""
+    e, t, c, p, d = tables.events.c, tables.targets.c, tables.cursors.c, tables.parked.c, tables.dead_letters.c
+    with snapshot(database) as connection:  # an event on its way from one table to another is in one of them
+        query = (
+            sa.select(tables.events)
+            .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)
+            .order_by(e.seq.desc())
+            .limit(limit)
+        )
+        rows = list(reversed(connection.execute(query).all()))
+        if not rows:
+            return []
+        partition, seqs = rows[0].partition, [row.seq for row in rows]
+        ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
+        query = sa.select(c.target_id, c.position).where(c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+        positions = {row.target_id: row.position for row in connection.execute(query)}
+        special: dict[tuple[int, int], tuple[str, str]] = {}
+        for row in connection.execute(
+            sa.select(p.target_id, p.seq, p.history).where(p.partition == partition, p.seq.in_(seqs))
+        ):
+            special[row.target_id, row.seq] = ("parked", _last_reason(row.history))
+        for row in connection.execute(
+            sa.select(d.target_id, d.seq, d.reason).where(d.partition == partition, d.seq.in_(seqs))
+        ):
+            special[row.target_id, row.seq] = ("dead", row.reason)
+    return [
+        RecordedEvent(
+            event_id=row.id,
+            seq=row.seq,
+            name=row.name,
+            version=row.version,
+            time=row.time,
+            received_at=row.received_at,
+            delivery_states=[
+                _delivery_state(ids[target], row.seq, positions.get(target, 0), special.get((target, row.seq)))
+                for target in map(int, filter(None, row.targets.split(",")))
+                if target in ids
+            ],
+            record=row.record,
+            trace=row.trace or "",
+        )
+        for row in rows
+    ]
+
+
+def _last_reason(history: str) -> str:
+    tried = orjson.loads(history)
+    return str(tried[-1][1]) if tried else ""
+
+
+def _delivery_state(target: TargetId, seq: int, position: int, special: tuple[str, str] | None) -> DeliveryState:
+    if special is not None:
+        return DeliveryState(target, *special)
+    return DeliveryState(target, "settled" if seq <= position else "pending")

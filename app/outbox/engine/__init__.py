@@ -1,0 +1,1 @@
+"""The outbox database: connections, timeouts, migrations."""

@@ -1,0 +1,74 @@
+"""Look at the database without waiting for it: a database that hangs must not take the threads of requests with it."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class NoAnswer(Exception):
+    """The database has not answered in time; the question still stands and its answer may come later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult(Generic[T]):
+    """The last answer there was, and the error since, if the last question brought one."""
+
+    value: T | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class _LastResult(Generic[T]):
+    """What one process knows."""
+
+    pid: int = field(default_factory=os.getpid)
+    last: ProbeResult[T] = field(default_factory=ProbeResult)
+    answered: float = float("-inf")
+    asked: Future[ProbeResult[T]] | None = None
+    began: float = 0.0
+
+
+class CachedProbe(Generic[T]):
+    """A value that is read again when it is older than `age` seconds, by one thread at a time for each process.
+
+    `look()` returns within `patience` seconds of the question, whatever becomes of the database.
+    """
+
+    def __init__(self, read: Callable[[], T], *, age: float, patience: float) -> None:
+        self._read = read
+        self._age = age
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._known: _LastResult[T] = _LastResult()
+
+    def look(self) -> ProbeResult[T]:
+        """The value, read anew if it is due."""
+        with self._lock:
+            if self._known.pid != os.getpid():
+                self._known = _LastResult()
+            known = self._known
+            if known.asked is None:
+                if time.monotonic() - known.answered < self._age:
+                    return known.last
+                known.asked, known.began = Future(), time.monotonic()
+                threading.Thread(target=self._ask, args=(known, known.asked), name="glance", daemon=True).start()
+            asked, waits = known.asked, known.began + self._patience - time.monotonic()
+        try:
+            return asked.result(max(0.0, waits))
+        except TimeoutError:
+            return ProbeResult(known.last.value, NoAnswer(f"no answer from the database within {self._patience:g} s"))
+
+    def _ask(self, known: _LastResult[T], asked: Future[ProbeResult[T]]) -> None:
+        try:
+            look: ProbeResult[T] = ProbeResult(self._read())
+        except Exception as error:  # noqa: BLE001 - whoever looks decides what an error means
+            look = ProbeResult(known.last.value, error)
+        with self._lock:
+            known.last, known.answered, known.asked = look, time.monotonic(), None
+        asked.set_result(look)

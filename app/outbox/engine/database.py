@@ -1,0 +1,210 @@
+"""Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each set so that a commit means kept."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import event as sa_event
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from app.events.stored_size import UNLIMITED
+from app.outbox.engine import db_errors, pg_timeouts
+
+# Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
+# InternalError is what a PostgreSQL says that has become a read-only standby.
+DatabaseUnavailable = (
+    sa.exc.OperationalError,
+    sa.exc.InterfaceError,
+    sa.exc.InternalError,
+    sa.exc.TimeoutError,
+)
+
+# What it comes to when a value cannot be stored, `Unstorable` among them.
+VALUE_ERRORS = db_errors.VALUE_ERRORS
+
+_BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet: the statement, and the ids of the targets that the event goes to
+
+# What MySQL's driver calls an OperationalError although the server refused a value: row or packet too large, a value
+# or a string that the column cannot hold.
+_VALUE_ERRORS_OF_MYSQL = {1118, 1153, 1292, 1301, 1366, 1406, 3988}
+
+
+def now_ms() -> int:
+    """The time, as every table of the outbox holds it."""
+    return time.time_ns() // 1_000_000
+
+
+def refuses_value(error: BaseException) -> bool:
+    """Whether a statement failed because of one of its values, and will fail again with it."""
+    if isinstance(error, (*VALUE_ERRORS, sa.exc.ProgrammingError)):
+        return True
+    orig = error.orig if isinstance(error, sa.exc.DBAPIError) else None
+    return bool(orig and orig.args and orig.args[0] in _VALUE_ERRORS_OF_MYSQL)
+
+
+def describe_error(error: BaseException) -> str:
+    """The driver's own words in one line, without statement and values."""
+    words = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+    return " ".join(words.split())[:500] or type(error).__name__
+
+
+class Database:
+    """Connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
+
+    A statement that takes longer than `patience` seconds raises `DatabaseUnavailable`; with None it may take any time.
+    Made in the process that uses it: call `forked()` first thing in a forked child.
+    """
+
+    def __init__(self, url: str, *, pool_size: int = 5, patience: float | None = 20.0) -> None:
+        self.url = sa.make_url(url)
+        self.engine = _open(self.url, pool_size, patience)
+        self._reader: sa.Engine = self.engine.execution_options(reading=True)
+        if self.dialect != "sqlite":
+            # No BEGIN and COMMIT around a single SELECT. An engine of its own, because a connection that has to be set
+            # back when it is returned costs a round trip, and one that breaks just then never leaves the pool's count.
+            self._reader = _open(self.url, pool_size, patience, autocommit=True)
+        self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
+        if self.dialect == "mysql":
+            sa_event.listen(self.engine, "connect", self._learn_limit)
+
+    @property
+    def largest_event(self) -> int | None:
+        """The most bytes that an event may have (`app.events.stored_size`); None before the server was ever asked."""
+        return self._largest_event
+
+    @property
+    def dialect(self) -> str:
+        """`sqlite`, `postgresql` or `mysql` (MariaDB included)."""
+        name = self.engine.dialect.name
+        return "mysql" if name == "mariadb" else name
+
+    def writing(self) -> Any:
+        """A context manager giving a connection in a transaction that commits at the end or rolls back."""
+        return self.engine.begin()
+
+    def reading(self) -> Any:
+        """A context manager giving a connection for SELECTs only."""
+        return self._reader.connect()
+
+    def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@max_allowed_packet")
+            packet = int(cursor.fetchone()[0])
+        self._largest_event = max(1, packet - _BESIDE_EVENT)
+        if packet < 2 * connection.cursorclass.max_stmt_length:
+            # The driver puts many rows into one statement, up to a size of its own.
+            length = {"max_stmt_length": packet // 2}
+            connection.cursorclass = type("Cursor", (connection.cursorclass,), length)
+
+    def forked(self) -> None:
+        """Forget connections inherited from a parent, without closing the parent's sockets."""
+        for engine in (self.engine, self._reader):
+            engine.dispose(close=False)
+
+    def close(self) -> None:
+        """Close every pooled connection."""
+        for engine in (self.engine, self._reader):
+            engine.dispose()
+
+
+def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False) -> sa.Engine:
+    name = url.get_backend_name()
+    if name == "sqlite":
+        return _open_sqlite(url, pool_size)
+    opener: dict[str, Callable[[sa.URL, int, float | None, str], sa.Engine]] = {
+        "postgresql": _open_postgresql,
+        "mysql": _open_mysql,
+        "mariadb": _open_mysql,
+    }
+    if name not in opener:
+        raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
+    # Whatever the server's default: a SELECT after taking the log's head must see every commit before it.
+    return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
+
+
+def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
+    engine = sa.create_engine(
+        url, pool_size=pool_size, max_overflow=20, hide_parameters=True, connect_args={"timeout": 20}
+    )
+
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
+        connection.isolation_level = None  # BEGIN is ours: the driver's own comes too late for a write lock
+        for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @sa_event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        options = connection.get_execution_options()
+        if options.get("snapshot"):
+            connection.exec_driver_sql("BEGIN")
+        elif not options.get("reading"):
+            connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+    return engine
+
+
+# A server whose machine or network is gone says nothing: without these a statement would wait for two hours.
+_NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
+
+
+def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+    # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
+    # Every query of ours has an index in its order; with a fresh or fast-growing log the planner's statistics are
+    # behind, and without these it would at times sort a whole backlog to read the first batch of it. (What is off
+    # counts as very dear to the planner, so that jit would compile every small query.)
+    options = (
+        "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+        " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
+    )
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=20,
+        pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
+        hide_parameters=True,
+        isolation_level=isolation,
+        connect_args={
+            "options": options,
+            "connect_timeout": 5,
+            "application_name": "bucketwire",
+            "connection_factory": pg_timeouts.Connection,
+            "cursor_factory": pg_timeouts.Cursor,
+            **_NOTICING,
+        },
+    )
+
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: pg_timeouts.Connection, entry: ConnectionPoolEntry) -> None:
+        connection.patience = patience
+        entry.info["opened"] = time.monotonic()
+
+    @sa_event.listens_for(engine, "checkout")
+    def _check(_connection: pg_timeouts.Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
+        if pg_timeouts.opened_before_last_timeout(entry.info["opened"]):
+            raise sa.exc.DisconnectionError  # the pool opens another in its place
+
+    return engine
+
+
+def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+    url = url.update_query_dict({"charset": "utf8mb4"})
+    engine = sa.create_engine(
+        url,
+        pool_size=pool_size,
+        max_overflow=20,
+        pool_recycle=3600,  # below the server's wait_timeout
+        hide_parameters=True,
+        isolation_level=isolation,
+        connect_args={"connect_timeout": 5, "read_timeout": patience, "write_timeout": patience},
+    )
+
+    @sa_event.listens_for(engine, "connect")
+    def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout=15, time_zone='+00:00'")
+            # Without it a server that is set so cuts a value that is too long, and says that all went well.
+            cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
+
+    return engine

@@ -1,0 +1,71 @@
+"""Bring the outbox database to the schema that this code needs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import alembic.command
+import alembic.config
+import sqlalchemy as sa
+
+import migrations
+from app.outbox import tables
+from app.outbox.engine.database import Database
+
+
+def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:
+    """Upgrade to `revision`; a new log gets `partitions` partitions, which then never change.
+
+    Safe to call from several machines at once on PostgreSQL and MySQL: one migrates, the others wait.
+    """
+    with database.engine.connect() as connection, _locked(connection):
+        alembic.command.upgrade(_config(connection), revision)
+        connection.commit()
+        if sa.inspect(connection).has_table(tables.log_head.name):
+            _begin_log(connection, partitions)
+
+
+def downgrade(database: Database, revision: str) -> None:
+    """Step back to `revision` (`base`: an empty database)."""
+    with database.engine.connect() as connection:
+        alembic.command.downgrade(_config(connection), revision)
+        connection.commit()
+
+
+def _config(connection: sa.Connection) -> alembic.config.Config:
+    config = alembic.config.Config(attributes={"connection": connection})
+    config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
+    return config
+
+
+def _begin_log(connection: sa.Connection, partitions: int) -> None:
+    if connection.execute(sa.select(tables.log_head.c.id)).first() is None:
+        connection.execute(tables.log_head.insert().values(id=1, last_seq=0, partitions=partitions, version=1))
+    connection.commit()
+
+
+_KEY = 0x6275636B6574  # "bucket": an advisory lock of our own
+_MYSQL = ("SELECT GET_LOCK('bucketwire.migrate', 120)", "SELECT RELEASE_LOCK('bucketwire.migrate')")
+_LOCKS = {
+    "postgresql": (f"SELECT pg_advisory_lock({_KEY})", f"SELECT pg_advisory_unlock({_KEY})"),
+    "mysql": _MYSQL,
+    "mariadb": _MYSQL,
+}
+
+
+@contextmanager
+def _locked(connection: sa.Connection) -> Iterator[None]:
+    """Nobody else migrates meanwhile; what the block left open is rolled back."""
+    take, give = _LOCKS.get(connection.dialect.name, ("", ""))
+    _say(connection, take)
+    try:
+        yield
+    finally:
+        connection.rollback()
+        _say(connection, give)
+
+
+def _say(connection: sa.Connection, statement: str) -> None:
+    if statement:
+        connection.execute(sa.text(statement))
+        connection.commit()

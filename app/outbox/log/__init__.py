@@ -1,0 +1,1 @@
+"""The event log: append, read, route, retain, spool."""

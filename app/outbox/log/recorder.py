@@ -1,0 +1,89 @@
+"""Record requests together, and where the database refuses them, one by one: a refused request fails alone."""
+
+from collections.abc import Iterator, Sequence
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from app.events.model import Event
+from app.outbox import tables
+from app.outbox.engine.database import Database, describe_error, now_ms
+from app.outbox.engine.db_errors import Unstorable, may_be_a_value
+from app.outbox.log.append import Log, QueueFull, Receipt
+
+Answer = Receipt | QueueFull | Exception
+_TRIES = 2  # of a request by itself, each followed by a write that has to succeed, before it counts as refused
+
+
+class Recorder:
+    """Appends to the log as `Log` does. One object for each process; safe to use from one thread at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._log = Log(database)
+
+    def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
+        """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
+
+        An answer that is an exception means that nothing of its request was recorded, as far as is known:
+        `Unstorable` where the database takes other events but not these, any other error where it takes none now; then
+        all later answers are that error too. After an error of the whole group a request is only recorded when its
+        answer is asked for.
+        """
+        if len(requests) > 1:
+            try:
+                answers = self._log.append(requests, promised=promised)
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
+                if not may_be_a_value(error):
+                    yield from [error] * len(requests)
+                    return
+            else:
+                yield from answers
+                return
+        unavailable: Exception | None = None
+        for events in requests:
+            if unavailable is None:
+                try:
+                    yield self._alone(events, promised=promised)
+                    continue
+                except Exception as error:  # noqa: BLE001 - as above
+                    unavailable = error
+            yield unavailable
+
+    def _alone(self, events: Sequence[Event], *, promised: bool) -> Answer:
+        """Record one request. Raises what means that the database takes no events at all."""
+        for _ in range(_TRIES):
+            try:
+                return self._log.append([events], promised=promised)[0]
+            except Exception as error:
+                if not may_be_a_value(error):
+                    raise
+                check_writable(self._database)
+                refused = error
+        unstorable = Unstorable(describe_error(refused))
+        unstorable.__cause__ = refused
+        return unstorable
+
+
+def check_writable(database: Database) -> None:
+    """Write a small event, remove it and commit. Raises what the database says where it takes no events now.
+
+    It writes to every table that an event is written to, as a right, a table or a disk may be missing for these only.
+    Nobody sees the event; its number in the log stays unused.
+    """
+    head, e, b, t = tables.log_head.c, tables.events.c, tables.buckets.c, tables.targets.c
+    unique = uuid4().hex
+    with database.writing() as connection:
+        connection.execute(tables.log_head.update().values(last_seq=head.last_seq + 1))
+        seq = connection.execute(sa.select(head.last_seq)).scalar_one()
+        connection.execute(
+            tables.events.insert().values(
+                partition=0, seq=seq, id=unique, key_hash=0, received_at=now_ms(), name="s3:TestEvent",
+                bucket="bucketwire-test", key="writable", version="", sequencer="", time=0, targets="", record="{}",
+                trace="",
+            )
+        )  # fmt: skip
+        connection.execute(tables.events.delete().where(e.partition == 0, e.seq == seq))
+        connection.execute(tables.buckets.insert().values(name=unique, created_at=0))
+        connection.execute(tables.buckets.delete().where(b.name == unique))
+        connection.execute(tables.targets.update().values(recorded=t.recorded))

@@ -1,0 +1,66 @@
+"""Which targets an event goes to: the rules and targets as of one version of them, compiled."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.events.model import Event
+from app.outbox import tables
+from app.rules.matching import Matcher, compile_rules
+from app.rules.model import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """A snapshot; `version` is that of the log's head, so a reader knows when it is out of date.
+
+    A target that is not in `limits` may have any number of undelivered events.
+    """
+
+    version: int
+    ids: Mapping[int, TargetId]
+    limits: Mapping[int, int]
+    rejecting: frozenset[int]
+    matcher: Matcher[int]
+
+    @classmethod
+    def empty(cls) -> "Routing":
+        """Before anything was read; its version is never that of a head."""
+        return cls(-1, {}, {}, frozenset(), compile_rules(()))
+
+    def targets(self, event: Event) -> tuple[int, ...]:
+        """The ids of the targets whose rules name this event, each once."""
+        return self.matcher.targets(event.bucket, event.name, event.key)
+
+
+def load_routing(connection: sa.Connection, version: int) -> Routing:
+    """Read rules and enabled targets. A paused or broken target still gets its events: they wait for it."""
+    t, r = tables.targets.c, tables.rules.c
+    rows = connection.execute(sa.select(t.id, t.type, t.name, t.queue_limit, t.rejects).where(t.enabled)).all()
+    ids = {row.id: TargetId(row.type, row.name) for row in rows}
+    columns = (r.bucket, r.events, r.prefix, r.suffix, r.rule_id, r.target_id)
+    rules = [
+        (
+            Rule(
+                bucket=row.bucket,
+                events=tuple(orjson.loads(row.events)),
+                prefix=row.prefix,
+                suffix=row.suffix,
+                target=ids[row.target_id],
+                rule_id=row.rule_id,
+            ),
+            row.target_id,
+        )
+        for row in connection.execute(sa.select(*columns).order_by(r.id))
+        if row.target_id in ids
+    ]
+    return Routing(
+        version=version,
+        ids=ids,
+        limits={row.id: row.queue_limit for row in rows if row.queue_limit < tables.NO_LIMIT},
+        rejecting=frozenset(row.id for row in rows if row.rejects),
+        matcher=compile_rules(rules),
+    )

@@ -1,0 +1,140 @@
+"""Record what waits in the spool folder, in its order, when the database is back."""
+
+import contextlib
+import errno
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.events.model import Event
+from app.outbox.engine.database import Database, DatabaseUnavailable
+from app.outbox.engine.db_errors import Unstorable
+from app.outbox.log.recorder import Recorder
+from app.outbox.log.spool import FILE_BYTES, Spool
+from app.outbox.log.spool_format import DamagedFile, decoded
+
+log = logging.getLogger("bucketwire.staging")
+
+_FILES, _EVENTS = 500, 5000  # of one commit; only a file that is refused is divided
+_PAUSE = 0.5  # seconds between two looks at the folder, and between two tries of a database that is away
+# What is wrong with one file, and not with the folder or the process.
+_OF_ONE_FILE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
+
+
+@dataclass(frozen=True, slots=True)
+class _SpoolFile:
+    """A file as it was read."""
+
+    path: Path
+    size: int
+    events: Sequence[Event]
+
+
+class SpoolFeeder:
+    """Feeds the folder to the log. Every API process has one; at any time one of them works."""
+
+    def __init__(self, staging: Spool, database: Database) -> None:
+        self.staging = staging
+        self._database = database
+        self._recorder = Recorder(database)
+        self._lock = threading.Lock()
+        self._pid = 0
+
+    def started(self) -> None:
+        """Have a thread in this process that feeds whenever there is something to feed; it ends with the process."""
+        if self._pid != os.getpid():
+            with self._lock:
+                if self._pid != os.getpid():
+                    threading.Thread(target=self._run, name="feeder", daemon=True).start()
+                    self._pid = os.getpid()
+
+    def feed(self) -> int:
+        """Record what waits, in its order, and say how many files that were. Raises `DatabaseUnavailable`."""
+        total = 0
+        with self.staging.feeding() as mine:
+            while mine and (paths := self.staging.files()):
+                for batch in self._batches(paths):
+                    self._feed(batch)
+                total += len(paths)
+        return total
+
+    def _run(self) -> None:
+        away = False
+        while True:
+            try:
+                self._remember_limit()
+                fed = self.feed() if self.staging.pending() else 0
+            except DatabaseUnavailable:
+                away = True
+            except Exception:  # a thread that ends would leave everything where it is
+                log.exception("what is staged in %s cannot be fed, trying again", self.staging.folder)
+            else:
+                if fed:
+                    log.info("fed %d staged file(s)%s", fed, ", the database is back" if away else "")
+                    away = False
+            time.sleep(_PAUSE)
+
+    def _remember_limit(self) -> None:
+        if self._database.largest_event is not None:
+            with contextlib.suppress(OSError):  # a full disk, which only feeding can make emptier
+                self.staging.remember_largest_event(self._database.largest_event)
+
+    def _batches(self, paths: Iterable[Path]) -> Iterator[list[_SpoolFile]]:
+        batch: list[_SpoolFile] = []
+        events = size = 0
+        for path in paths:
+            staged = self._read(path)
+            if staged is None:
+                continue
+            if batch and size + staged.size > FILE_BYTES:
+                yield batch
+                batch, events, size = [], 0, 0
+            batch.append(staged)
+            events += len(staged.events)
+            size += staged.size
+            if len(batch) >= _FILES or events >= _EVENTS:
+                yield batch
+                batch, events, size = [], 0, 0
+        if batch:
+            yield batch
+
+    def _read(self, path: Path) -> _SpoolFile | None:
+        try:
+            content = path.read_bytes()
+            return _SpoolFile(path, len(content), decoded(content))
+        except FileNotFoundError:
+            return None  # somebody took it away
+        except (DamagedFile, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
+                raise
+            self.staging.quarantine_file(path, str(error))
+            return None
+
+    def _feed(self, batch: Sequence[_SpoolFile]) -> None:
+        # They were answered with 202 before anybody could say that a queue is full. After a refusal a file is recorded
+        # only when its answer is asked for: so the rest of a refused file comes before the files behind it.
+        answers = self._recorder.record([staged.events for staged in batch], promised=True)
+        for staged, answer in zip(batch, answers, strict=True):
+            if isinstance(answer, Unstorable):
+                self.staging.quarantine(staged.path, list(self._refused(staged.events, answer)))
+            elif isinstance(answer, Exception):
+                raise answer
+            else:
+                staged.path.unlink()
+
+    def _refused(self, events: Sequence[Event], reason: Unstorable) -> Iterator[tuple[Event, str]]:
+        """Record what can be recorded of events that were refused together, in order; the others with their reasons."""
+        if len(events) == 1:
+            yield events[0], str(reason)
+            return
+        middle = len(events) // 2
+        for half in (events[:middle], events[middle:]):
+            [answer] = self._recorder.record([half], promised=True)
+            if isinstance(answer, Unstorable):
+                yield from self._refused(half, answer)
+            elif isinstance(answer, Exception):
+                raise answer

@@ -1,0 +1,56 @@
+"""How a file of the spool folder holds events: a line with their number and a digest, then JSON."""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from app.events.model import Event
+
+_FORMAT = "bucketwire-staged-1"
+_FIELDS = ("id", "name", "bucket", "key", "version", "sequencer", "time", "record")
+_TEXTS = tuple(name for name in _FIELDS if name != "time")
+
+
+class DamagedFile(ValueError):
+    """A file of the spool folder does not hold what was written to it."""
+
+
+def encoded(events: Sequence[Event]) -> bytes:
+    """Events as a file holds them: a line with their number and the digest of the rest, then JSON."""
+    held: dict[str, Any] = {"fields": _FIELDS, "rows": [[getattr(event, name) for name in _FIELDS] for event in events]}
+    if any(event.trace for event in events):
+        # Beside the rows, where a version that knows no traces passes over them: it may feed what a later one kept.
+        held["traces"] = [event.trace for event in events]
+    body = orjson.dumps(held)
+    return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
+
+
+def decoded(content: bytes) -> Sequence[Event]:
+    """The events of a file. Raises `DamagedFile`."""
+    head, _, body = content.partition(b"\n")
+    words = head.decode(errors="replace").split(" ")
+    if len(words) != 3 or words[0] != _FORMAT:
+        raise DamagedFile(f"it does not begin with {_FORMAT}")
+    if words[2] != hashlib.sha256(body).hexdigest():
+        raise DamagedFile("it is cut off or was changed: its digest does not fit")
+    try:
+        held = orjson.loads(body)
+        events = [Event(**dict(zip(held["fields"], row, strict=True))) for row in held["rows"]]
+        if "traces" in held:
+            events = [event._replace(trace=trace) for event, trace in zip(events, held["traces"], strict=True)]
+        for event in events:
+            _check_types(event)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFile(f"another version of bucketwire wrote it: {error}") from None
+    return events
+
+
+def _check_types(event: Event) -> None:
+    """A file may have been repaired by hand: what is no event must not fail in the midst of a commit."""
+    if type(event.time) is not int:
+        raise TypeError("time is no whole number")
+    for name in (*_TEXTS, "trace"):
+        if type(getattr(event, name)) is not str:
+            raise TypeError(f"{name} is no text")

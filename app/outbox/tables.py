@@ -1,0 +1,279 @@
+"""The tables of the outbox: one log of events, a cursor for each target and partition, and what stands beside them.
+
+Times are whole milliseconds since 1970 (UTC). `seq` numbers are taken under the lock of `log_head`, so the order of
+commits is the order of `seq` and a reader can never skip a late commit.
+"""
+
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import mysql
+
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+MYSQL: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engine": "InnoDB"}
+BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+
+NEVER = 1 << 62  # not_before of an event that waits behind an earlier one of its object
+NO_LIMIT = 1 << 62  # queue_limit of a target that may have any number of undelivered events
+WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
+
+log_head = sa.Table(
+    "log_head",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("partitions", sa.Integer, nullable=False),  # fixed for a log: a key must stay in its partition
+    sa.Column("version", sa.BigInteger, nullable=False),  # grows with every change of targets or rules
+    **MYSQL,
+)
+
+log_tail = sa.Table(
+    "log_tail",
+    metadata,
+    # One row, to be locked by whoever removes events of the log or begins a replay of them (`locks.lock_tail`).
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
+    **MYSQL,
+)
+
+targets = sa.Table(
+    "targets",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("type", sa.String(32), nullable=False),
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("settings", LongText, nullable=False),  # JSON object of texts, secrets sealed
+    sa.Column("origin", sa.String(16), nullable=False),  # environment | stored | sample
+    sa.Column("problem", sa.Text, nullable=False, default=""),  # why the settings cannot be used, else ""
+    sa.Column("enabled", sa.Boolean, nullable=False),
+    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # undelivered events it may have, or NO_LIMIT
+    sa.Column("rejects", sa.Boolean, nullable=False, default=False),  # queue_full=reject
+    sa.Column("paused", sa.Boolean, nullable=False, default=False),
+    sa.Column("breaker", sa.String(16), nullable=False, default="closed"),  # closed | open
+    sa.Column("failures", sa.Integer, nullable=False, default=0),  # times in a row that it was unavailable
+    sa.Column("resume_at", sa.BigInteger, nullable=False, default=0),  # an open breaker's next probe
+    sa.Column("reason", sa.Text, nullable=False, default=""),  # why it is paused or its breaker open
+    sa.Column("recorded", sa.BigInteger, nullable=False, default=0),  # events taken for it
+    sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but left out by a full queue
+    sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters an operator threw away
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.UniqueConstraint("type", "name"),
+    sqlite_autoincrement=True,  # an id is never used again: the log remembers it
+    **MYSQL,
+)
+
+rules = sa.Table(
+    "rules",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("bucket", sa.String(255), nullable=False, index=True),  # * = every bucket
+    sa.Column("rule_id", sa.String(255), nullable=False, default=""),
+    sa.Column("events", sa.Text, nullable=False),  # JSON array, aggregates as given
+    sa.Column("prefix", sa.Text, nullable=False, default=""),
+    sa.Column("suffix", sa.Text, nullable=False, default=""),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
+    **MYSQL,
+)
+
+buckets = sa.Table(
+    "buckets",
+    metadata,
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),  # when it was first heard of
+    **MYSQL,
+)
+
+events = sa.Table(
+    "events",
+    metadata,
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.CHAR(32), nullable=False, unique=True),
+    sa.Column("key_hash", sa.BigInteger, nullable=False),
+    sa.Column("received_at", sa.BigInteger, nullable=False),
+    sa.Column("name", sa.String(255), nullable=False),
+    sa.Column("bucket", sa.String(255), nullable=False),
+    sa.Column("key", sa.Text, nullable=False),
+    sa.Column("version", sa.String(1024), nullable=False),
+    sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" where it says nothing of the content
+    sa.Column("time", sa.BigInteger, nullable=False),
+    sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
+    sa.Column("record", LongText, nullable=False),
+    sa.Column("trace", sa.String(600)),  # "" where the event came with none; NULL from code that knew no traces
+    sa.Index(None, "key_hash", "sequencer"),
+    **MYSQL,
+)
+
+cursors = sa.Table(
+    "cursors",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("replay_id", sa.Integer, primary_key=True, autoincrement=False, default=WHOLE_LOG),
+    sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
+    sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
+    # Where a replay began.
+    sa.Column("begins_after", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    # Events that a replay has settled or parked so far: recorded once more, counted when they are reached.
+    sa.Column("replayed", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("lease_token", sa.String(64), nullable=False, default=""),
+    sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
+    sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
+    sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
+    sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
+    # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
+    sa.Column("folded", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
+    postgresql_with={"fillfactor": 50},  # updated in place again and again
+    **MYSQL,
+)
+
+# What a mirror knows of versioned keys: a row for each version, and one for the key itself, whose id is the key's.
+# Written by the holder of the partition's lease; the purge adds records and removes what can matter no more.
+object_versions = sa.Table(
+    "object_versions",
+    metadata,
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("id", sa.String(32), primary_key=True),  # digest of the key and the version
+    sa.Column("object", sa.String(32), nullable=False),  # digest of bucket and key
+    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row stands for
+    sa.Column("sequencer", sa.String(64)),  # with tie and placed the layer's place; NULL: no layer, the version is gone
+    sa.Column("tie", sa.SmallInteger, nullable=False),
+    sa.Column("placed", sa.BigInteger, nullable=False),
+    sa.Column("is_object", sa.Boolean, nullable=False),  # the layer is an object, else the absence of one
+    sa.Column("state", sa.Text, nullable=False),  # JSON of a VersionState, or of a KeyState
+    sa.Column("trimmed", sa.Boolean, nullable=False),  # of a key: its oldest layers were removed by the purge
+    sa.Column("record", LongText),  # the event's, kept when the event left the log; "" where it is not needed
+    sa.Index("ix_object_versions_layer", "target_id", "partition", "object", "sequencer", "tie", "placed"),
+    sa.Index(None, "partition", "seq"),
+    **MYSQL,
+)
+
+parked = sa.Table(
+    "parked",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("key_hash", sa.BigInteger, nullable=False),
+    sa.Column("not_before", sa.BigInteger, nullable=False),  # NEVER: behind an earlier event of its object
+    sa.Column("attempts", sa.Integer, nullable=False, default=0),
+    sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
+    sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
+    sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
+    # Parked by a replay, or a replayed dead letter: takes no room of a target's queue_limit.
+    sa.Column("replayed", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
+    sa.Index(None, "target_id", "replayed"),
+    sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
+    sa.Index(None, "target_id", "partition", "not_before"),
+    sa.Index(None, "target_id", "refused_at"),
+    sa.Index(None, "target_id", "partition", "key_hash", "seq"),
+    sa.Index(
+        None, "target_id", "partition", "key_hash", "not_before"
+    ),  # finds a head before the many that wait behind it
+    **MYSQL,
+)
+
+# Objects whose newest event is parked again by the next holder of the partition's lease: a worker that had lost its
+# lease may have written an older one.
+redeliveries = sa.Table(
+    "redeliveries",
+    metadata,
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), primary_key=True, autoincrement=False),
+    sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
+    sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
+    **MYSQL,
+)
+
+dead_letters = sa.Table(
+    "dead_letters",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False),
+    sa.Column("partition", sa.SmallInteger, nullable=False),
+    sa.Column("seq", sa.BigInteger, nullable=False),
+    sa.Column("event_id", sa.CHAR(32), nullable=False, index=True),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Column("attempts", sa.Integer, nullable=False),
+    sa.Column("first_tried", sa.BigInteger, nullable=False),
+    sa.Column("last_tried", sa.BigInteger, nullable=False),
+    sa.Column("history", sa.Text, nullable=False),
+    sa.UniqueConstraint("target_id", "partition", "seq"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+replays = sa.Table(
+    "replays",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("since", sa.BigInteger, nullable=False),  # received at or after
+    sa.Column("before", sa.BigInteger, nullable=False),  # received before
+    sa.Column("bucket", sa.String(255), nullable=False, default=""),
+    sa.Column("prefix", sa.Text, nullable=False, default=""),
+    sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
+    sa.Column("matched", sa.BigInteger, nullable=False),  # not used any more: its cursors count
+    sqlite_autoincrement=True,  # 0 is the log itself
+    **MYSQL,
+)
+
+reconciliations = sa.Table(
+    "reconciliations",
+    metadata,
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("run", sa.CHAR(32), nullable=False, unique=True),
+    sa.Column("type", sa.String(32), nullable=False),  # of the target, which may be gone by now
+    sa.Column("name", sa.String(64), nullable=False),
+    sa.Column("bucket", sa.String(255), nullable=False),
+    sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
+    sa.Column("started_at", sa.BigInteger, nullable=False),
+    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed until then is dead
+    sa.Column("finished_at", sa.BigInteger, nullable=False),
+    sa.Column("objects", sa.BigInteger, nullable=False),
+    sa.Column("held", sa.BigInteger, nullable=False),  # rows of the target
+    sa.Column("missing", sa.BigInteger, nullable=False),
+    sa.Column("stale", sa.BigInteger, nullable=False),
+    sa.Column("orphaned", sa.BigInteger, nullable=False),
+    sa.Column("malformed", sa.BigInteger, nullable=False),
+    sa.Column("outside", sa.BigInteger, nullable=False),
+    sa.Column("in_flight", sa.BigInteger, nullable=False),
+    sa.Column("bad", sa.BigInteger, nullable=False),  # entries of a listing that could not be read
+    sa.Column("repaired", sa.BigInteger, nullable=False),
+    sa.Column("report", sa.Text, nullable=False),  # the folder where the whole of it lies
+    sa.Column("problem", sa.Text, nullable=False),
+    sa.Index(None, "type", "name"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+tokens = sa.Table(
+    "tokens",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),  # "*": no token, but the record that there has been one
+    sa.Column(
+        "digest", sa.CHAR(64), nullable=False, unique=True
+    ),  # SHA-256 of the token; tokens are random, not chosen
+    sa.Column("scopes", sa.String(255), nullable=False),
+    sa.Column("created_at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)
+
+heartbeats = sa.Table(
+    "pulse",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),  # who: "drain", later others
+    sa.Column("at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)

@@ -1,0 +1,224 @@
+"""What a mirror knows of versioned keys: the events of each key, folded once and kept by target and version.
+
+Only the holder of a partition's lease folds, before it delivers: whatever was sent is known to every later holder.
+A batch costs the same however long a key's history is, and what is known outlives the events that said it.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.events.content import Says, names
+from app.events.mirror import Entry, Fold, Holding, Layer, version_of
+from app.events.model import Event
+from app.outbox import tables
+from app.outbox.delivery.leases import Lease, LeaseLost, goes_to
+from app.outbox.engine.database import Database
+from app.outbox.log.append import chunks
+from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
+
+_CONTENT = names(*set(Says) - {Says.NOTHING})
+_DROPPED_AT_ONCE = 1000  # rows
+_V = tables.object_versions.c
+_HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))
+
+
+class ObjectVersions:
+    """What is known of versioned keys for the target of a lease. `connection` is for reading."""
+
+    def __init__(self, database: Database, connection: sa.Connection, lease: Lease) -> None:
+        self._database = database
+        self._connection = connection
+        self._lease = lease
+        self._until: dict[int, int] = {}  # where the partitions' events that were folded here end
+        self._gaps: set[int] = set()  # partitions in which another policy delivered events since the last fold
+        self._filled: set[int] = set()  # partitions of which something is known
+        self._look()
+
+    def concerns(self, events: Sequence[Event], until: Mapping[int, int]) -> bool:
+        """Whether some events, the next of partitions that end at `until`, have to be folded before they are judged."""
+        self._until |= until
+        return any(event.version for event in events) or not self._filled.isdisjoint(until)
+
+    def fold(self, events: Mapping[ObjectKey, Sequence[Entry]]) -> None:
+        """Fold the next events of the lease's partitions; those folded already are passed over.
+
+        Keys that never had a version stay unknown, and cost nothing. Raises `LeaseLost`; then nothing was written.
+        """
+        versioned = {key for key, entries in events.items() if any(entry.version for entry in entries)}
+        self._close_gaps(key.partition for key in versioned)
+        known = {key: entries for key, entries in events.items() if key in versioned or key.partition in self._filled}
+        for partition, keys in _by_partition(known).items():
+            digests = {key: key.digest for key in keys}
+            ids = set(digests.values())
+            ids.update(version_id(digests[key], version_of(entry)) for key in keys for entry in known[key])
+            rows = {row.id: row for row in self._read(_NAMED, partition, ids)}
+            folds = {key: _fold_onto(rows, digest, known[key]) for key, digest in digests.items() if digest in rows}
+            unknown = [key for key in keys if key in versioned and key not in folds]
+            self._write(partition, folds | self._folded_from_log(partition, unknown))
+
+    def holdings(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, Holding]:
+        """What the bucket holds under each key, as far as its events say that were settled or folded."""
+        found: dict[ObjectKey, Holding] = {}
+        for partition, some in self._known(keys):
+            rows = {row.id: row for row in self._read(_TOPS, partition, {key.digest for key in some})}
+            found |= {key: _holding(rows[key.digest]) for key in some if key.digest in rows}
+            seeded = self._seed(partition, [key for key in some if key not in found])
+            found |= {key: fold.key.holding(fold.top()) for key, fold in seeded.items()}
+        return found
+
+    def latest(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, str]:
+        """The greatest comparable sequencer of each key's events that were settled or folded, "" if none has any."""
+        found: dict[ObjectKey, str] = {}
+        for partition, some in self._known(keys):
+            rows = {row.id: row for row in self._read(_NAMED, partition, {key.digest for key in some})}
+            found |= {key: key_state(rows[key.digest]).latest for key in some if key.digest in rows}
+            seeded = self._seed(partition, [key for key in some if key not in found])
+            found |= {key: fold.key.latest for key, fold in seeded.items()}
+        return found
+
+    def kept_record(self, partition: int, seq: int) -> str | None:
+        """The record of an event that left the log, where it is kept."""
+        row = self._connection.execute(
+            sa.select(_V.record).where(
+                _V.partition == partition, _V.seq == seq, _V.target_id == self._lease.target_id, _V.is_object
+            )
+        ).first()
+        return row.record or None if row else None
+
+    def _known(self, keys: Iterable[ObjectKey]) -> Iterator[tuple[int, list[ObjectKey]]]:
+        by_partition = _by_partition(keys)
+        self._close_gaps(by_partition)
+        return iter(by_partition.items())
+
+    def _seed(self, partition: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
+        folds = self._folded_from_log(partition, keys)
+        self._write(partition, folds)
+        return folds
+
+    def _folded_from_log(self, partition: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
+        """The fold of each key's whole history in the log: once, when the key is first asked for."""
+        until = max(self._lease.positions[partition], self._until.get(partition, 0))
+        folds = {(key.bucket, key.key): Fold() for key in keys}
+        e = tables.events.c
+        for some in chunks(sorted({key.key_hash for key in keys})):
+            query = (
+                sa.select(e.bucket, e.key, e.seq, e.name, e.version, e.sequencer)
+                .where(e.key_hash.in_(some), e.seq <= until, e.name.in_(_CONTENT), goes_to(self._lease.target_id))
+                .order_by(e.seq)
+            )
+            for row in self._connection.execute(query):
+                fold = folds.get((row.bucket, row.key))
+                if fold is not None:
+                    fold.add([Entry(row.seq, row.name, row.version, row.sequencer)])
+        return {key: folds[key.bucket, key.key] for key in keys}
+
+    def _read(self, query: sa.Select[Any], partition: int, ids: Iterable[str]) -> Iterator[Any]:
+        for some in chunks(sorted(ids)):
+            place = {"of_target": self._lease.target_id, "of_partition": partition, "ids": some}
+            yield from self._connection.execute(query, place)
+
+    def _write(self, partition: int, folds: Mapping[ObjectKey, Fold]) -> None:
+        rows = [row for key, fold in folds.items() for row in rows_of(self._lease.target_id, key, fold)]
+        if not rows:
+            return
+        rows.sort(key=lambda row: str(row["id"]))
+        with self._database.writing() as connection:
+            self._fence(connection, partition)
+            for some in chunks(rows):
+                connection.execute(UPSERT[self._database.dialect], some)
+        self._filled.add(partition)
+
+    def _fence(self, connection: sa.Connection, partition: int) -> None:
+        c = tables.cursors.c
+        mine = sa.select(c.partition).where(
+            c.target_id == self._lease.target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG,
+            c.lease_token == self._lease.token,
+        )  # fmt: skip
+        if connection.execute(mine.with_for_update()).first() is None:
+            raise LeaseLost(f"partition {partition} of target {self._lease.target_id}")
+
+    def _look(self) -> None:
+        c = tables.cursors.c
+        filled = sa.exists().where(_V.target_id == c.target_id, _V.partition == c.partition).correlate(tables.cursors)
+        query = sa.select(c.partition, (c.folded < c.position).label("gap"), filled.label("filled")).where(
+            c.target_id == self._lease.target_id,
+            c.partition.in_(list(self._lease.positions)),
+            c.replay_id == tables.WHOLE_LOG,
+        )
+        for row in self._connection.execute(query):
+            if row.gap:
+                self._gaps.add(row.partition)
+            elif row.filled:
+                self._filled.add(row.partition)
+
+    def _close_gaps(self, partitions: Iterable[int]) -> None:
+        """Forget what is known in partitions with a gap: what was missed may be in the log no more."""
+        c = tables.cursors.c
+        for partition in sorted(self._gaps.intersection(partitions)):
+            dropped = _DROPPED_AT_ONCE
+            while dropped == _DROPPED_AT_ONCE:
+                with self._database.writing() as connection:
+                    self._fence(connection, partition)
+                    dropped = drop(connection, self._lease.target_id, partition, _DROPPED_AT_ONCE)
+                    if dropped < _DROPPED_AT_ONCE:
+                        connection.execute(
+                            tables.cursors.update()
+                            .where(
+                                c.target_id == self._lease.target_id,
+                                c.partition == partition,
+                                c.replay_id == tables.WHOLE_LOG,
+                            )
+                            .values(folded=c.position)
+                        )
+            self._gaps.discard(partition)
+
+
+def drop(connection: sa.Connection, target_id: int, partition: int, most: int) -> int:
+    """Delete up to `most` rows of a target's partition; returns how many there were."""
+    here = (_V.target_id == target_id, _V.partition == partition)
+    ids = connection.execute(sa.select(_V.id).where(*here).order_by(_V.id).limit(most)).scalars().all()
+    if ids:
+        connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(ids)))
+    return len(ids)
+
+
+def _by_partition(keys: Iterable[ObjectKey]) -> dict[int, list[ObjectKey]]:
+    found: dict[int, list[ObjectKey]] = {}
+    for key in dict.fromkeys(keys):
+        found.setdefault(key.partition, []).append(key)
+    return found
+
+
+def _fold_onto(rows: Mapping[str, Any], digest: str, entries: Sequence[Entry]) -> Fold:
+    named = {version: rows.get(version_id(digest, version)) for version in map(version_of, entries)}
+    versions = {version: version_state(row) for version, row in named.items() if row is not None}
+    fold = Fold(key_state(rows[digest]), versions)
+    fold.add(entries)
+    return fold
+
+
+def _holding(row: Any) -> Holding:
+    if row.top is None:
+        return key_state(row).holding(None)
+    seq, is_object = divmod(row.top, 2)
+    return key_state(row).holding(Layer(("", 0, seq), bool(is_object)))
+
+
+def _tops() -> sa.Select[Any]:
+    layer = tables.object_versions.alias()
+    top = (
+        sa.select(layer.c.placed * 2 + sa.case((layer.c.is_object, 1), else_=0))
+        .where(layer.c.target_id == _V.target_id, layer.c.partition == _V.partition, layer.c.object == _V.object)
+        .where(layer.c.sequencer.is_not(None))
+        .order_by(layer.c.sequencer.desc(), layer.c.tie.desc(), layer.c.placed.desc())
+        .limit(1)
+        .correlate(tables.object_versions)
+        .scalar_subquery()
+    )
+    return _NAMED.add_columns(top.label("top"))
+
+
+_NAMED = sa.select(_V.id, _V.state, _V.trimmed).where(*_HERE, _V.id.in_(sa.bindparam("ids", expanding=True)))
+_TOPS = _tops()

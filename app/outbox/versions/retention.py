@@ -1,0 +1,141 @@
+"""What mirrors still need of events that leave the log, and the end of what they need no more.
+
+The record of a surviving version is kept beside its state when its event is purged, for the newest versions of a key:
+should newer ones be removed, a mirror restores the row from it.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.engine.database import Database
+from app.outbox.log.append import chunks
+from app.outbox.versions.object_versions import drop
+
+KEPT = 16  # layers of a key whose events have left the log
+_LOOKED_AT = 2000  # layers of a key that one batch of the purge looks at
+_V = tables.object_versions.c
+_PLACE = (_V.sequencer, _V.tie, _V.placed)
+
+
+def keep_records(connection: sa.Connection, partition: int, seqs: Sequence[int]) -> None:
+    """Copy what mirrors need of some events, in the transaction that deletes them from the log.
+
+    Locks the partition's cursors of the mirrors concerned, as a settlement does.
+    """
+    for some in chunks(seqs):
+        here = (_V.partition == partition, _V.seq.in_(some))
+        rows = connection.execute(sa.select(_V.target_id, _V.object).where(*here).distinct()).all()
+        for target_id in sorted({row.target_id for row in rows}):
+            _lock(connection, target_id, partition)
+            mine = (_V.target_id == target_id, *here)
+            # The events that removed them are gone: an event this late cannot be recognised any more.
+            connection.execute(tables.object_versions.delete().where(*mine, _V.sequencer.is_(None), _V.id != _V.object))
+            connection.execute(tables.object_versions.update().where(*mine).values(record=_record()))
+            objects = sorted({row.object for row in rows if row.target_id == target_id})
+            _trim(connection, target_id, partition, objects)
+
+
+def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -> int:
+    """Delete up to `most` rows of targets that were removed or are mirrors no more; returns how many."""
+    dropped = 0
+    with database.reading() as connection:
+        partitions = list(_partitions(connection))
+    for target_id, partition in partitions:
+        count = batch
+        while count == batch and dropped < most:
+            with database.writing() as connection:
+                in_use = _lock(connection, target_id, partition)
+                count = 0 if in_use else drop(connection, target_id, partition, batch)
+            dropped += count
+    return dropped
+
+
+def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
+    """Lock the target's cursor in the partition; returns whether it still is a mirror's, with nothing missed."""
+    c = tables.cursors.c
+    cursor = connection.execute(
+        sa.select(c.position, c.folded)
+        .where(c.target_id == target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+        .with_for_update()
+    ).one_or_none()
+    return cursor is not None and cursor.folded >= cursor.position
+
+
+def _partitions(connection: sa.Connection) -> Iterator[tuple[int, int]]:
+    """Every target and partition that has rows: one step through the primary key for each."""
+    target_id, partition = 0, -1
+    while True:
+        beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.partition > partition))
+        query = sa.select(_V.target_id, _V.partition).where(_V.target_id >= target_id, beyond)
+        row = connection.execute(query.order_by(_V.target_id, _V.partition).limit(1)).one_or_none()
+        if row is None:
+            return
+        target_id, partition = row.target_id, row.partition
+        yield target_id, partition
+
+
+def _record() -> Any:
+    e = tables.events.c
+    record = sa.select(e.record).where(e.partition == _V.partition, e.seq == _V.seq).correlate(tables.object_versions)
+    return sa.case((_V.is_object, record.scalar_subquery()), else_="")
+
+
+def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
+    """Of keys that lost events: remove layers that are covered, and those beneath the newest; then keys without any."""
+    here = (_V.target_id == target_id, _V.partition == partition)
+    keys = (*here, _V.id.in_(objects))
+    key, other = tables.object_versions.alias(), tables.object_versions.alias()
+    of_key = sa.and_(key.c.target_id == _V.target_id, key.c.partition == _V.partition, key.c.id == _V.object)
+    covered = sa.select(_V.id).join_from(tables.object_versions, key, of_key).where(*here, _V.object.in_(objects))
+    _delete(connection, here, covered.where(_V.id != _V.object, _V.record.is_not(None), _older(key.c)))
+    for row in connection.execute(sa.select(_V.id, _last_kept().label("last")).where(*keys)).all():
+        if row.last is not None:
+            layer = connection.execute(sa.select(*_PLACE).where(*here, _V.id == row.last)).one()
+            # As old by place as by receipt, but for late ones: so a few of the oldest are enough to look at.
+            oldest = sa.select(_V.id, _V.record.is_not(None).label("purged")).order_by(*_PLACE).limit(_LOOKED_AT)
+            beneath = connection.execute(oldest.where(*here, _V.object == row.id, _V.id != row.id, _older(layer))).all()
+            gone = [version.id for version in beneath if version.purged]
+            if gone:
+                connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(gone)))
+                connection.execute(tables.object_versions.update().where(*here, _V.id == row.id).values(trimmed=True))
+    same_key = sa.and_(
+        other.c.target_id == _V.target_id,
+        other.c.partition == _V.partition,
+        other.c.object == _V.object,
+        other.c.id != _V.id,
+    )
+    done = sa.or_(_V.seq == 0, _V.record.is_not(None))  # nothing covers it, or what does has left the log, too
+    _delete(connection, here, sa.select(_V.id).where(*keys, done, ~sa.exists().where(same_key)))
+
+
+def _delete(connection: sa.Connection, here: tuple[sa.ColumnElement[bool], ...], which: sa.Select[tuple[str]]) -> None:
+    # In two steps: MySQL deletes from no table that the condition selects from.
+    for some in chunks(connection.execute(which).scalars().all()):
+        connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(some)))
+
+
+def _older(layer: Any) -> sa.ColumnElement[bool]:
+    """Whether a layer has its place beneath another, given as a row or as columns."""
+    return sa.or_(
+        _V.sequencer < layer.sequencer,
+        sa.and_(_V.sequencer == layer.sequencer, _V.tie < layer.tie),
+        sa.and_(_V.sequencer == layer.sequencer, _V.tie == layer.tie, _V.placed < layer.placed),
+    )
+
+
+def _last_kept() -> Any:
+    """Of a key's row: the id of its layer that `KEPT - 1` others lie on; NULL if it has fewer."""
+    layer = tables.object_versions.alias()
+    return (
+        sa.select(layer.c.id)
+        .where(layer.c.target_id == _V.target_id, layer.c.partition == _V.partition, layer.c.object == _V.object)
+        .where(layer.c.sequencer.is_not(None))
+        .order_by(layer.c.sequencer.desc(), layer.c.tie.desc(), layer.c.placed.desc())
+        .limit(1)
+        .offset(KEPT - 1)
+        .correlate(tables.object_versions)
+        .scalar_subquery()
+    )
