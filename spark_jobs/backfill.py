@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
-from app.events.content import Says, names
+from app.events.effects import ContentChange, names
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
@@ -133,7 +133,7 @@ def _run(
         wanted.checkpoint.unlink(missing_ok=True)
     behind = _read(wanted.checkpoint)
     looked = wanted.listed_at or now_ms()
-    mark = r.mark(database, wanted.target, wanted.bucket, only=names(Says.CREATED))
+    mark = r.mark(database, wanted.target, wanted.bucket, only=names(ContentChange.CREATED))
     # An event that is older than the look can still come late; it does not come before the objects that are young.
     after = r.last_before(database, looked - wanted.grace) if wanted.listed_at else mark.seq
     listing = wanted.listed(spark, tasks=_TASKS * spark.sparkContext.defaultParallelism, after=behind)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.content import Says, names
+from app.events.effects import ContentChange, names
 from app.rules.model import Rule
 from spark_jobs.judging import judge
 from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, milliseconds, version, whole
@@ -20,7 +20,7 @@ from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, milliseconds, version
 MISSING, STALE, ORPHANED, MALFORMED, OUTSIDE = "missing", "stale", "orphaned", "malformed", "outside"
 DRIFT = (MISSING, STALE, ORPHANED, MALFORMED)
 _NOTHING_REMOVED = "s3:ObjectRemoved:NoOP"
-REMOVALS = (Says.MARKED, Says.REMOVED, Says.EMPTIED)
+REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 
 # An event's time is when it was told, an object's when it was written, and several machines' clocks are involved.
 CLOCKS = 60_000
@@ -120,7 +120,7 @@ def _kind(rules: Sequence[Rule], bucket: str, *, versioned: bool, policy: str) -
 
 
 def _differs(*, versioned: bool, policy: str, clocks: int) -> Column:
-    created = _says(Says.CREATED)
+    created = _says(ContentChange.CREATED)
     etag = F.when(F.col("n_etag").isNotNull(), F.col("n_etag") != F.col("l_etag")).otherwise(created)
     # A row that a mirror would not have written, and that does not tell of the content either, has to be told anew.
     event = _says(*REMOVALS) | (F.lit(policy == "mirror") & ~created & F.col("n_etag").isNull())
@@ -135,5 +135,5 @@ def _differs(*, versioned: bool, policy: str, clocks: int) -> Column:
     return F.array_compact(F.array(*named))
 
 
-def _says(*wanted: Says) -> Column:
+def _says(*wanted: ContentChange) -> Column:
     return F.coalesce(F.col("n_name").isin(names(*wanted)), F.lit(False))

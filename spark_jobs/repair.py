@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from app.config.arn import TargetId
-from app.events.encoding import encode_key, timestamp
+from app.events.minio_json import encode_key, timestamp
 from app.events.sequencer import comparable
 
 SOURCE, BACKFILL = "bucketwire:reconcile", "bucketwire:backfill"

@@ -15,7 +15,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.events.encoding import encode_key, timestamp
+from app.events.minio_json import encode_key, timestamp
 from spark_jobs.listings import BadListing
 from spark_jobs.posting import PORTION, Api, portions
 from spark_jobs.schemas import EXCESSES

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from app.events.content import Says, says
-from app.events.mirror import Absent, Holding, Present
+from app.events.effects import ContentChange, content_change
 from app.events.model import Effect, Event
+from app.events.version_history import Absent, Holding, Present
 from app.outbox.delivery.settlement_store import LoggedEvent, LogPosition
 from workers.formats import compatible_effect
 
@@ -77,16 +77,16 @@ class _Row:
 
 
 def _needs_history(event: Event) -> bool:
-    return event.version != "" and says(event.name) is not Says.NOTHING
+    return event.version != "" and content_change(event.name) is not ContentChange.NOTHING
 
 
 def _creates(event: Event) -> bool:
-    return says(event.name) is Says.CREATED
+    return content_change(event.name) is ContentChange.CREATED
 
 
 def _unversioned(logged: LoggedEvent) -> Verdict:
     event = logged.event
-    if says(event.name) is Says.NOTHING:
+    if content_change(event.name) is ContentChange.NOTHING:
         return Unsent.NOTHING_TO_DO
     if event.sequencer and event.sequencer < (logged.newest or ""):
         return Unsent.SUPERSEDED

@@ -1,7 +1,7 @@
 """`python -m workers.trial TYPE:NAME [--json]`: send a target a marked test event and tell of each step.
 
 What `bucketwire target test` becomes. It goes by no log and no rule: the adapter is opened here, as a worker opens it,
-and is given the trial's events (`app.events.trial`). Ends with 0 if the target confirmed them, else with 1.
+and is given the trial's events (`app.events.test_events`). Ends with 0 if the target confirmed them, else with 1.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from app.config.declaration import BadSettings
 from app.config.settings import Settings
 from app.config.targets import TargetSettings
 from app.events.model import Event
-from app.events.trial import trial_events
+from app.events.test_events import make_test_events
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
 from app.outbox.registry import UnknownTarget, open_registry
 from workers.discretion import Discreet
@@ -133,7 +133,7 @@ def _delivered(target: Target, settings: TargetSettings) -> Iterator[Step]:
     now = now_ms()
     written = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now / 1000))}.{now % 1000:03d}Z"
     names = ("deliver", "remove") if namespace else ("deliver",)
-    for name, event in zip(names, trial_events(uuid.uuid4().hex, now, written, namespace=namespace), strict=True):
+    for name, event in zip(names, make_test_events(uuid.uuid4().hex, now, written, namespace=namespace), strict=True):
         step = _timed(name, lambda event=event: _confirmed(target, event))  # type: ignore[misc]  # mypy, of a default
         yield step
         if not step.ok:

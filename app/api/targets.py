@@ -15,7 +15,7 @@ from app.api.problems import Refusal
 from app.config.arn import TargetId
 from app.config.declaration import REDACTED, merged, redacted, texts
 from app.config.targets import settings_type
-from app.events.trial import BUCKET, trial_events
+from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
 from app.outbox.engine.database import now_ms
 from app.outbox.log.addressed import AddressedLog
@@ -175,7 +175,7 @@ def test(type_name: str, name: str) -> Response:
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
-    events = trial_events(key, now, written_time(now) or "", namespace=namespace)
+    events = make_test_events(key, now, written_time(now) or "", namespace=namespace)
     (receipt,) = AddressedLog(parts().database, target).append([events])
     arn = target.arn(parts().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:
@@ -184,9 +184,9 @@ def test(type_name: str, name: str) -> Response:
         {
             "target": arn,
             "ids": [event.id for event in events],
-            "bucket": BUCKET,
+            "bucket": TEST_BUCKET,
             "key": key,
-            "history": f"/v1/events?{urlencode({'bucket': BUCKET, 'key': key})}",
+            "history": f"/v1/events?{urlencode({'bucket': TEST_BUCKET, 'key': key})}",
         },
         202,
     )

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from app.events import encoding
-from app.events.frontends import Item, Normalised, SnsConfirmation, Traced, Where, items, place
+from app.events import minio_json
+from app.events.errors import BadEvents, BadRecord
+from app.events.frontends import Item, Location, Normalized, SnsConfirmation, Traced, format_location, items
 from app.events.model import Event
-from app.events.problems import BadEvents, BadRecord
-from app.events.records import event_of
+from app.events.normalize import event_of
 from app.events.stored_size import UNLIMITED, is_larger, stored_size
 from app.events.trace import trace_of
 
@@ -105,7 +105,7 @@ def _take(item: Item, parsed: Parsed, now_ms: int, nesting: int) -> None:
         _keep(made, where, parsed, now_ms, nesting)
 
 
-def _keep(made: Normalised, where: Where, parsed: Parsed, now_ms: int, nesting: int) -> None:
+def _keep(made: Normalized, where: Location, parsed: Parsed, now_ms: int, nesting: int) -> None:
     if isinstance(made, dict):
         parsed.events.append(event_of(made, now_ms, nesting))
     elif isinstance(made, Traced):
@@ -139,7 +139,7 @@ def _too_many(most: int) -> BadEvents:
 
 
 def _told(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
-    outer = " ".join(filter(None, (f"line {line}" if line else "", place(item[2]))))
+    outer = " ".join(filter(None, (f"line {line}" if line else "", format_location(item[2]))))
     inner = "" if problem.field == "it" else problem.field
     at = f"Record {index}" + (f", at {outer}" if outer else "")
     return ".".join(filter(None, (outer, inner))), f"{at}: {problem.field} {problem.problem}."
@@ -149,13 +149,13 @@ def _documents(body: bytes, headers: Mapping[str, str]) -> Iterable[tuple[int, l
     """The JSON values of the body: one, at line 0, or those of its lines, counted from 1."""
     if not body.strip():
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
-    long_numbers = encoding.holds_long_numbers(body)
+    long_numbers = minio_json.holds_long_numbers(body)
     # Lines that nobody declared are looked for first: to find that a long body is not one value costs more.
     if _content_type(headers) in _LINES or _looks_like_lines(body):
         return _lines(body, long_numbers)
     try:
-        return [(0, items(encoding.load(body, long_numbers=long_numbers)))]
-    except encoding.BadJson as problem:
+        return [(0, items(minio_json.load(body, long_numbers=long_numbers)))]
+    except minio_json.BadJson as problem:
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
 
 
@@ -172,8 +172,8 @@ def _looks_like_lines(body: bytes) -> bool:
     if not rest:
         return False
     try:
-        encoding.load(first, long_numbers=False)
-    except encoding.BadJson:
+        minio_json.load(first, long_numbers=False)
+    except minio_json.BadJson:
         return False
     return True
 
@@ -184,8 +184,8 @@ def _lines(body: bytes, long_numbers: bool) -> Iterator[tuple[int, list[Item]]]:
     for number, line in enumerate(body.split(b"\n"), 1):
         if line and not line.isspace():
             try:
-                found = items(encoding.load(line, long_numbers=long_numbers))
-            except encoding.BadJson as problem:
+                found = items(minio_json.load(line, long_numbers=long_numbers))
+            except minio_json.BadJson as problem:
                 offset = start + problem.offset
                 said = f"is not JSON: at byte {offset} of the body, {problem}"
                 found = [(_unreadable, BadRecord("it", said, offset), None)]

@@ -2,7 +2,7 @@
 
 import re
 
-from app.events.content import Says, is_concrete, says
+from app.events.effects import ContentChange, content_change, is_concrete
 
 _HEX = re.compile("[0-9A-F]+")
 
@@ -22,7 +22,7 @@ def states_content(name: str, version: str) -> bool:
 
     Not so access, tags, locks and the like, and not the removal of one concrete version, which need not be the newest.
     """
-    found = says(name)
-    if found is Says.REMOVED:
+    found = content_change(name)
+    if found is ContentChange.REMOVED:
         return not is_concrete(version)
-    return found is not Says.NOTHING
+    return found is not ContentChange.NOTHING

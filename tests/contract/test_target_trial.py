@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from app.config import declaration
-from app.events import trial as marks
+from app.events import test_events as marks
 from tests import services
 from tests.contract.probes.base import TIMEOUT, Probe
 from tests.system import BUCKETWIRE
@@ -49,7 +49,7 @@ def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(
         assert probe.held() == []
     else:
         ((path, document),) = probe.held()
-        assert path.startswith(f"{marks.BUCKET}/")
+        assert path.startswith(f"{marks.TEST_BUCKET}/")
         assert marks.NAME in document
         assert path in steps[-1].words
 

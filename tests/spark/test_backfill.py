@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from app.config.arn import TargetId
 from app.config.settings import Settings
-from app.events.encoding import decode_key, milliseconds
+from app.events.minio_json import decode_key, milliseconds
 from app.events.sequencer import comparable
 from app.outbox import tables
 from app.outbox.engine.database import now_ms

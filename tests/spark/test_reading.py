@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.config.declaration import load
 from app.config.streams import ElasticsearchSettings
 from app.config.targets import TargetSettings
-from app.events.encoding import encode_key
+from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs import s3
 from spark_jobs.drift import namespace

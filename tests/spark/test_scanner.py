@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.testing import assertDataFrameEqual
 
-from app.events.encoding import timestamp
+from app.events.minio_json import timestamp
 from app.events.parsing import parse
 from spark_jobs.scanner import BIG, LARGE, MANY, Limits, excesses, record
 from spark_jobs.schemas import ENTRIES, EXCESSES

@@ -8,12 +8,12 @@ import orjson
 import pytest
 
 from app.config.arn import TargetId
-from app.events.mirror import Absent, Entry, Present
 from app.events.model import Event
 from app.events.parsing import parse
 from app.events.sequencer import comparable
+from app.events.version_history import Absent, Entry, Present
 from spark_jobs.repair import body, record, sequencer
-from tests.unit.events.test_mirror import current
+from tests.unit.events.test_version_history import current
 
 TARGET = TargetId("postgresql", "rows")
 T = 1_795_000_000_000

@@ -8,7 +8,7 @@ from app.api.s3.errors import S3Error
 from app.config.arn import TargetId
 from app.events.names import UnknownEventName, expand
 from app.rules.model import EVERY_BUCKET, Rule
-from app.rules.notification import NO_EVENT
+from app.rules.notification_xml import NO_EVENT
 
 RESUME = "resume-after"
 _LONGEST_FILTER = 1024

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import orjson
 
-from app.events import encoding
+from app.events import minio_json
 
 PING = b'{"Records":null}\n'
 SPACE = b" "  # what MinIO sent before there was a ping; clients skip blanks before a line
@@ -20,11 +20,11 @@ class Line(NamedTuple):
 
 def event_line(seq: int, event_id: str, key: str, record: str) -> Line:
     """The event as MinIO writes it here, its key not encoded (§1.6), and beside it the id to resume after."""
-    found = encoding.load(record.encode())
+    found = minio_json.load(record.encode())
     thing = found["s3"].get("object")
     if isinstance(thing, dict) and "key" in thing:
         thing["key"] = key
-    return Line(seq, event_id, encoding.text({"Records": [found], "EventId": event_id}).encode() + b"\n")
+    return Line(seq, event_id, minio_json.text({"Records": [found], "EventId": event_id}).encode() + b"\n")
 
 
 def marker(missed: int, after: str) -> bytes:

@@ -15,15 +15,15 @@ from app.api.parts import Parts
 from app.api.s3 import payload
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received, Seal
-from app.events.encoding import timestamp
+from app.events.minio_json import timestamp
 from app.events.model import Event
-from app.events.records import event_of
+from app.events.normalize import event_of
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from app.outbox.registry import UnknownTarget
 from app.rules.model import BadRules
-from app.rules.notification import (
+from app.rules.notification_xml import (
     NAMESPACE,
     NO_TARGET,
     BadConfiguration,

@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 from werkzeug.wrappers import Response
 
-from app.rules.notification import add, document
+from app.rules.notification_xml import add, document
 
 # The status of each code, and what it says where nobody knows better.
 CODES: Mapping[str, tuple[int, str]] = {

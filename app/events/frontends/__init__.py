@@ -4,7 +4,7 @@ Recognition is by shape (§14.1): what a record is and how its key is spelt foll
 key looks. The result is always a record with MinIO's members (§1.4).
 """
 
-from app.events.frontends.recognise import Item, Normalised, Where, items, place
-from app.events.frontends.wrappings import SnsConfirmation, Traced
+from app.events.frontends.detect import Item, Location, Normalized, format_location, items
+from app.events.frontends.envelopes import SnsConfirmation, Traced
 
-__all__ = ["Item", "Normalised", "SnsConfirmation", "Traced", "Where", "items", "place"]
+__all__ = ["Item", "Location", "Normalized", "SnsConfirmation", "Traced", "format_location", "items"]

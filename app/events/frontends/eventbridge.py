@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from app.events import encoding
-from app.events.frontends.members import number, optional_text, text, without_empty
-from app.events.problems import BadRecord, excerpt
+from app.events import minio_json
+from app.events.errors import BadRecord, excerpt
+from app.events.frontends.json_path import number, optional_text, text, without_empty
 
 # detail-type → reason or deletion-type → event name (§13)
 _CREATED = {
@@ -27,7 +27,7 @@ _OTHERS = {
 }
 
 
-def recognised(value: Mapping[str, Any]) -> bool:
+def matches(value: Mapping[str, Any]) -> bool:
     """Whether the object has EventBridge's shape; that it is of S3 is for `record` to say."""
     return "detail-type" in value and "source" in value
 
@@ -41,10 +41,10 @@ def record(event: dict[str, Any]) -> dict[str, Any]:
     region = optional_text(event, "region")
     requester = optional_text(event, "detail", "requester")
     address = optional_text(event, "detail", "source-ip-address")
-    moment = encoding.milliseconds(optional_text(event, "time"))
+    moment = minio_json.milliseconds(optional_text(event, "time"))
     thing = without_empty(
         {
-            "key": encoding.encode_key(text(event, "detail", "object", "key")),
+            "key": minio_json.encode_key(text(event, "detail", "object", "key")),
             "size": number(event, "detail", "object", "size"),
             "eTag": optional_text(event, "detail", "object", "etag"),
             "versionId": optional_text(event, "detail", "object", "version-id"),
@@ -55,7 +55,7 @@ def record(event: dict[str, Any]) -> dict[str, Any]:
         "eventVersion": "2.0",
         "eventSource": "aws:s3",
         "awsRegion": region,
-        "eventTime": "" if moment is None else encoding.timestamp(moment),
+        "eventTime": "" if moment is None else minio_json.timestamp(moment),
         "eventName": _name(event),
         "userIdentity": {"principalId": requester},
         "requestParameters": {"principalId": requester, "region": region, "sourceIPAddress": address},

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from app.events import encoding
-from app.events.problems import BadRecord, excerpt
+from app.events import minio_json
+from app.events.errors import BadRecord, excerpt
 
 Record = dict[str, Any]
 
@@ -35,8 +35,8 @@ def aws(record: Record) -> Record:
     key = thing.get("key")
     if isinstance(key, str):
         try:
-            thing["key"] = encoding.encode_key(encoding.decode_key(key))
-        except encoding.BadKey as problem:
+            thing["key"] = minio_json.encode_key(minio_json.decode_key(key))
+        except minio_json.BadKey as problem:
             raise BadRecord("s3.object.key", f"{excerpt(key)} {problem}") from None
     return record
 
@@ -47,7 +47,7 @@ def ceph(record: Record) -> Record:
     thing = _object(record)
     key, size = thing.get("key"), thing.get("size")
     if isinstance(key, str):
-        thing["key"] = encoding.encode_key(key)
+        thing["key"] = minio_json.encode_key(key)
     if isinstance(size, str) and size.isascii() and size.isdigit() and len(size) < 20:
         thing["size"] = int(size)
     named = _pairs(thing.get("metadata"))

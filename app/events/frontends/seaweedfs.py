@@ -10,9 +10,9 @@ import binascii
 from collections.abc import Mapping
 from typing import Any
 
-from app.events import encoding
-from app.events.frontends.members import find, number, optional_text, text, without_empty
-from app.events.problems import BadRecord, excerpt
+from app.events import minio_json
+from app.events.errors import BadRecord, excerpt
+from app.events.frontends.json_path import find, number, optional_text, text, without_empty
 
 _BUCKETS = "/buckets/"
 _TEMPORARY = ".uploads"  # parts of unfinished multipart uploads, directly under the bucket
@@ -22,7 +22,7 @@ _DELETE = "s3:ObjectRemoved:Delete"
 _LATEST = 253_402_300_800  # seconds: the year 10000
 
 
-def recognised(value: Mapping[str, Any]) -> bool:
+def matches(value: Mapping[str, Any]) -> bool:
     """Whether the object has the webhook's shape."""
     return "event_type" in value and "key" in value and "message" in value
 
@@ -55,7 +55,7 @@ def _record(event: dict[str, Any], name: str, path: str, entry: Any) -> dict[str
     if outside or key.split("/", 1)[0] == _TEMPORARY or find(entry, "is_directory") is True:
         return None
     modified = _modified(entry)
-    thing: dict[str, Any] = {"key": encoding.encode_key(key)}
+    thing: dict[str, Any] = {"key": minio_json.encode_key(key)}
     if name != _DELETE:
         thing |= without_empty(_content(entry))
     if modified is not None and name != _COPY:
@@ -64,7 +64,7 @@ def _record(event: dict[str, Any], name: str, path: str, entry: Any) -> dict[str
         "eventVersion": "2.0",
         "eventSource": "seaweedfs:s3",
         "awsRegion": "",
-        "eventTime": "" if modified is None else encoding.timestamp(modified // 1_000_000),
+        "eventTime": "" if modified is None else minio_json.timestamp(modified // 1_000_000),
         "eventName": name,
         "userIdentity": {"principalId": ""},
         "requestParameters": None,

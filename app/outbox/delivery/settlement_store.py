@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import orjson
 import sqlalchemy as sa
 
-from app.events.content import Says, says
-from app.events.mirror import Entry, Holding
+from app.events.effects import ContentChange, content_change
 from app.events.model import Event
+from app.events.version_history import Entry, Holding
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition, goes_to
 from app.outbox.delivery.parked import ObjectHash, restore_heads
@@ -537,7 +537,7 @@ def _histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
     found: dict[ObjectKey, list[Entry]] = {}
     for logged in events:
         event = logged.event
-        if says(event.name) is not Says.NOTHING:
+        if content_change(event.name) is not ContentChange.NOTHING:
             entry = Entry(logged.seq, event.name, event.version, event.sequencer)
             found.setdefault(_object_key(logged), []).append(entry)
     return found

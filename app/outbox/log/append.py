@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events import sequencer, trial
+from app.events import sequencer, test_events
 from app.events.model import Event
 from app.events.stored_size import is_larger
 from app.outbox import tables
@@ -219,7 +219,7 @@ class BatchBuilder:
 
     def buckets(self) -> set[str]:
         """The buckets that its rows tell of as being there; that of trials is none."""
-        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {trial.BUCKET}
+        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {test_events.TEST_BUCKET}
 
     def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
         if not self._routing.rejecting:

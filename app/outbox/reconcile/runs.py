@@ -7,7 +7,7 @@ from uuid import uuid4
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events.content import Says, is_concrete, names, says
+from app.events.effects import ContentChange, content_change, is_concrete, names
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import snapshot
@@ -25,7 +25,7 @@ WAITING = "waiting"  # registered by the schedule, and not begun
 # Backfills are runs too, and are told apart by their states; one that is unfinished goes on with the next.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 
-_CONTENT = names(Says.CREATED, Says.MARKED, Says.REMOVED, Says.EMPTIED)
+_CONTENT = names(ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 _OURS = '%"eventSource":"bucketwire:%'  # of repairs and backfills, which tell nothing that the bucket did
 _GONE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # what a run becomes whose process is gone
 _AT_WORK = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
@@ -280,5 +280,5 @@ class UnlessChanged(AddressedLog):
 
 def _changes(event: Event, name: str, version: str) -> bool:
     """Whether a change of its object leaves what the event says in doubt."""
-    is_of_another = says(name) is Says.REMOVED and is_concrete(version) and version != event.version
+    is_of_another = content_change(name) is ContentChange.REMOVED and is_concrete(version) and version != event.version
     return not (is_of_another and is_concrete(event.version))

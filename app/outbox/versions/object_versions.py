@@ -9,16 +9,16 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.events.content import Says, names
-from app.events.mirror import Entry, Fold, Holding, Layer, version_of
+from app.events.effects import ContentChange, names
 from app.events.model import Event
+from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, LeaseLost, goes_to
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
-_CONTENT = names(*set(Says) - {Says.NOTHING})
+_CONTENT = names(*set(ContentChange) - {ContentChange.NOTHING})
 _DROPPED_AT_ONCE = 1000  # rows
 _V = tables.object_versions.c
 _HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam("of_partition"))

@@ -8,7 +8,7 @@ import orjson
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
-from app.events.mirror import Fold, KeyState, Layer, Place, VersionState
+from app.events.version_history import Fold, KeyState, Layer, Place, VersionState
 from app.outbox import tables
 
 _V = tables.object_versions.c

@@ -18,7 +18,7 @@ from tests import services
 from tests.builders import add_target, event, migrated, registry
 from tests.integration.api.conftest import S3, Api, Start, keys, problem, url_of
 from tests.integration.api.test_events import body
-from tests.unit.rules.test_notification import REFUSED, TAKEN
+from tests.unit.rules.test_notification_xml import REFUSED, TAKEN
 
 ARN = "arn:minio:sqs::cache:redis"
 TOKEN = "0123456789abcdef"

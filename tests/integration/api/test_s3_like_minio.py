@@ -18,7 +18,7 @@ from tests import services
 from tests.integration.api.conftest import S3
 from tests.integration.api.test_listen import EVENTS
 from tests.integration.api.test_s3 import document
-from tests.unit.rules.test_notification import REFUSED, TAKEN
+from tests.unit.rules.test_notification_xml import REFUSED, TAKEN
 
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
 WIDER = {"the scanner family", "both spellings of a bucket event"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.events.trial import BUCKET, DELETE, NAME, PUT
+from app.events.test_events import DELETE, NAME, PUT, TEST_BUCKET
 from app.outbox.engine.database import Database
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, problem
@@ -30,7 +30,7 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     answer = plain.client.post("/v1/targets/redis/tried/test", json={})
     assert answer.status_code == 202
     trial = answer.json()
-    assert (trial["target"], trial["bucket"]) == (tried.arn(), BUCKET)
+    assert (trial["target"], trial["bucket"]) == (tried.arn(), TEST_BUCKET)
 
     def delivery_states() -> set[tuple[str, str]]:
         events = plain.client.get(trial["history"]).json()["events"]

@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from app.events.content import NULL, Says, is_concrete, says
-from app.events.mirror import Absent, Entry, Holding, Present, Unknown
+from app.events.effects import NULL, ContentChange, content_change, is_concrete
 from app.events.sequencer import comparable
+from app.events.version_history import Absent, Entry, Holding, Present, Unknown
 
 _Place = tuple[str, int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    says: Says
+    content_change: ContentChange
     version: str
     sequencer: str
     place: _Place
@@ -36,9 +36,9 @@ def current(history: Sequence[Entry]) -> Holding:
     * Where nothing is left, the answer is `Unknown` if what is gone was never seen to come: there may be more.
     """
     steps = _steps(history)
-    created = {step.version for step in steps if step.says is Says.CREATED}
+    created = {step.version for step in steps if step.says is ContentChange.CREATED}
     markers = _markers(steps, created)
-    removed = {step.version for step in steps if step.says is Says.REMOVED}
+    removed = {step.version for step in steps if step.says is ContentChange.REMOVED}
     layers = [
         *_objects(steps, removed),
         *_standing(markers, removed),
@@ -47,7 +47,7 @@ def current(history: Sequence[Entry]) -> Holding:
     ]
     if layers:
         top = max(layers, key=lambda step: step.place)
-        return Present(top.seq) if top.says is Says.CREATED else Absent()
+        return Present(top.seq) if top.says is ContentChange.CREATED else Absent()
     # A marker that was removed came off something, unless all that is known to have been there is gone too.
     explained = bool(created) and removed <= created | markers.keys()
     return Absent() if explained else Unknown()
@@ -57,15 +57,15 @@ def _steps(history: Iterable[Entry]) -> list[_Step]:
     steps = []
     latest = ""
     for entry in sorted(history, key=lambda entry: entry.seq):
-        meaning = says(entry.name)
-        if meaning is Says.NOTHING:
+        meaning = content_change(entry.name)
+        if meaning is ContentChange.NOTHING:
             continue
         sequencer = comparable(entry.sequencer)
         latest = max(latest, sequencer)
         steps.append(
             _Step(
-                says=meaning,
-                version=entry.version or (NULL if meaning is Says.CREATED else ""),
+                content_change=meaning,
+                version=entry.version or (NULL if meaning is ContentChange.CREATED else ""),
                 sequencer=sequencer,
                 place=(sequencer or latest, _rank(meaning, sequencer), entry.seq),
                 seq=entry.seq,
@@ -74,17 +74,17 @@ def _steps(history: Iterable[Entry]) -> list[_Step]:
     return steps
 
 
-def _rank(meaning: Says, sequencer: str) -> int:
+def _rank(meaning: ContentChange, sequencer: str) -> int:
     """The order at one sequencer: what removes an object may carry the object's own, what has none came as it came."""
     if not sequencer:
         return 2
-    return 0 if meaning is Says.CREATED else 1
+    return 0 if meaning is ContentChange.CREATED else 1
 
 
 def _objects(steps: Iterable[_Step], removed: set[str]) -> Iterable[_Step]:
     newest: dict[str, _Step] = {}
     for step in steps:
-        if step.says is Says.CREATED and is_concrete(step.version) and step.version not in removed:
+        if step.says is ContentChange.CREATED and is_concrete(step.version) and step.version not in removed:
             before = newest.get(step.version)
             newest[step.version] = step if before is None else max(before, step, key=lambda one: one.place)
     return newest.values()
@@ -93,7 +93,7 @@ def _objects(steps: Iterable[_Step], removed: set[str]) -> Iterable[_Step]:
 def _markers(steps: Iterable[_Step], created: set[str]) -> dict[str, list[_Step]]:
     found: dict[str, list[_Step]] = {}
     for step in steps:
-        if step.says is Says.MARKED and is_concrete(step.version) and step.version not in created:
+        if step.says is ContentChange.DELETE_MARKER and is_concrete(step.version) and step.version not in created:
             found.setdefault(step.version, []).append(step)
     return found
 
@@ -108,14 +108,17 @@ def _standing(markers: Mapping[str, list[_Step]], removed: set[str]) -> Iterable
 def _null_version(steps: Iterable[_Step]) -> Iterable[_Step]:
     """There is one at a time, object or marker: the last word on it counts."""
     last = max((step for step in steps if step.version == NULL), key=lambda step: step.place, default=None)
-    return () if last is None or last.says is Says.REMOVED else (last,)
+    return () if last is None or last.says is ContentChange.REMOVED else (last,)
 
 
 def _covers(steps: Iterable[_Step], created: set[str]) -> Iterable[_Step]:
     return (
         step
         for step in steps
-        if step.says is Says.EMPTIED
-        or (step.says is Says.REMOVED and not step.version)
-        or (step.says is Says.MARKED and (not step.version or (is_concrete(step.version) and step.version in created)))
+        if step.says is ContentChange.ALL_DELETED
+        or (step.says is ContentChange.REMOVED and not step.version)
+        or (
+            step.says is ContentChange.DELETE_MARKER
+            and (not step.version or (is_concrete(step.version) and step.version in created))
+        )
     )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.events.encoding import encode_key
+from app.events.minio_json import encode_key
 from app.events.model import Event
 from app.events.parsing import BadEvents, Parsed, parse
 from tests.unit.events.captured import HEADERS, line, record

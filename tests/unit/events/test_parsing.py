@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.encoding import encode_key
+from app.events.minio_json import encode_key
 from app.events.parsing import BadEvents, Limits, Parsed, Refused, parse
 from tests.unit.events.captured import LINES, line, record
 from tests.unit.events.properties import thorough

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import names
-from app.events.content import Says, says
+from app.events.effects import ContentChange, content_change
 from app.events.sequencer import comparable, states_content
 from tests.unit.events.properties import unhurried
 
@@ -71,5 +71,5 @@ def test_only_what_changes_the_newest_content_states_it(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "s3:ObjectCreated:", "s3:ObjectCreated:New", "ObjectCreated:Put", "*"])
 def test_an_unknown_name_says_nothing_of_the_content(name: str) -> None:
-    assert says(name) is Says.NOTHING
+    assert content_change(name) is ContentChange.NOTHING
     assert not states_content(name, "")

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, strategies
 from pymysql.converters import escape_string
 
+from app.events.errors import BadEvents
 from app.events.parsing import Limits, parse
-from app.events.problems import BadEvents
 from app.events.stored_size import is_larger, stored_size
 from tests.builders import event
 

@@ -8,7 +8,7 @@ not depend on how many came before it; that removals name their version makes la
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from app.events.content import NULL, Says, is_concrete, says
+from app.events.effects import NULL, ContentChange, content_change, is_concrete
 from app.events.sequencer import comparable
 
 
@@ -84,11 +84,11 @@ class VersionState:
         came = self.created is not None or (version != NULL and self.marked_first is not None)
         return self.removed is not None and not came
 
-    def after(self, meaning: Says, place: Place, sequencer: str) -> "VersionState":
+    def after(self, change: ContentChange, place: Place, sequencer: str) -> "VersionState":
         """What it amounts to with one event more."""
-        if meaning is Says.CREATED:
+        if change is ContentChange.CREATED:
             return replace(self, created=_later(self.created, place))
-        if meaning is Says.REMOVED:
+        if change is ContentChange.REMOVED:
             return replace(self, removed=_later(self.removed, place))
         return replace(
             self,
@@ -144,23 +144,23 @@ class Fold:
     def add(self, entries: Iterable[Entry]) -> None:
         """Fold these, too."""
         for entry in entries:
-            meaning = says(entry.name)
-            if meaning is not Says.NOTHING and entry.seq > self.key.folded:
-                self._add(entry, meaning)
+            change = content_change(entry.name)
+            if change is not ContentChange.NOTHING and entry.seq > self.key.folded:
+                self._add(entry, change)
 
-    def _add(self, entry: Entry, meaning: Says) -> None:
+    def _add(self, entry: Entry, change: ContentChange) -> None:
         key = self.key
         sequencer = comparable(entry.sequencer)
         key.folded = entry.seq
         self.moved = True
         key.latest = max(key.latest, sequencer)
-        place = (sequencer or key.latest, _rank(meaning, sequencer), entry.seq)
+        place = (sequencer or key.latest, _rank(change, sequencer), entry.seq)
         version = version_of(entry)
-        if not version or meaning is Says.EMPTIED:
+        if not version or change is ContentChange.ALL_DELETED:
             key.cover = _later(key.cover, place)
             return
         before = self.versions.get(version, VersionState())
-        after = before.after(meaning, place, sequencer)
+        after = before.after(change, place, sequencer)
         if is_concrete(version) and after.created is not None and after.marked_last is not None:
             key.cover = _later(key.cover, after.marked_last)
         key.created |= after.created is not None
@@ -179,15 +179,15 @@ class Fold:
 
 def version_of(entry: Entry) -> str:
     """The version that an event is about: an object without version is the null version; "" where it is the key."""
-    return entry.version or (NULL if says(entry.name) is Says.CREATED else "")
+    return entry.version or (NULL if content_change(entry.name) is ContentChange.CREATED else "")
 
 
 def _later(one: Place | None, other: Place) -> Place:
     return other if one is None else max(one, other)
 
 
-def _rank(meaning: Says, sequencer: str) -> int:
+def _rank(change: ContentChange, sequencer: str) -> int:
     """The order at one sequencer: what removes an object may carry the object's own, what has none came as it came."""
     if not sequencer:
         return 2
-    return 0 if meaning is Says.CREATED else 1
+    return 0 if change is ContentChange.CREATED else 1

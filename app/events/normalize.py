@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from app.events import encoding
+from app.events import minio_json
+from app.events.errors import BadRecord, excerpt
 from app.events.model import Event
 from app.events.names import is_known
-from app.events.problems import BadRecord, excerpt
 
 # What the outbox has room for; S3 itself ends long before, but for a key's 1,024 bytes.
 _MAX_NAME = 255
@@ -32,8 +32,8 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
     if type(encoded) is not str or (not encoded and not _may_lack_key(name)):
         raise _unusable("s3.object.key", thing.get("key"), "the object's key as text")
     try:
-        key = encoding.decode_key(encoded)
-    except encoding.BadKey as problem:
+        key = minio_json.decode_key(encoded)
+    except minio_json.BadKey as problem:
         raise BadRecord("s3.object.key", f"{excerpt(encoded)} {problem}") from None
     if "\0" in key:
         raise BadRecord("s3.object.key", f"{excerpt(encoded)} holds U+0000, which no S3 key may")
@@ -42,10 +42,10 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
     version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
     sequencer = _optional(thing, "sequencer", _MAX_SEQUENCER) if "sequencer" in thing else ""
     moment = record.get("eventTime")
-    time = encoding.milliseconds(moment) if type(moment) is str else None
+    time = minio_json.milliseconds(moment) if type(moment) is str else None
     text = _text(record, nesting)
     return Event(
-        encoding.digest(record),
+        minio_json.digest(record),
         name,
         bucket,
         key,
@@ -90,12 +90,12 @@ def _optional(thing: dict[str, Any], member: str, longest: int) -> str:
 
 def _text(record: dict[str, Any], nesting: int) -> str:
     try:
-        text = encoding.text(record)
-    except encoding.TooDeep:
+        text = minio_json.text(record)
+    except minio_json.TooDeep:
         raise _too_deep(nesting) from None
     # Counting is cheap and tells of nearly every record that it cannot be too deep; looking is cheaper still.
     opened = text.count("{") + (text.count("[") if "[" in text else 0)
-    if opened > nesting and encoding.deeper_than(record, nesting):
+    if opened > nesting and minio_json.deeper_than(record, nesting):
         raise _too_deep(nesting)
     return text
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.config.arn import TargetId
 from app.rules.model import Rule
-from app.rules.notification import NAMESPACE, BadConfiguration, configuration, parse_configuration
+from app.rules.notification_xml import NAMESPACE, BadConfiguration, configuration, parse_configuration
 
 ARN = "arn:minio:sqs::cache:redis"
 TARGET = TargetId("redis", "cache")

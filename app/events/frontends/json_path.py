@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from app.events.problems import BadRecord, excerpt
+from app.events.errors import BadRecord, excerpt
 
 
 def find(value: Any, *path: str) -> Any:

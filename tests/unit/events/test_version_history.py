@@ -8,8 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events.mirror import Absent, Entry, Fold, Holding, KeyState, Layer, Present, Unknown, VersionState, version_of
 from app.events.sequencer import comparable, states_content
+from app.events.version_history import (
+    Absent,
+    Entry,
+    Fold,
+    Holding,
+    KeyState,
+    Layer,
+    Present,
+    Unknown,
+    VersionState,
+    version_of,
+)
 from tests.unit.events import full_fold
 from tests.unit.events.captured import record
 from tests.unit.events.properties import thorough

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.events import encoding
-from app.events.frontends.members import text
-from app.events.problems import BadRecord, excerpt
+from app.events import minio_json
+from app.events.errors import BadRecord, excerpt
+from app.events.frontends.json_path import text
 from app.events.trace import trace_of
 
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
@@ -94,8 +94,8 @@ def nested(inner: str | bytes, member: str) -> Any:
     """The value that a member's JSON text holds. Raises `BadRecord`."""
     raw = inner.encode() if isinstance(inner, str) else inner
     try:
-        return encoding.load(raw)
-    except encoding.BadJson as problem:
+        return minio_json.load(raw)
+    except minio_json.BadJson as problem:
         shown = excerpt(inner) if isinstance(inner, str) else "its content"
         said = f"is not JSON at its byte {problem.offset}: {problem}; it is {shown}"
         raise BadRecord(member, said, problem.offset) from None

@@ -1,14 +1,14 @@
 """The events of a trial: marked, so that a consumer knows them, and such that no namespace keeps an object of them."""
 
 from app.events.model import Effect, Event
-from app.events.records import event_of
+from app.events.normalize import event_of
 
-BUCKET = "bucketwire-test"  # reserved for trials; every consumer may leave its events aside
+TEST_BUCKET = "bucketwire-test"  # reserved for trials; every consumer may leave its events aside
 NAME = "s3:TestEvent"  # as AWS calls the message by which it tries a notification out
 PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
 
 
-def trial_events(mark: str, now_ms: int, written: str, *, namespace: bool) -> list[Event]:
+def make_test_events(mark: str, now_ms: int, written: str, *, namespace: bool) -> list[Event]:
     """One `s3:TestEvent`; for a namespace the PUT of an object and its DELETE, so that a row comes and goes.
 
     `mark` is what the object's key ends with, `written` the time `now_ms` (milliseconds since 1970) as MinIO writes it.
@@ -36,9 +36,9 @@ def _record(name: str, mark: str, written: str, sequencer: str) -> dict[str, obj
             "s3SchemaVersion": "1.0",
             "configurationId": "Config",
             "bucket": {
-                "name": BUCKET,
+                "name": TEST_BUCKET,
                 "ownerIdentity": {"principalId": "bucketwire"},
-                "arn": f"arn:aws:s3:::{BUCKET}",
+                "arn": f"arn:aws:s3:::{TEST_BUCKET}",
             },
             "object": {"key": mark, "sequencer": sequencer},
         },

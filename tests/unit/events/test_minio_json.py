@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.events import encoding
+from app.events import minio_json
 from tests.unit.events.properties import unhurried
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
@@ -28,7 +28,7 @@ KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
     ],
 )
 def test_json_is_spelt_as_go_spells_it(value: object, expected: str) -> None:
-    assert encoding.text(value) == expected
+    assert minio_json.text(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -53,15 +53,15 @@ def test_json_is_spelt_as_go_spells_it(value: object, expected: str) -> None:
 @pytest.mark.parametrize("spelling", ['{"a":%d}', '{"a": %d}', "[%d]", "[1,%d]", "%d", '{"a":\n\t%d\r\n}'])
 def test_integers_of_any_length_survive(number: int, spelling: str) -> None:
     text = spelling % number
-    value = encoding.load(text.encode())
+    value = minio_json.load(text.encode())
     assert value == json.loads(text)
-    assert str(number) in encoding.text(value)
+    assert str(number) in minio_json.text(value)
 
 
 def test_digits_within_a_text_are_no_long_number() -> None:
     body = b'{"a":"%b","b":["x%b"],"c":"a-%b"}' % ((b"1234567890123456789012345",) * 3)
-    assert not encoding.holds_long_numbers(body)
-    assert encoding.holds_long_numbers(body[:-1] + b',"d":-1234567890123456789}')
+    assert not minio_json.holds_long_numbers(body)
+    assert minio_json.holds_long_numbers(body[:-1] + b',"d":-1234567890123456789}')
 
 
 @pytest.mark.parametrize(
@@ -79,8 +79,8 @@ def test_digits_within_a_text_are_no_long_number() -> None:
     ],
 )
 def test_what_is_no_json_is_told_with_its_byte(body: bytes, offset: int, words: str) -> None:
-    with pytest.raises(encoding.BadJson, match=words) as caught:
-        encoding.load(body)
+    with pytest.raises(minio_json.BadJson, match=words) as caught:
+        minio_json.load(body)
     assert caught.value.offset == offset
 
 
@@ -94,10 +94,10 @@ JSON = st.recursive(
 @unhurried
 @given(JSON)
 def test_every_value_comes_back_from_its_text(value: object) -> None:
-    text = encoding.text(value)
+    text = minio_json.text(value)
     assert json.loads(text) == value
     assert not set(text) & set("<>&\u2028\u2029")
-    assert encoding.load(text.encode()) == value
+    assert minio_json.load(text.encode()) == value
 
 
 @unhurried
@@ -105,12 +105,12 @@ def test_every_value_comes_back_from_its_text(value: object) -> None:
 def test_the_order_of_members_does_not_change_the_digest(record: dict[str, object], chance: random.Random) -> None:
     members = list(record.items())
     chance.shuffle(members)
-    assert encoding.digest(dict(members)) == encoding.digest(record)
+    assert minio_json.digest(dict(members)) == minio_json.digest(record)
 
 
 def test_the_digest_is_blake2b_of_sorted_compact_json() -> None:
     # b2sum -l 128 of {"a":1,"b":"é<"}: an id must never change, or events already in a log would come twice.
-    assert encoding.digest({"b": "é<", "a": 1}) == "aface5c49f9cd771a47b1def70d1a480"
+    assert minio_json.digest({"b": "é<", "a": 1}) == "aface5c49f9cd771a47b1def70d1a480"
 
 
 @pytest.mark.parametrize("depth", [1, 2, 32, 33, 1000])
@@ -118,16 +118,16 @@ def test_the_digest_is_blake2b_of_sorted_compact_json() -> None:
 def test_nesting_is_counted_exactly(depth: int, opening: str) -> None:
     closing = "}" if opening[0] == "{" else "]"
     value = orjson.loads(opening * depth + "1" + closing * depth)
-    assert encoding.deeper_than(value, depth - 1)
-    assert not encoding.deeper_than(value, depth)
+    assert minio_json.deeper_than(value, depth - 1)
+    assert not minio_json.deeper_than(value, depth)
 
 
 def test_what_is_nested_too_deep_to_be_written_is_said_to_be() -> None:
     value = orjson.loads("[" * 900 + "]" * 900)
-    with pytest.raises(encoding.TooDeep):
-        encoding.text(value)
-    with pytest.raises(encoding.TooDeep):
-        encoding.digest(value)
+    with pytest.raises(minio_json.TooDeep):
+        minio_json.text(value)
+    with pytest.raises(minio_json.TooDeep):
+        minio_json.digest(value)
 
 
 @pytest.mark.parametrize(
@@ -146,39 +146,39 @@ def test_what_is_nested_too_deep_to_be_written_is_said_to_be() -> None:
     ],
 )
 def test_a_key_in_a_record_is_form_encoded(key: str, encoded: str) -> None:
-    assert encoding.encode_key(key) == encoded
-    assert encoding.decode_key(encoded) == key
+    assert minio_json.encode_key(key) == encoded
+    assert minio_json.decode_key(encoded) == key
 
 
 @unhurried
 @given(KEYS)
 def test_every_key_survives_the_round_trip(key: str) -> None:
-    encoded = encoding.encode_key(key)
+    encoded = minio_json.encode_key(key)
     assert encoded.isascii()
-    assert encoding.decode_key(encoded) == key
+    assert minio_json.decode_key(encoded) == key
 
 
 @unhurried
 @given(st.text(st.sampled_from("ab/%2Ff+ é0"), max_size=12))
 def test_whatever_decodes_decodes_as_the_standard_library_does(encoded: str) -> None:
     try:
-        key = encoding.decode_key(encoded)
-    except encoding.BadKey:
+        key = minio_json.decode_key(encoded)
+    except minio_json.BadKey:
         return
     assert key == unquote_plus(encoded)
-    assert encoding.decode_key(quote_plus(key, safe="/")) == key  # as AWS spells it
+    assert minio_json.decode_key(quote_plus(key, safe="/")) == key  # as AWS spells it
 
 
 @pytest.mark.parametrize("encoded", ["%", "a%", "%2", "%zz", "%%41", "%2g", "%-1", "% 1", "%é", "a%2Fb%"])
 def test_a_stray_percent_does_not_decode(encoded: str) -> None:
-    with pytest.raises(encoding.BadKey, match="stray %"):
-        encoding.decode_key(encoded)
+    with pytest.raises(minio_json.BadKey, match="stray %"):
+        minio_json.decode_key(encoded)
 
 
 @pytest.mark.parametrize("encoded", ["%FF", "%C3", "%ED%A0%80", "a%2F%80"])
 def test_bytes_that_are_no_utf8_do_not_decode(encoded: str) -> None:
-    with pytest.raises(encoding.BadKey, match="UTF-8"):
-        encoding.decode_key(encoded)
+    with pytest.raises(minio_json.BadKey, match="UTF-8"):
+        minio_json.decode_key(encoded)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_bytes_that_are_no_utf8_do_not_decode(encoded: str) -> None:
     ],
 )
 def test_times_are_read(moment: str, expected: int) -> None:
-    assert encoding.milliseconds(moment) == expected
+    assert minio_json.milliseconds(moment) == expected
 
 
 @pytest.mark.parametrize(
@@ -223,13 +223,13 @@ def test_times_are_read(moment: str, expected: int) -> None:
     ],
 )
 def test_what_is_no_time_is_none(moment: str) -> None:
-    assert encoding.milliseconds(moment) is None
+    assert minio_json.milliseconds(moment) is None
 
 
 @unhurried
 @given(st.datetimes(datetime(1970, 1, 1), datetime(9999, 12, 31), timezones=st.just(UTC)))  # noqa: DTZ001 (Hypothesis wants naive bounds)
 def test_a_time_survives_the_round_trip(moment: datetime) -> None:
-    found = encoding.milliseconds(moment.isoformat().replace("+00:00", "Z"))
+    found = minio_json.milliseconds(moment.isoformat().replace("+00:00", "Z"))
     assert found is not None
-    assert encoding.milliseconds(encoding.timestamp(found)) == found
-    assert len(encoding.timestamp(found)) == 24
+    assert minio_json.milliseconds(minio_json.timestamp(found)) == found
+    assert len(minio_json.timestamp(found)) == 24
