@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from app.config import declaration
+from app.config import target_settings
 from app.events.model import Effect, Event
 from bench import messaging
 from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_cases
@@ -94,7 +94,7 @@ def rate(send: Callable[[Sequence[Event]], object], events: Sequence[Event], siz
 
 def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: float) -> float:
     """The adapter's events per second; an event that is not delivered ends the benchmark."""
-    target = create(case.type_name, declaration.load(case.type_name, dict(case.values)))
+    target = create(case.type_name, target_settings.load(case.type_name, dict(case.values)))
     target.open()
 
     def deliver(some: Sequence[Event]) -> None:
@@ -110,7 +110,7 @@ def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: f
 
 def replayed(case: Case, events: Sequence[Event]) -> float:
     """Events per second of a real MinIO that finds them in its `queue_dir`."""
-    short = declaration.settings_type(case.type_name).env
+    short = target_settings.settings_type(case.type_name).env
     with tempfile.TemporaryDirectory(prefix="bench-minio-") as folder:
         place = Path(folder) / f"minio-{case.type_name}-B"
         place.mkdir()

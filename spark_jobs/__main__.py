@@ -11,7 +11,7 @@ from app.cli.problems import CannotDo
 from app.cli.shell import Shell, counted
 from app.cli.words import TARGET
 from app.config.arn import TargetId
-from app.config.targets import NamespaceSettings
+from app.config.targets.base import NamespaceSettings
 from app.outbox.reconcile.runs import AlreadyRunning
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs import ending

@@ -10,8 +10,10 @@ import sqlalchemy as sa
 from psycopg2 import sql
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.mysql import MysqlSettings
-from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
+from app.config.targets.base import NamespaceSettings, TargetSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.redis import RedisSettings
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import LogReader, log_end

@@ -17,7 +17,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.arn import TargetId
-from app.config.targets import NamespaceSettings
+from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry

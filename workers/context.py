@@ -11,8 +11,8 @@ from random import Random
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings
 from app.config.settings import Settings
+from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox import tables
 from app.outbox.delivery import heartbeats, redelivery

@@ -8,11 +8,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from app.config.keys import Key, keys_of
-from app.config.mysql import MysqlSettings
-from app.config.problems import REDACTED
-from app.config.sql import is_url, keywords
-from app.config.targets import PostgresSettings, TargetSettings
+from app.config.errors import REDACTED
+from app.config.fields.fields import Field, fields_of
+from app.config.targets.base import TargetSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.postgresql_dsn import is_url, keywords
 from app.events.model import Event
 from workers.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
@@ -75,7 +76,7 @@ class Discreet:
 
 def secrets_of(settings: TargetSettings) -> Iterator[str]:
     """Every word that a target keeps secret, also those within URLs and connection strings."""
-    for name, key in keys_of(type(settings)).items():
+    for name, key in fields_of(type(settings)).items():
         value = str(getattr(settings, name))
         if value:
             yield from _within(key, value)
@@ -85,7 +86,7 @@ def secrets_of(settings: TargetSettings) -> Iterator[str]:
         yield keywords(settings.dsn).get("password", "")
 
 
-def _within(key: Key, value: str) -> Iterator[str]:
+def _within(key: Field, value: str) -> Iterator[str]:
     if key.secret:
         yield value
         for word in value.split():

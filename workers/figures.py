@@ -18,8 +18,8 @@ from wsgiref.simple_server import WSGIServer
 from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from app.config.addresses import HostPort
 from app.config.arn import TargetId, parse_target
+from app.config.fields.addresses import HostPort
 from app.service.figures import VARIABLE
 from workers.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 

@@ -5,9 +5,10 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from app.config.problems import BadSettings
+from app.config.errors import BadSettings
 from app.config.settings import Settings
-from app.config.targets import TargetSettings, WebhookSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.webhook import WebhookSettings
 from app.outbox.registry import Registry, StoredTarget
 from workers.discretion import Discreet
 from workers.mirror import Policy

@@ -11,12 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.config.addresses import HostPort
-from app.config.messaging import AmqpSettings, MqttSettings
-from app.config.mysql import MysqlSettings
-from app.config.streams import ElasticsearchSettings, KafkaSettings
-from app.config.subjects import NatsSettings, NsqSettings
-from app.config.targets import PostgresSettings, RedisSettings, TargetSettings, WebhookSettings
+from app.config.fields.addresses import HostPort
+from app.config.targets.amqp import AmqpSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.config.targets.kafka import KafkaSettings
+from app.config.targets.mqtt import MqttSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.nats import NatsSettings
+from app.config.targets.nsq import NsqSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.redis import RedisSettings
+from app.config.targets.webhook import WebhookSettings
 from workers.targets import tls
 from workers.targets.http_wire import _proxy_for, public_addresses
 from workers.targets.postgres_server import parameters

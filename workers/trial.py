@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 import orjson
 
 from app.config.arn import TargetId, parse_target
-from app.config.declaration import BadSettings
 from app.config.settings import Settings
-from app.config.targets import TargetSettings
+from app.config.target_settings import BadSettings
+from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from app.events.test_events import make_test_events
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms

@@ -17,8 +17,8 @@ from flask import Flask, Request, current_app, request
 
 from app.api.parts import parts
 from app.api.problems import Refusal
+from app.config.errors import BadSettings, Problem
 from app.config.networks import is_loopback
-from app.config.problems import BadSettings, Problem
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens

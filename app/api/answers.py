@@ -9,7 +9,7 @@ from flask import Response
 
 from app.api.problems import Refusal
 from app.config.arn import TargetId, parse_target
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 from app.outbox import tables
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

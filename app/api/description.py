@@ -11,9 +11,9 @@ from flask import Blueprint, Flask, Response, current_app
 from app.api.access import ANYONE, needs
 from app.api.answers import answer
 from app.api.problems import KINDS
-from app.config.keys import keys_of
+from app.config.fields.fields import fields_of
 from app.config.settings import SCOPES
-from app.config.targets import TYPES
+from app.config.targets.registry import TYPES
 from app.declare.document import schema as document_schema
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.outbox.reconcile.runs import COUNTS
@@ -254,7 +254,7 @@ def described(app: Flask) -> dict[str, Any]:
         kind: {
             name: {"kind": key.kind.label, "required": key.required, "default": key.default, "secret": key.secret,
                    "about": key.about}
-            for name, key in keys_of(cls).items()
+            for name, key in fields_of(cls).items()
         }
         for kind, cls in TYPES.items()
     }  # fmt: skip

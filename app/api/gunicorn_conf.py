@@ -5,7 +5,7 @@ import sys
 
 from app.api.access import check_listen
 from app.api.server import options
-from app.config.problems import BadSettings
+from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 

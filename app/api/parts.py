@@ -5,7 +5,7 @@ from pathlib import Path
 
 from flask import Flask, current_app
 
-from app.config.problems import BadSettings, Problem
+from app.config.errors import BadSettings, Problem
 from app.config.settings import Settings
 from app.events.parsing import Limits
 from app.events.stored_size import UNLIMITED

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from flask import Flask, Response
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
-from app.config.declaration import BadSettings
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.target_settings import BadSettings
 from app.events.parsing import BadEvents
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full

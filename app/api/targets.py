@@ -13,8 +13,8 @@ from app.api.bodies import json_object
 from app.api.parts import parts
 from app.api.problems import Refusal
 from app.config.arn import TargetId
-from app.config.declaration import REDACTED, merged, redacted, texts
-from app.config.targets import settings_type
+from app.config.target_settings import REDACTED, merged, redacted, texts
+from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
 from app.outbox.engine.database import now_ms

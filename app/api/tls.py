@@ -5,7 +5,7 @@ import ssl
 import threading
 from pathlib import Path
 
-from app.config.problems import BadSettings, Problem
+from app.config.errors import BadSettings, Problem
 
 log = logging.getLogger("bucketwire.tls")
 

@@ -5,7 +5,7 @@ import sys
 
 from app import logs
 from app.api import create_app
-from app.config.problems import BadSettings
+from app.config.errors import BadSettings
 from app.config.settings import Settings
 
 _DO_NOT_RESTART = 3  # gunicorn's own number for a worker that cannot boot: the master ends too

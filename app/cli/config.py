@@ -10,16 +10,9 @@ import orjson
 from app.cli.problems import CannotDo
 from app.cli.shell import Shell, anywhere, printable, with_shell
 from app.config.arn import TargetId
-from app.config.declaration import (
-    BadSettings,
-    from_config_json,
-    merged,
-    parse_line,
-    parse_lines,
-    to_line,
-)
-from app.config.problems import Problem
-from app.config.targets import without_effect
+from app.config.errors import Problem
+from app.config.target_settings import BadSettings, from_config_json, merged, parse_line, parse_lines, to_line
+from app.config.targets.base import without_effect
 from app.declare.document import Document
 from app.outbox.registry import ReadOnlyTarget, UnknownTarget
 

@@ -10,8 +10,8 @@ import kombu
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, counted, printable, with_shell
 from app.cli.words import age
-from app.config.declaration import BadSettings
-from app.config.targets import without_effect
+from app.config.target_settings import BadSettings
+from app.config.targets.base import without_effect
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import audit
 from app.outbox.engine.clock import database_now

@@ -6,7 +6,7 @@ from typing import Any
 import click
 import sqlalchemy as sa
 
-from app.config.problems import BadSettings, BadValue
+from app.config.errors import BadSettings, BadValue
 from app.embedded import NoRedis
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget

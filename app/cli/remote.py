@@ -9,7 +9,7 @@ import httpx
 
 from app.cli.problems import CannotDo
 from app.config.arn import TargetId, parse_arn
-from app.config.declaration import redacted
+from app.config.target_settings import redacted
 from app.declare.document import Document
 from app.outbox.registry import StoredRule, StoredTarget, UnknownTarget
 from app.rules.model import Rule

@@ -9,7 +9,7 @@ from app.cli.run import TRIAL, become
 from app.cli.shell import Shell, anywhere, printable, with_shell
 from app.cli.words import TARGET
 from app.config.arn import TargetId
-from app.config.declaration import REDACTED, BadSettings, redacted
+from app.config.target_settings import REDACTED, BadSettings, redacted
 from app.outbox.registry import StoredTarget
 
 

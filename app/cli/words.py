@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from app.config.arn import TargetId, parse_target
-from app.config.kinds import Duration
-from app.config.problems import BadValue
-from app.config.targets import TYPES
+from app.config.errors import BadValue
+from app.config.fields.field_types import Duration
+from app.config.targets.registry import TYPES
 
 _PERIOD = Duration(days=True)
 

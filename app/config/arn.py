@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 
 UNNAMED = "_"
 _PREFIX = "arn:minio:sqs:"

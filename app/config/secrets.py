@@ -10,9 +10,9 @@ from pathlib import Path
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from app.config.arn import TargetId
-from app.config.keys import shown
-from app.config.problems import REDACTED, BadSettings, BadValue, Problem
-from app.config.targets import TYPES
+from app.config.errors import REDACTED, BadSettings, BadValue, Problem
+from app.config.fields.fields import shown
+from app.config.targets.registry import TYPES
 
 _SEALED = "enc:"
 

@@ -10,12 +10,12 @@ from pathlib import Path as FilePath
 from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode
 
-from app.config.addresses import Host, HostPort, redacted_url, split_url
-from app.config.keys import Declared, declared, keys_of, parse, setting
-from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Text, Toggle
+from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.fields.addresses import Host, HostPort, redacted_url, split_url
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Text, Toggle
+from app.config.fields.fields import Declared, declared, fields_of, parse, setting
+from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.networks import is_loopback
-from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
-from app.config.references import SECRETS_DIR
 from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
@@ -36,7 +36,7 @@ class ApiToken(NamedTuple):
     digest: str
 
 
-class ApiTokens(Kind[tuple[ApiToken, ...]]):
+class ApiTokens(FieldType[tuple[ApiToken, ...]]):
     """`name:scope+scope:token`, divided by commas."""
 
     label = "name:scope+scope:token, …"
@@ -77,7 +77,7 @@ class S3Key(NamedTuple):
         return f"S3Key({self.name!r})"
 
 
-class S3Keys(Kind[tuple[S3Key, ...]]):
+class S3Keys(FieldType[tuple[S3Key, ...]]):
     """`name:scope+scope:access key:secret key`, divided by commas; the scopes are read and admin."""
 
     label = "name:scope+scope:access:secret, …"
@@ -99,7 +99,7 @@ class S3Keys(Kind[tuple[S3Key, ...]]):
         return S3Key(found[1], frozenset(found[2].split("+")), found[3], found[4])
 
 
-class SecretKeys(Kind[tuple[str, ...]]):
+class SecretKeys(FieldType[tuple[str, ...]]):
     """Fernet keys, the newest first, divided by commas."""
 
     label = "Fernet keys, newest first"
@@ -113,7 +113,7 @@ class SecretKeys(Kind[tuple[str, ...]]):
         return keys
 
 
-class DatabaseUrl(Kind[str]):
+class DatabaseUrl(FieldType[str]):
     """`sqlite:////path`, `postgresql://…`, `mysql://…` or `mariadb://…`; the driver is filled in."""
 
     label = "database URL"
@@ -145,7 +145,7 @@ class DatabaseUrl(Kind[str]):
         return redacted_url(text)
 
 
-class BrokerUrl(Kind[str]):
+class BrokerUrl(FieldType[str]):
     """`redis://`, `rediss://`, `redis+socket:///path`, `amqp://` or `amqps://`."""
 
     label = "broker URL"
@@ -242,7 +242,7 @@ class Settings(Declared):
 
         A relative folder is meant from the current one. An unknown `BUCKETWIRE_*` variable is refused.
         """
-        variables = {key.env or _PREFIX + name.upper(): name for name, key in keys_of(cls).items()}
+        variables = {key.env or _PREFIX + name.upper(): name for name, key in fields_of(cls).items()}
         given = {name: text for name, text in environ.items() if text.strip()}
         problems = [
             Problem(name, "", "is no setting", did_you_mean(name, list(variables)))

@@ -7,9 +7,9 @@ from typing import Any
 import yaml
 
 from app.config.arn import TargetId, parse_target
-from app.config.keys import keys_of
-from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
-from app.config.targets import TYPES, settings_type
+from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.fields.fields import fields_of
+from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
 from app.rules.model import Rule, problems_of
 
@@ -80,9 +80,9 @@ def schema() -> dict[str, Any]:
                     "description": f"{key.about} ({key.kind.label})",
                     **({"default": key.default} if key.default else {}),
                 }
-                for name, key in keys_of(cls).items()
+                for name, key in fields_of(cls).items()
             },
-            "required": [name for name, key in keys_of(cls).items() if key.required],
+            "required": [name for name, key in fields_of(cls).items() if key.required],
         }
         for kind, cls in TYPES.items()
     }

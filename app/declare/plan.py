@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, Problem, load, redacted, texts
-from app.config.keys import keys_of
-from app.config.problems import REDACTED, did_you_mean
-from app.config.targets import settings_type
+from app.config.errors import REDACTED, did_you_mean
+from app.config.fields.fields import fields_of
+from app.config.target_settings import BadSettings, Problem, load, redacted, texts
+from app.config.targets.registry import settings_type
 from app.declare.document import Document, identity
 from app.outbox.registry import Registry, StoredRule
 from app.rules.model import Rule
@@ -189,7 +189,7 @@ def _change(
 
 def _kept(type_name: str, before: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
     """The texts that are to be stored: none that are empty, and for a secret given as it was shown, the secret."""
-    keys = keys_of(settings_type(type_name))
+    keys = fields_of(settings_type(type_name))
     return {
         name: before[name] if REDACTED in text and name in before and text == keys[name].shown(before[name]) else text
         for name, text in given.items()

@@ -36,5 +36,5 @@ class Event(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Bucket, `/` and decoded key: the envelope's `Key`, a namespace's key (§1.6)."""
+        """Bucket, `/` and decoded key: the envelope's `Field`, a namespace's key (§1.6)."""
         return f"{self.bucket}/{self.key}"

@@ -14,10 +14,10 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, load, texts
 from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
-from app.config.targets import TargetSettings
+from app.config.target_settings import BadSettings, load, texts
+from app.config.targets.base import TargetSettings
 from app.outbox import tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, now_ms

@@ -18,7 +18,7 @@ from pathlib import Path
 import orjson
 import sqlalchemy as sa
 
-from app.config.problems import BadValue, did_you_mean
+from app.config.errors import BadValue, did_you_mean
 from app.config.settings import SCOPES, ApiToken, hash_token
 from app.outbox import tables
 from app.outbox.engine.cached_probe import CachedProbe

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from app.config.arn import TargetId
-from app.config.problems import BadSettings, Problem
+from app.config.errors import BadSettings, Problem
 from app.events.names import UnknownEventName, expand, nearest
 
 EVERY_BUCKET = "*"

@@ -11,7 +11,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
 from app.config.arn import TargetId, parse_arn
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 from app.rules.model import Rule, event_names, problems_of
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from app.config import tls
-from app.config.addresses import HostPort
-from app.config.declaration import broken, from_environ
+from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
+from app.config.target_settings import from_environ, invalid_targets
 from app.embedded import SAMPLE, sample_values
 from app.events.names import EVERY
 from app.outbox.registry import Registry
@@ -121,7 +121,7 @@ def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str
     One that is wrong touches no other: it is kept with its problem, and its events wait.
     """
     found = from_environ(environ)
-    problems = broken(found.targets, environ)
+    problems = invalid_targets(found.targets, environ)
     registry.sync_environment(found.targets, {target: str(error) for target, error in problems.items()})
     return [*map(str, found.problems), *map(str, problems.values())]
 

@@ -8,7 +8,7 @@ import botocore.exceptions
 import botocore.session
 
 from app.config.arn import parse_arn
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 from app.rules.model import Rule
 
 _ONCE = {"total_max_attempts": 2}

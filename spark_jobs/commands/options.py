@@ -10,8 +10,8 @@ import click
 from app.cli.problems import CannotDo
 from app.cli.shell import Shell
 from app.cli.words import MOMENT
-from app.config.kinds import Duration, Kind, Size
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.fields.field_types import Duration, FieldType, Size
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -22,7 +22,7 @@ C = TypeVar("C", bound=Callable[..., Any])
 class Word(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
     """A value as the settings have it, such as a duration or a size; `scale` times as large."""
 
-    def __init__(self, name: str, kind: Kind[Any], scale: int = 1) -> None:
+    def __init__(self, name: str, kind: FieldType[Any], scale: int = 1) -> None:
         self.name = name
         self._kind, self._scale = kind, scale
 

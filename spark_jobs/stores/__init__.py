@@ -4,9 +4,11 @@ import re
 
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.mysql import MysqlSettings
-from app.config.streams import ElasticsearchSettings
-from app.config.targets import NamespaceSettings, PostgresSettings, RedisSettings, TargetSettings
+from app.config.targets.base import NamespaceSettings, TargetSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.redis import RedisSettings
 from spark_jobs.schemas import ROWS
 from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
 from spark_jobs.stores.base import CannotRead, NoTable

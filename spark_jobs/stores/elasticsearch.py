@@ -17,7 +17,7 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config import tls
-from app.config.streams import ElasticsearchSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from spark_jobs.schemas import PATHS, ROWS
 from spark_jobs.stores.base import CannotRead

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.mysql import MysqlSettings
+from app.config.targets.mysql import MysqlSettings
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 

@@ -10,7 +10,7 @@ import psycopg2
 from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.targets import PostgresSettings
+from app.config.targets.postgresql import PostgresSettings
 from spark_jobs.drift import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable

@@ -10,7 +10,7 @@ from typing import Any
 import redis
 from pyspark.sql import DataFrame, SparkSession
 
-from app.config.targets import RedisSettings
+from app.config.targets.redis import RedisSettings
 from spark_jobs.drift import documents
 from spark_jobs.stores.base import CannotRead
 

@@ -26,7 +26,7 @@ from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
-from app.config.targets import WebhookSettings
+from app.config.targets.webhook import WebhookSettings
 from app.outbox.registry import Registry
 from app.outbox.tokens import Tokens
 from tests import services

@@ -19,8 +19,8 @@ import httpx
 import pytest
 import redis as redis_py
 
-from app.config.keys import keys_of
-from app.config.targets import TYPES
+from app.config.fields.fields import fields_of
+from app.config.targets.registry import TYPES
 from tests import services
 from tests.acceptance.test_flower import Flower
 from tests.builders import event
@@ -237,7 +237,7 @@ def test_every_setting_that_is_a_secret_is_planted(remotes: Remotes) -> None:
     for name, values in bad_targets(remotes, Planted()).items():
         given.setdefault(name.partition(":")[0], set()).update(values)
     for type_name, cls in TYPES.items():
-        wanted = {key.name for key in keys_of(cls).values() if key.secret or key.kind.holds_secrets}
+        wanted = {key.name for key in fields_of(cls).values() if key.secret or key.kind.holds_secrets}
         assert wanted <= given.get(type_name, set()), type_name
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config import declaration
-from app.config.subjects import NsqSettings
+from app.config import target_settings
+from app.config.targets.nsq import NsqSettings
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import attempt
@@ -123,7 +123,7 @@ def test_a_batch_beyond_nsqds_limit_is_sent_in_parts() -> None:
 
 def test_a_topic_that_nsqd_refuses_is_unavailable_as_no_event_is_to_blame(nsq: Log) -> None:
     """Settings refuse such names first."""
-    settings = declaration.load(NsqSettings, nsq.values())
+    settings = target_settings.load(NsqSettings, nsq.values())
     target = NsqTarget(replace(settings, topic="bad!"))
     outcomes = attempt(target, [events.put("a"), events.put("b")], 1)
     target.close()

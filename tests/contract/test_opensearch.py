@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import urllib3
 
-from app.config import declaration
-from app.config.streams import ElasticsearchSettings
+from app.config import target_settings
+from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from spark_jobs.stores import elasticsearch
 from tests.contract import events
@@ -31,7 +31,7 @@ def server() -> Iterator[OpenSearch]:
 
 def made(server: OpenSearch, index: str, **settings: str) -> Target:
     values = {"url": server.url, "index": index, "opensearch": "on"} | settings
-    return ElasticsearchTarget(declaration.load(ElasticsearchSettings, values))
+    return ElasticsearchTarget(target_settings.load(ElasticsearchSettings, values))
 
 
 def documents(server: OpenSearch, index: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
     batch = [events.put(key) for key in (*events.ODD_KEYS, *(f"many/{number}" for number in range(60)))]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
-    settings = declaration.load(ElasticsearchSettings, {"url": server.url, "index": "sliced", "opensearch": "on"})
+    settings = target_settings.load(ElasticsearchSettings, {"url": server.url, "index": "sliced", "opensearch": "on"})
     for tasks, page, slices in ((1, 100, 3), (4, 7, 6), (9, 1, 9)):
         found = elasticsearch.moment(settings, "images", tasks=tasks, page=page)
         assert found is not None

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from app.config.targets import TYPES, TargetSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES
 from tests import services
 from tests.contract import events
 from tests.contract.probes import postgresql, redis

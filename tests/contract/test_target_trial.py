@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config import declaration
+from app.config import target_settings
 from app.events import test_events as marks
 from tests import services
 from tests.contract.probes.base import TIMEOUT, Probe
@@ -27,7 +27,7 @@ TLS_WITHIN = {"nats", "postgresql"}  # types whose TLS begins within the protoco
 
 def steps_of(probe: Probe, values: dict[str, str]) -> list[Step]:
     """A trial of these settings, whatever it comes to; no secret is in its words."""
-    settings = declaration.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
+    settings = target_settings.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
     found = list(trial(settings, probe.type))
     words = " ".join(step.words for step in found)
     assert "wrong-s3cret" not in words
@@ -89,7 +89,7 @@ def test_one_of_several_brokers_is_enough_and_the_other_is_told_of(redis_server:
     """Brokers need only take a connection here, so that any server will do for the reachable one."""
     closed = services.free_port()
     brokers = f"{services.LOOPBACK}:{closed},{services.LOOPBACK}:{redis_server.port}"
-    settings = declaration.load("kafka", {"brokers": brokers, "topic": "t", "timeout": "1s"})
+    settings = target_settings.load("kafka", {"brokers": brokers, "topic": "t", "timeout": "1s"})
     steps = list(trial(settings, "kafka"))
     about_closed = [step for step in steps if str(closed) in step.words and "refused" in step.words.lower()]
     assert [(step.step, step.ok) for step in about_closed] == [("connect", True)]
@@ -97,8 +97,8 @@ def test_one_of_several_brokers_is_enough_and_the_other_is_told_of(redis_server:
 
 
 def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving() -> None:
-    redis = declaration.load("redis", {"address": "no-such-host.invalid:1", "key": "k"})
-    guarded = declaration.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/"})
+    redis = target_settings.load("redis", {"address": "no-such-host.invalid:1", "key": "k"})
+    guarded = target_settings.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/"})
     for settings, kind, words in ((redis, "redis", "not known"), (guarded, "webhook", "allow_private=on")):
         (step,) = trial(settings, kind)
         assert (step.step, step.ok) == ("resolve", False)

@@ -25,7 +25,7 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook
 
-from app.config import declaration
+from app.config import target_settings
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
@@ -42,7 +42,7 @@ SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter
 
 def webhook(endpoint: str, **changes: str) -> Target:
     values = {"endpoint": endpoint, "allow_private": "on", "timeout": "2s", "read_timeout": "2s"}
-    return create("webhook", declaration.load("webhook", dict(values | changes)))
+    return create("webhook", target_settings.load("webhook", dict(values | changes)))
 
 
 def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Request:

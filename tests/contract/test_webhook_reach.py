@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from app.config import declaration
-from app.config.problems import BadSettings
+from app.config import target_settings
+from app.config.errors import BadSettings
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import attempt
@@ -37,7 +37,7 @@ def no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_private_address_is_refused_in_every_spelling(receiver: Receiver, host: str) -> None:
     values = {"endpoint": f"http://{host}:{receiver.port}/", "timeout": "2s"}
     try:
-        target = create("webhook", declaration.load("webhook", dict(values)))
+        target = create("webhook", target_settings.load("webhook", dict(values)))
     except BadSettings:
         return  # refused even earlier
     with pytest.raises(TargetUnavailable, match=r"not a public address; set allow_private=on"):

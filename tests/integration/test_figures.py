@@ -16,7 +16,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from app.config.addresses import HostPort
+from app.config.fields.addresses import HostPort
 from app.service.figures import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until

@@ -16,9 +16,9 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # ships
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from app.config.declaration import load
-from app.config.streams import ElasticsearchSettings
-from app.config.targets import TargetSettings
+from app.config.target_settings import load
+from app.config.targets.base import TargetSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs import s3

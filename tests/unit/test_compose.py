@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from app.cli import bucketwire
-from app.config.declaration import load
 from app.config.settings import Settings
-from app.config.targets import TYPES
+from app.config.target_settings import load
+from app.config.targets.registry import TYPES
 from tests import provision
 
 ROOT = Path(__file__).parents[2]

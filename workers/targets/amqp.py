@@ -31,7 +31,7 @@ from amqp.exceptions import AccessRefused, AMQPError, PreconditionFailed
 from amqp.serialization import dumps
 from amqp.transport import SSLTransport
 
-from app.config.messaging import AmqpPlace, AmqpSettings
+from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log, waves
@@ -136,7 +136,7 @@ class _Link:
     Everything here raises `AMQPError` or `OSError` when the connection is of no more use.
     """
 
-    def __init__(self, settings: AmqpSettings, place: AmqpPlace) -> None:
+    def __init__(self, settings: AmqpSettings, place: AmqpAddress) -> None:
         self.blocked = False
         self.outcomes: list[Outcome | None] = []
         self._events: Sequence[Event] = ()
@@ -323,7 +323,7 @@ class _TLSTransport(SSLTransport):
         )
 
 
-def _connection(settings: AmqpSettings, place: AmqpPlace) -> Any:
+def _connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
     host, port = place.address
     options: Any = {}
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp sets it to one second

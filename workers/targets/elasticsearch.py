@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from app.config.streams import ElasticsearchSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from app.events.model import Effect, Event
 from workers.formats import Rows, change, collapse, hold_back, line, text, version_name, waves

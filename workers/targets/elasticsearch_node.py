@@ -15,7 +15,7 @@ from urllib3 import BaseHTTPResponse, Timeout
 from urllib3.exceptions import HTTPError, InvalidHeader, ReadTimeoutError
 from urllib3.util import SKIP_HEADER, Retry
 
-from app.config.streams import ElasticsearchSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 from workers.targets.http_wire import Wire, http_pool

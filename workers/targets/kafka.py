@@ -33,7 +33,7 @@ from kafka import errors as kafka_errors
 from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.future import Future
 
-from app.config.streams import KafkaSettings
+from app.config.targets.kafka import KafkaSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log

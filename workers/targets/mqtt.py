@@ -26,7 +26,7 @@ from paho.mqtt import client as paho
 from paho.mqtt.enums import LogLevel, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
-from app.config.messaging import MqttPlace, MqttSettings
+from app.config.targets.mqtt import MqttAddress, MqttSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log, waves
@@ -151,7 +151,7 @@ class _Link:
     Everything here raises `_Lost` or `OSError` when the connection is of no more use.
     """
 
-    def __init__(self, settings: MqttSettings, place: MqttPlace) -> None:
+    def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
         self.outcomes: list[Outcome | None] = []
         self.refused: Unavailable | None = None  # the broker takes no event on this topic
         self._settings = settings

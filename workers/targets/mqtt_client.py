@@ -13,7 +13,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTErrorCode, MQTTProtocolVersi
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from app.config.messaging import MqttPlace, MqttSettings
+from app.config.targets.mqtt import MqttAddress, MqttSettings
 from workers.targets import tls
 
 
@@ -74,7 +74,7 @@ class MqttClient(Client):
         self._settled(mid, code, words)
 
 
-def make_client(settings: MqttSettings, place: MqttPlace, settled: Callable[[int, int, str], None]) -> MqttClient:
+def make_client(settings: MqttSettings, place: MqttAddress, settled: Callable[[int, int, str], None]) -> MqttClient:
     """A client of these settings, not yet connected. Raises `TargetUnavailable` for a certificate of no use."""
     newest = settings.version == "5"
     client = MqttClient(

@@ -16,8 +16,8 @@ from datetime import datetime
 
 import pymysql
 
-from app.config.mysql import MysqlSettings
-from app.config.mysql_dsn import Dsn
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.mysql_dsn import Dsn
 from app.events.model import Event
 from workers.formats import change, collapse, hold_back, records, timestamp
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable

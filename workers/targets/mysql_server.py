@@ -10,8 +10,8 @@ from typing import Any, NoReturn
 import pymysql
 from pymysql.connections import Connection
 
-from app.config.mysql import MysqlSettings
-from app.config.mysql_dsn import Dsn
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.mysql_dsn import Dsn
 from workers.targets import tls, wires
 from workers.targets.base import TargetUnavailable
 

@@ -21,7 +21,7 @@ import orjson
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
-from app.config.subjects import NatsSettings
+from app.config.targets.nats import NatsSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log

@@ -22,7 +22,7 @@ import nkeys  # type: ignore[import-untyped]  # it ships no types
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
-from app.config.subjects import NatsSettings
+from app.config.targets.nats import NatsSettings
 from workers.outcomes import Rejected
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable

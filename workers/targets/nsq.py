@@ -19,7 +19,7 @@ told in docs/explanation/client-libraries.md.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from app.config.subjects import NsqSettings
+from app.config.targets.nsq import NsqSettings
 from app.events.model import Event
 from workers.formats import hold_back, log
 from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable

@@ -10,7 +10,7 @@ import ssl
 import struct
 from collections.abc import Sequence
 
-from app.config.subjects import NsqSettings
+from app.config.targets.nsq import NsqSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
 

@@ -6,7 +6,7 @@ import math
 import psycopg2
 from psycopg2 import extensions
 
-from app.config.targets import PostgresSettings
+from app.config.targets.postgresql import PostgresSettings
 from workers.targets import wires
 from workers.targets.base import TargetUnavailable
 

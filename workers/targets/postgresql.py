@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import psycopg2
 from psycopg2 import extensions, sql
 
-from app.config.targets import PostgresSettings
+from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
 from workers.formats import change, collapse, hold_back, records, timestamp
 from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable

@@ -22,7 +22,7 @@ from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
-from app.config.targets import RedisSettings
+from app.config.targets.redis import RedisSettings
 from app.events.model import Event
 from workers.formats import change, collapse, hold_back, redis_access
 from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable

@@ -33,7 +33,7 @@ from urllib3.exceptions import SSLError as TLSError
 from urllib3.exceptions import TimeoutError as AnswerTimeoutError
 from urllib3.util import SKIP_HEADER, Retry, parse_url
 
-from app.config.targets import WebhookSettings
+from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.events.trace import fields
 from workers.formats import hold_back, log

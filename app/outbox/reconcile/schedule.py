@@ -14,7 +14,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.cron import last_moment
+from app.config.fields.cron import last_moment
 from app.events.buckets import is_bucket_name
 from app.outbox import tables
 from app.outbox.buckets import usable_buckets

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote_plus
 
-from app.config import declaration
+from app.config import target_settings
 from app.events.model import Event
 from tests import services
 from tests.contract import events
@@ -77,7 +77,7 @@ class Probe(ABC):
     def target(self, values: dict[str, str] | None = None, **changes: str) -> Target:
         """A target of these settings, `values()` unless given, not yet opened."""
         chosen = {"timeout": f"{TIMEOUT}s"} | (self.values() if values is None else values) | changes
-        return create(self.type, declaration.load(self.type, dict(chosen)))
+        return create(self.type, target_settings.load(self.type, dict(chosen)))
 
     def numbers(self) -> dict[str, list[int]]:
         """For each path the numbers of its PUTs, in the order in which the server holds them."""

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from app.api import create_app
 from app.api.access import ADMIN, ANYONE, INGEST, READ, check_listen, presented_token, scope_of
-from app.config.problems import BadSettings, BadValue
+from app.config.errors import BadSettings, BadValue
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.config.arn import TargetId
-from app.config.problems import REDACTED
+from app.config.errors import REDACTED
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.rules.model import Rule

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.config.addresses import HostPort
+from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
 from app.embedded import SAMPLE
 from app.outbox.engine.database import Database

@@ -12,7 +12,7 @@ from alembic.script import ScriptDirectory
 
 import migrations
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings
+from app.config.target_settings import BadSettings
 from app.outbox import tables
 from app.outbox.delivery.object_history import object_history
 from app.outbox.engine import migration, schema_version

@@ -1,7 +1,7 @@
 import pytest
 
 from app.config.arn import TargetId, parse_arn, parse_target
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 
 REDIS = TargetId("redis", "cache")
 

@@ -4,10 +4,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from app.config.cron import Cron, last_moment
-from app.config.declaration import BadSettings, load
-from app.config.problems import BadValue
-from app.config.targets import PostgresSettings
+from app.config.errors import BadValue
+from app.config.fields.cron import Cron, last_moment
+from app.config.target_settings import BadSettings, load
+from app.config.targets.postgresql import PostgresSettings
 from app.outbox.reconcile.schedule import MAX_DELAY, due
 
 HOST = {"host": "db", "table": "rows"}

@@ -1,7 +1,7 @@
 from app.config.arn import TargetId
-from app.config.declaration import broken, from_environ, load
-from app.config.environment import variable
-from app.config.targets import RedisSettings
+from app.config.formats.environment import variable
+from app.config.target_settings import from_environ, invalid_targets, load
+from app.config.targets.redis import RedisSettings
 
 N = "MINIO_NOTIFY_"
 
@@ -84,7 +84,7 @@ def test_an_unknown_key_breaks_its_own_target_only() -> None:
     found = from_environ(environ)
     assert found.problems == []
     assert found.targets[redis("A_B")] == {"enable": "on", "adress": "h"}
-    problems = broken(found.targets)
+    problems = invalid_targets(found.targets)
     assert set(problems) == {redis("A_B"), TargetId("webhook", "_"), TargetId("postgresql", "_")}
     assert "adress: is no setting here; did you mean address?" in str(problems[redis("A_B")])
     assert "endpont: is no setting here; did you mean endpoint?" in str(problems[TargetId("webhook", "_")])

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, from_config_json, from_environ, load, parse_line, redacted
-from app.config.mysql import MysqlSettings
-from app.config.mysql_dsn import Dsn, parse_dsn
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.mysql_dsn import Dsn, parse_dsn
 
 MYSQL = {"dsn_string": "me:hunter2@tcp(db:3306)/events", "table": "bucketevents"}
 

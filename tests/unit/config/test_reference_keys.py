@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from app.config import declaration
+from app.config import target_settings
 from app.config.arn import TargetId
-from app.config.problems import REDACTED, BadSettings
-from app.config.targets import TYPES, TargetSettings
+from app.config.errors import REDACTED, BadSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES
 from tests.reference_keys import TABLES, Row, camel, refused, valid
 
 Way = Callable[[str, Mapping[str, str]], Mapping[str, object]]
@@ -21,21 +22,21 @@ def by_environment(type_name: str, values: Mapping[str, str]) -> Mapping[str, ob
     suffixes = {row.key: row.env for row in table.rows}
     given = {"enable": "on"} | dict(values)
     environ = {f"MINIO_NOTIFY_{table.env}_{suffixes[key]}_audit_LOG": text for key, text in given.items()}
-    found = declaration.from_environ(environ)
+    found = target_settings.from_environ(environ)
     assert not found.problems
     return found.targets[TargetId(type_name, "audit_LOG")]
 
 
 def by_line(type_name: str, values: Mapping[str, str]) -> Mapping[str, object]:
     pairs = " ".join(f'{key}="{text}"' for key, text in values.items())
-    target, texts = declaration.parse_line(f"{TABLES[type_name].section}:audit {pairs}")
+    target, texts = target_settings.parse_line(f"{TABLES[type_name].section}:audit {pairs}")
     assert target == TargetId(type_name, "audit")
     return texts
 
 
 def by_old_json(type_name: str, values: Mapping[str, str]) -> Mapping[str, object]:
     members = {camel(key): text for key, text in ({"enable": "on"} | dict(values)).items()}
-    found = declaration.from_config_json({"version": "33", "notify": {type_name: {"1": members}}})
+    found = target_settings.from_config_json({"version": "33", "notify": {type_name: {"1": members}}})
     assert not found.problems
     return found.targets[TargetId(type_name, "1")]
 
@@ -51,8 +52,8 @@ def test_the_reference_tables_every_type() -> None:
 @pytest.mark.parametrize(("type_name", "row"), ROWS)
 def test_every_key_is_accepted_and_means_the_same_in_every_form(type_name: str, row: Row, way: Way) -> None:
     values = valid(type_name, row)
-    settings: TargetSettings = declaration.load(type_name, way(type_name, values))
-    assert settings == declaration.load(type_name, values)
+    settings: TargetSettings = target_settings.load(type_name, way(type_name, values))
+    assert settings == target_settings.load(type_name, values)
     if row.key not in ("enable", *TABLES[type_name].required):
         assert getattr(settings, row.key) != getattr(TYPES[type_name], row.key), "it says nothing"
 
@@ -63,7 +64,7 @@ def test_every_value_that_is_none_is_refused_with_its_key_and_the_reason(type_na
     for values in refused(type_name, row):
         text = values[row.key]
         with pytest.raises(BadSettings) as caught:
-            declaration.load(type_name, way(type_name, values))
+            target_settings.load(type_name, way(type_name, values))
         (problem,) = caught.value.problems
         assert problem.key == row.key
         assert problem.problem
@@ -81,7 +82,7 @@ def test_what_is_required_is_asked_for(type_name: str, way: Way) -> None:
     least = TABLES[type_name].least
     for key in least:
         with pytest.raises(BadSettings) as caught:
-            declaration.load(type_name, way(type_name, {name: text for name, text in least.items() if name != key}))
+            target_settings.load(type_name, way(type_name, {name: text for name, text in least.items() if name != key}))
         assert {problem.key for problem in caught.value.problems} == {key}
 
 
@@ -89,12 +90,12 @@ def test_what_is_required_is_asked_for(type_name: str, way: Way) -> None:
 def test_a_stranger_is_refused_and_its_value_not_told(type_name: str) -> None:
     table = TABLES[type_name]
     environ = {f"MINIO_NOTIFY_{table.env}_ENABLE": "on", f"MINIO_NOTIFY_{table.env}_PASWORT": "hush"}
-    (texts,) = declaration.from_environ(environ).targets.values()
-    old = declaration.from_config_json({"notify": {type_name: {"1": {"pasWort": "hush"}}}})
+    (texts,) = target_settings.from_environ(environ).targets.values()
+    old = target_settings.from_config_json({"notify": {type_name: {"1": {"pasWort": "hush"}}}})
     for refuse in (
-        lambda: declaration.load(type_name, texts),
-        lambda: declaration.parse_line(f"{table.section} pasWort=hush"),
-        lambda: declaration.load(type_name, old.targets[TargetId(type_name, "1")]),
+        lambda: target_settings.load(type_name, texts),
+        lambda: target_settings.parse_line(f"{table.section} pasWort=hush"),
+        lambda: target_settings.load(type_name, old.targets[TargetId(type_name, "1")]),
     ):
         with pytest.raises(BadSettings, match=r"(?i)paswort.*is no setting") as caught:
             refuse()
@@ -125,9 +126,9 @@ def test_the_member_names_of_old_files_are_known() -> None:
             "database": "d",
         }},
     }  # fmt: skip
-    found = declaration.from_config_json({"notify": notify})
+    found = target_settings.from_config_json({"notify": notify})
     assert not found.problems
-    loaded = {target.type: declaration.load(target.type, texts) for target, texts in found.targets.items()}
+    loaded = {target.type: target_settings.load(target.type, texts) for target, texts in found.targets.items()}
     assert loaded.keys() == notify.keys()
     for settings, key, value in (
         (loaded["amqp"], "exchange_type", "direct"), (loaded["amqp"], "delivery_mode", 2),
@@ -142,14 +143,14 @@ def test_the_member_names_of_old_files_are_known() -> None:
 
 @pytest.mark.parametrize("text", ["1", "t", "T", "true", "TRUE", "True", "on", "ON", "On", "enabled", "Enabled"])
 def test_every_spelling_of_on_makes_a_target(text: str) -> None:
-    assert declaration.load("redis", TABLES["redis"].least | {"enable": text}).enable
+    assert target_settings.load("redis", TABLES["redis"].least | {"enable": text}).enable
 
 
 @pytest.mark.parametrize("way", [by_environment, by_old_json])
 def test_a_broken_target_is_told_of_and_no_other_suffers(way: Way) -> None:
     good = TargetId("webhook", "good")
     found = {TargetId(name, "bad"): way(name, {}) for name in TABLES} | {good: way("webhook", {"endpoint": "http://h"})}
-    problems = declaration.broken(found)
+    problems = target_settings.invalid_targets(found)
     assert problems.keys() == found.keys() - {good}
     for target, error in problems.items():
         assert str(target) in str(error)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.config.problems import BadSettings
+from app.config.errors import BadSettings
 from app.config.settings import S3Key, Settings
 
 FIRST = {"BUCKETWIRE_ACCESS_KEY": "first", "BUCKETWIRE_SECRET_KEY": "first secret"}

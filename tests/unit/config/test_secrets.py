@@ -7,7 +7,7 @@ import pytest
 from cryptography.fernet import Fernet
 
 from app.config.arn import TargetId
-from app.config.problems import REDACTED, BadSettings, BadValue
+from app.config.errors import REDACTED, BadSettings, BadValue
 from app.config.secrets import Sealer, key_file
 
 OLD, NEW = Fernet.generate_key().decode(), Fernet.generate_key().decode()

@@ -6,8 +6,8 @@ from cryptography.fernet import Fernet
 from kombu import Connection
 from kombu.utils.url import url_to_parts
 
-from app.config.addresses import HostPort
-from app.config.problems import BadSettings
+from app.config.errors import BadSettings
+from app.config.fields.addresses import HostPort
 from app.config.settings import Settings, hash_token
 
 B = "BUCKETWIRE_"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.config import declaration
+from app.config import target_settings
 from app.events.model import Event
 from tests.builders import event
 from workers.discretion import Discreet
@@ -56,7 +56,7 @@ class Parrot:
 )
 def test_a_secret_that_a_remote_repeats_is_taken_out_and_all_else_stays(type_name: str, values: dict[str, str]) -> None:
     secret = SIGNING if "signing_secret" in values else SECRET
-    target = Discreet(Parrot(f"me? not with {secret}, says h"), declaration.load(type_name, values))
+    target = Discreet(Parrot(f"me? not with {secret}, says h"), target_settings.load(type_name, values))
     told = "me? not with *redacted*, says h"
     assert target.deliver([event()] * 4, 1) == [
         DELIVERED, Failed(told, 3), Rejected(told), Unavailable(told, 2, pause=True),
@@ -76,7 +76,7 @@ def test_a_defects_trace_does_not_quote_a_secret_and_one_that_quotes_none_stays_
             except LookupError as error:
                 raise ValueError("of a driver") from error
 
-    settings = declaration.load("redis", {"address": "h", "key": "k", "password": SECRET})
+    settings = target_settings.load("redis", {"address": "h", "key": "k", "password": SECRET})
     with pytest.raises(RuntimeError, match="ValueError: of a driver") as caught:
         Discreet(Defective(f"not with {SECRET}"), settings).open()
     assert SECRET not in "".join(traceback.format_exception(caught.value))

@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 
 from app.config.arn import TargetId
-from app.config.environment import Found
-from app.config.keys import names_of
-from app.config.problems import BadValue, Problem, did_you_mean
-from app.config.targets import TYPES, TargetSettings
+from app.config.errors import BadValue, Problem, did_you_mean
+from app.config.fields.fields import names_of
+from app.config.formats.environment import Found
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES
 
 
 def from_config_json(document: object) -> Found:

@@ -1,17 +1,17 @@
-"""The settings of NATS and NSQ, which publish each event under one name: a subject or a topic."""
+"""The settings of NATS (reference §4.5): core, JetStream and Streaming."""
 
 import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from app.config.addresses import Host, HostPort
-from app.config.keys import declared, setting
-from app.config.kinds import Duration, Kind, Number, Path, Text, Toggle
-from app.config.problems import BadValue, Problem
-from app.config.targets import TargetSettings, _pair
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import Host, HostPort
+from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import TargetSettings, check_certificate_pair
 
 
-class Subject(Kind[str]):
+class Subject(FieldType[str]):
     """A NATS subject to publish to: words divided by dots, none of them a wildcard or the server's own."""
 
     label = "subject"
@@ -32,20 +32,7 @@ class Subject(Kind[str]):
         return text
 
 
-class Topic(Kind[str]):
-    """An NSQ topic, by the rule that nsqd itself has."""
-
-    label = "topic"
-    empty = ""
-
-    def parse(self, text: str) -> str:
-        """The topic itself."""
-        if not re.fullmatch(r"[.a-zA-Z0-9_-]{1,64}(#ephemeral)?", text) or len(text) > 64:
-            raise BadValue("is no topic name", "up to 64 letters, digits, dots, _ and -; it may end with #ephemeral")
-        return text
-
-
-class ClusterId(Kind[str]):
+class ClusterId(FieldType[str]):
     """The id of a NATS Streaming cluster, by the rule that its server has."""
 
     label = "letters, digits, `_`, `-`"
@@ -120,7 +107,7 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     def problems(self) -> Iterator[Problem]:
         """One way to log in, and it is complete; one kind of server."""
         yield from super().problems()
-        yield from _pair(self.client_cert, self.client_key)
+        yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.username and not self.password:
             yield Problem("password", "", "is missing", "username and password come together")
         if self.password and not self.username:
@@ -134,24 +121,3 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
             yield Problem("streaming_cluster_id", "", "is required with streaming=on", "the server's -cluster_id")
         if self.streaming and self.jetstream:
             yield Problem("jetstream", "on", "and streaming=on are two kinds of server", "keep one of them")
-
-
-@declared
-class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
-    """NSQ (reference §4.6)."""
-
-    nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
-    topic: str = setting(Topic(), about="the topic of every message")
-    tls: bool = setting(Toggle(), default="off", about="speak TLS, which nsqd must offer")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
-
-    def problems(self) -> Iterator[Problem]:
-        """A certificate needs its key, and what is for TLS needs TLS."""
-        yield from super().problems()
-        yield from _pair(self.client_cert, self.client_key)
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.tls:
-                yield Problem(name, "", "has no effect without TLS", "set tls=on")

@@ -5,8 +5,8 @@ import re
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
-from app.config.kinds import Kind
-from app.config.problems import REDACTED, BadValue
+from app.config.errors import REDACTED, BadValue
+from app.config.fields.field_types import FieldType
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
@@ -23,7 +23,7 @@ class HostPort(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class Host(Kind[HostPort]):
+class Host(FieldType[HostPort]):
     """`name[:port]`, IPv4, `[v6]:port`; where it can be one, also the absolute path of a unix socket."""
 
     empty = HostPort("", 0)
@@ -74,7 +74,7 @@ class SchemedHost(NamedTuple):
         return str(self.place)
 
 
-class RedisHost(Kind[SchemedHost]):
+class RedisHost(FieldType[SchemedHost]):
     """`host[:port]` or the path of a unix socket, and by option `redis://host[:port]`, or `rediss://` for TLS."""
 
     empty = SchemedHost(HostPort("", 0), tls=False)
@@ -99,7 +99,7 @@ class RedisHost(Kind[SchemedHost]):
         return redacted_url(text) if "://" in text else text
 
 
-class HttpUrl(Kind[str]):
+class HttpUrl(FieldType[str]):
     """An `http` or `https` URL; doubled slashes and dots go from its path, a trailing `/` stays."""
 
     label = "http(s) URL"

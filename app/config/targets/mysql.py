@@ -3,18 +3,18 @@
 import re
 from collections.abc import Iterator
 
-from app.config.addresses import check_host
-from app.config.keys import declared, setting
-from app.config.kinds import Kind, Number, Path, Text
-from app.config.mysql_dsn import MYSQL_PORT, Dsn, parse_dsn
-from app.config.problems import BadValue, Problem
-from app.config.targets import NamespaceSettings, _pair
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import check_host
+from app.config.fields.field_types import FieldType, Number, Path, Text
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import NamespaceSettings, check_certificate_pair
+from app.config.targets.mysql_dsn import MYSQL_PORT, Dsn, parse_dsn
 
 _NAME = r"(?:[\w$]+|`(?:[^`]|``)+`)"
 _LONGEST_NAME = 64
 
 
-class DsnString(Kind[str]):
+class DsnString(FieldType[str]):
     """What Go's driver takes: `user:password@tcp(host:port)/database?tls=true`."""
 
     label = "Go DSN"
@@ -27,7 +27,7 @@ class DsnString(Kind[str]):
         return text
 
 
-class MysqlTable(Kind[str]):
+class MysqlTable(FieldType[str]):
     """A table's name, bare or in backticks, after a database's and a dot where it is in another one."""
 
     label = "table name"
@@ -94,7 +94,7 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
     def problems(self) -> Iterator[Problem]:
         """There is a place to connect to, and only one; files for TLS need TLS."""
         yield from super().problems()
-        yield from _pair(self.client_cert, self.client_key)
+        yield from check_certificate_pair(self.client_cert, self.client_key)
         parts = {name: getattr(self, name) for name in ("host", "port", "username", "password", "database")}
         given = [name for name, value in parts.items() if value]
         if self.dsn_string and given:

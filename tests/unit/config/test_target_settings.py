@@ -4,12 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from app.config.addresses import HostPort, SchemedHost
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, broken, load, merged, redacted, texts
-from app.config.problems import REDACTED
-from app.config.reference import PAGE, reference_page
-from app.config.targets import TYPES, PostgresSettings, RedisSettings, WebhookSettings
+from app.config.errors import REDACTED
+from app.config.fields.addresses import HostPort, SchemedHost
+from app.config.formats.reference_page import PAGE, reference_page
+from app.config.target_settings import BadSettings, invalid_targets, load, merged, redacted, texts
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.redis import RedisSettings
+from app.config.targets.registry import TYPES
+from app.config.targets.webhook import WebhookSettings
 
 REDIS = {"address": "redis:6379", "key": "events"}
 POSTGRES = {"connection_string": "host=db user=me", "table": "events"}
@@ -79,9 +82,9 @@ def test_a_key_like_none_is_answered_with_all_of_them() -> None:
 @pytest.mark.parametrize("type_name", TYPES)
 def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
     cls = TYPES[type_name]
-    from app.config.keys import keys_of
+    from app.config.fields.fields import fields_of
 
-    secrets = [name for name, key in keys_of(cls).items() if key.secret]
+    secrets = [name for name, key in fields_of(cls).items() if key.secret]
     assert secrets or type_name == "nsq"
     wrong = dict.fromkeys(secrets, "hunter2\x01'")
     for found in problems(type_name, wrong).values():
@@ -204,7 +207,7 @@ def test_an_unknown_type_is_refused_with_the_nearest() -> None:
 
 def test_broken_targets_are_told_one_by_one() -> None:
     good, bad = TargetId("redis", "good"), TargetId("redis", "bad")
-    found = broken({good: REDIS, bad: {"key": "x"}})
+    found = invalid_targets({good: REDIS, bad: {"key": "x"}})
     assert list(found) == [bad]
     assert str(found[bad]).startswith("redis:bad: address: is required")
 
@@ -326,7 +329,7 @@ def test_targets_may_not_refer_to_variables_of_the_service(monkeypatch: pytest.M
 
 
 def test_the_written_reference_page_is_that_of_the_declarations() -> None:
-    assert PAGE.read_text() == reference_page(), "write it anew: python -m app.config.reference"
+    assert PAGE.read_text() == reference_page(), "write it anew: python -m app.config.formats.reference_page"
 
 
 def test_the_reference_page_names_every_key_and_variable() -> None:

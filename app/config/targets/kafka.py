@@ -1,23 +1,21 @@
-"""The settings of Kafka and Elasticsearch (reference §4.7, §4.8), with the kinds of values that only they have."""
+"""The settings of Kafka (reference §4.7)."""
 
-import base64
 import re
 from collections.abc import Iterator
 from typing import Literal
-from urllib.parse import unquote_to_bytes, urlsplit
 
-from app.config.addresses import Host, HostPort, HttpUrl
-from app.config.keys import declared, setting
-from app.config.kinds import Choice, Duration, Kind, Number, Path, Switch, Text, Toggle
-from app.config.problems import BadValue, Problem
-from app.config.targets import NamespaceSettings, TargetSettings, _pair
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import Host, HostPort
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import TargetSettings, check_certificate_pair
 
 KAFKA_PORT = 9092
 _USUAL_BATCH = 500
 _LEVELS = {"none": 22, "gzip": 9, "snappy": 0, "lz4": 16, "zstd": 22}
 
 
-class Brokers(Kind[str]):
+class Brokers(FieldType[str]):
     """Hosts divided by commas, of which any one is enough to find the others."""
 
     label = "host[:port], several divided by commas"
@@ -30,7 +28,7 @@ class Brokers(Kind[str]):
         return ",".join(str(host.parse(each.strip())) for each in text.split(","))
 
 
-class Topic(Kind[str]):
+class Topic(FieldType[str]):
     """The name of a Kafka topic."""
 
     label = "topic name"
@@ -43,7 +41,7 @@ class Topic(Kind[str]):
         return text
 
 
-class BrokerVersion(Kind[str]):
+class BrokerVersion(FieldType[str]):
     """A Kafka version as MinIO takes it: `x.y.z`, before 1.0 `0.x.y.z`; `x.y` will do."""
 
     label = "x.y.z"
@@ -64,36 +62,6 @@ class BatchSize(Number):
     def parse(self, text: str) -> int:
         """Events in a batch, never 0."""
         return super().parse(text) or _USUAL_BATCH
-
-
-class IndexName(Kind[str]):
-    """The name of an index, an alias or a data stream."""
-
-    label = "index name"
-    empty = ""
-
-    def parse(self, text: str) -> str:
-        """The name as written."""
-        if text != text.lower():
-            raise BadValue("has upper-case letters, which no index can have", "write it in lower case")
-        if re.search(r'[\\/*?"<>|\s,#:]', text) or text.startswith(("-", "_", "+")) or text in (".", ".."):
-            raise BadValue(
-                "is not an index name", 'leave out blanks and \\ / * ? " < > | , # : and do not begin with - _ or +'
-            )
-        if len(text.encode(errors="replace")) > 255:
-            raise BadValue("is longer than the 255 bytes that an index name can have", "shorten it")
-        return text
-
-
-class NodeUrl(HttpUrl):
-    """The URL of a node, or of what stands before it; it may hold a login and a path."""
-
-    def parse(self, text: str) -> str:
-        """The URL without the `/` at its end."""
-        url = super().parse(text)
-        if urlsplit(url).query:
-            raise BadValue("has a ?query, which requests to Elasticsearch have no use for", "leave it out")
-        return url.rstrip("/")
 
 
 @declared
@@ -156,7 +124,7 @@ class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
     def problems(self) -> Iterator[Problem]:
         """A login is whole, a certificate has its key, files for TLS need TLS, and `version` can do what is asked."""
         yield from super().problems()
-        for problem in _pair(self.client_tls_cert, self.client_tls_key):
+        for problem in check_certificate_pair(self.client_tls_cert, self.client_tls_key):
             name = problem.key.replace("client_", "client_tls_")
             yield Problem(name, "", problem.problem, problem.hint.replace("client_", "client_tls_"))
         for name in ("sasl_username", "sasl_password"):
@@ -182,59 +150,6 @@ class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
 
     def _older_than(self, *version: int) -> bool:
         return self.api_version is not None and self.api_version < version
-
-
-@declared
-class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title="Elasticsearch"):
-    """Elasticsearch 7 and later, by option OpenSearch (reference §4.8)."""
-
-    url: str = setting(NodeUrl(), about="the URL of a node; it may hold a login")
-    index: str = setting(IndexName(), about="the index, made when it is not there; an alias or a data stream will do")
-    username: str = setting(Text(), default="", about="user, when it is not in the URL")
-    password: str = setting(Text(), default="", secret=True, about="of the user")
-    api_key: str = setting(
-        Text(ascii_only=True), default="", secret=True, about="an API key as it was handed out (base64), or id:key"
-    )
-    id_style: Literal["hash", "plain"] = setting(
-        Choice("hash", "plain"),
-        default="hash",
-        about="format namespace: document ids as the MinIO server makes them, or bucket/object of up to 512 bytes",
-    )
-    opensearch: bool = setting(
-        Toggle(), default="off", about="accept OpenSearch, and Elasticsearch before 7.14, which do not name themselves"
-    )
-    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
-    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
-    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
-    client_key: str = setting(Path(), default="", about="PEM file of its key")
-
-    @property
-    def authorization(self) -> str:
-        """The header of that name, which says who asks; empty where nobody has to."""
-        if key := self.api_key:
-            # A key that was handed out is base64 of id:key, where no colon can be.
-            return f"ApiKey {base64.b64encode(key.encode()).decode() if ':' in key else key}"
-        login = f"{self.username}:{self.password}".encode() if self.username else b""
-        if not login:
-            in_url, at, _ = urlsplit(self.url).netloc.rpartition("@")
-            login = unquote_to_bytes(in_url) if at else b""
-        return f"Basic {base64.b64encode(login).decode()}" if login else ""
-
-    def problems(self) -> Iterator[Problem]:
-        """There is one login or none, a certificate has its key, and files for TLS need https."""
-        yield from super().problems()
-        yield from _pair(self.client_cert, self.client_key)
-        if bool(self.username) != bool(self.password):
-            missing = "password" if self.username else "username"
-            yield Problem(missing, "", "is missing", "give username and password, or neither")
-        logins = [name for name in ("username", "api_key") if getattr(self, name)]
-        if urlsplit(self.url).username is not None:
-            logins.insert(0, "url")
-        if len(logins) > 1:
-            yield Problem(logins[1], "", f"is a second login beside that of {logins[0]}", "keep one of them")
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.url.startswith("https:"):
-                yield Problem(name, "", "has no effect without TLS", "write the url with https")
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -3,18 +3,19 @@ from typing import Any
 
 import pytest
 
-from app.config.addresses import HostPort
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, broken, from_config_json, from_environ, load, parse_line
-from app.config.kinds import Kind
-from app.config.problems import BadValue
-from app.config.subjects import ClusterId, Interval, NatsSettings, NsqSettings, Subject, Topic
+from app.config.errors import BadValue
+from app.config.fields.addresses import HostPort
+from app.config.fields.field_types import FieldType
+from app.config.target_settings import BadSettings, from_config_json, from_environ, invalid_targets, load, parse_line
+from app.config.targets.nats import ClusterId, Interval, NatsSettings, Subject
+from app.config.targets.nsq import NsqSettings, Topic
 
 NATS = {"address": "nats:4222", "subject": "minio.events"}
 NSQ = {"nsqd_address": "nsq", "topic": "events"}
 SUBJECT, TOPIC, CLUSTER, INTERVAL = Subject(), Topic(), ClusterId(), Interval(0, 86400)
 
-VALUES: list[tuple[Kind[Any], str, object]] = [
+VALUES: list[tuple[FieldType[Any], str, object]] = [
     (SUBJECT, "minio", "minio"),
     (SUBJECT, "minio.events.bucket-1_x", "minio.events.bucket-1_x"),
     (SUBJECT, "küche.события", "küche.события"),
@@ -33,7 +34,7 @@ VALUES: list[tuple[Kind[Any], str, object]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), VALUES)
-def test_a_value_is_read(kind: Kind[Any], text: str, value: object) -> None:
+def test_a_value_is_read(kind: FieldType[Any], text: str, value: object) -> None:
     assert kind.parse(text) == value
 
 
@@ -69,7 +70,7 @@ def test_a_value_is_read(kind: Kind[Any], text: str, value: object) -> None:
         (INTERVAL, "25h", "out of bounds"),
     ],
 )
-def test_what_is_no_value_is_refused_without_being_quoted(kind: Kind[Any], text: str, why: str) -> None:
+def test_what_is_no_value_is_refused_without_being_quoted(kind: FieldType[Any], text: str, why: str) -> None:
     with pytest.raises(BadValue, match=why) as caught:
         kind.parse(text)
     assert text not in str(caught.value)
@@ -164,11 +165,11 @@ def test_the_old_file_gives_todays_targets() -> None:
     }  # fmt: skip
     found = from_config_json({"nats": {"1": nats}, "nsq": {"1": nsq | {"tls": {"enable": True, "skipVerify": True}}}})
     assert found.problems == []
-    assert broken(found.targets) == {}
+    assert invalid_targets(found.targets) == {}
     made = load(NatsSettings, found.targets[TargetId("nats", "1")])
     assert (made.streaming, made.streaming_cluster_id, made.streaming_async) == (True, "test-cluster", True)
     assert (made.streaming_max_pub_acks_in_flight, made.tls, made.uses_tls) == (10, True, True)
     settings = load(NsqSettings, found.targets[TargetId("nsq", "1")])
     assert (settings.nsqd_address, settings.tls, settings.tls_skip_verify) == (HostPort("127.0.0.1", 4150), True, True)
     off = from_config_json({"nsq": {"1": nsq}})
-    assert "tls_skip_verify" in str(broken(off.targets))
+    assert "tls_skip_verify" in str(invalid_targets(off.targets))

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.config.addresses import HostPort
-from app.config.declaration import BadSettings, from_config_json, from_environ, load, parse_line, redacted
-from app.config.streams import ElasticsearchSettings, KafkaSettings
+from app.config.fields.addresses import HostPort
+from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.config.targets.kafka import KafkaSettings
 
 KAFKA = {"brokers": "kafka", "topic": "events"}
 ELASTICSEARCH = {"url": "http://es:9200", "index": "events"}
@@ -201,7 +202,7 @@ def test_every_form_says_the_same_of_elasticsearch() -> None:
         assert load("elasticsearch", values) == expected
 
 
-@pytest.mark.parametrize("module", ["app.config.streams", "app.config.targets", "app.config.declaration"])
+@pytest.mark.parametrize("module", ["app.config.streams", "app.config.targets", "app.config.target_settings"])
 def test_all_types_are_known_whichever_module_comes_first(module: str) -> None:
     code = f"import {module}; from app.config.targets import TYPES; print(*TYPES)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -3,23 +3,24 @@
 from collections.abc import Mapping
 from typing import overload
 
-from app.config import keys
 from app.config.arn import TargetId
-from app.config.environment import Found, from_environ
-from app.config.keys import D
-from app.config.legacy import from_config_json
-from app.config.lines import parse_line, parse_lines, to_line
-from app.config.problems import REDACTED, BadSettings, Problem
-from app.config.targets import TargetSettings, settings_type
+from app.config.errors import REDACTED, BadSettings, Problem
+from app.config.fields import fields
+from app.config.fields.fields import D
+from app.config.formats.config_json import from_config_json
+from app.config.formats.environment import Found, from_environ
+from app.config.formats.notify_lines import parse_line, parse_lines, to_line
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import settings_type
 
 __all__ = [
     "REDACTED",
     "BadSettings",
     "Found",
     "Problem",
-    "broken",
     "from_config_json",
     "from_environ",
+    "invalid_targets",
     "load",
     "merged",
     "parse_line",
@@ -42,13 +43,13 @@ def load(
     Raises `BadSettings` with every problem at once, secrets left out.
     """
     if isinstance(type_name, str):
-        return keys.parse(settings_type(type_name), values, environ)
-    return keys.parse(type_name, values, environ)
+        return fields.parse(settings_type(type_name), values, environ)
+    return fields.parse(type_name, values, environ)
 
 
 def texts(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
     """Values as they are kept: texts by the names of today. Raises `BadSettings` for what is no setting or no text."""
-    found, problems = keys.texts_of(settings_type(type_name), values)
+    found, problems = fields.texts_of(settings_type(type_name), values)
     if problems:
         raise BadSettings(problems)
     return found
@@ -66,17 +67,17 @@ def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, obje
     for name, text in texts(type_name, given).items():
         if not text:
             result.pop(name, None)
-        elif name not in stored or text != keys.keys_of(cls)[name].shown(stored[name]):
+        elif name not in stored or text != fields.fields_of(cls)[name].shown(stored[name]):
             result[name] = text
     return result
 
 
 def redacted(type_name: str, values: Mapping[str, str]) -> dict[str, str]:
     """The texts as they may be printed, secrets as `*redacted*`."""
-    return keys.shown(settings_type(type_name), values)
+    return fields.shown(settings_type(type_name), values)
 
 
-def broken(
+def invalid_targets(
     found: Mapping[TargetId, Mapping[str, object]], environ: Mapping[str, str] | None = None
 ) -> dict[TargetId, BadSettings]:
     """Those of the targets whose settings cannot be used, and why; each is judged by itself."""

@@ -3,11 +3,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from app.config.addresses import HostPort
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, from_config_json, from_environ, load, parse_line, redacted
-from app.config.messaging import AmqpPlace, AmqpSettings, MqttPlace, MqttSettings, amqp_place, mqtt_place
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.fields.addresses import HostPort
+from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
+from app.config.targets.amqp import AmqpAddress, AmqpSettings, amqp_address
+from app.config.targets.mqtt import MqttAddress, MqttSettings, mqtt_address
 
 AMQP = {"url": "amqp://h", "exchange": "minio", "exchange_type": "fanout"}
 MQTT = {"broker": "tcp://h", "topic": "minio/events"}
@@ -19,9 +20,9 @@ def problems(cls: type[AmqpSettings] | type[MqttSettings], values: Mapping[str, 
     return {problem.key: str(problem) for problem in caught.value.problems}
 
 
-def place(address: HostPort, **changes: object) -> AmqpPlace:
+def place(address: HostPort, **changes: object) -> AmqpAddress:
     usual = {"tls": False, "user": "guest", "password": "guest", "vhost": "/", "heartbeat": 60, "external": False}
-    return AmqpPlace(address, **(usual | {"server_name": ""} | changes))
+    return AmqpAddress(address, **(usual | {"server_name": ""} | changes))
 
 
 AMQP_URLS = [
@@ -44,8 +45,8 @@ AMQP_URLS = [
 
 
 @pytest.mark.parametrize(("url", "expected"), AMQP_URLS)
-def test_an_amqp_url_leads_where_the_server_has_it_lead(url: str, expected: AmqpPlace) -> None:
-    assert amqp_place(url) == expected
+def test_an_amqp_url_leads_where_the_server_has_it_lead(url: str, expected: AmqpAddress) -> None:
+    assert amqp_address(url) == expected
     assert load(AmqpSettings, AMQP | {"url": url}).place == expected
 
 
@@ -74,26 +75,26 @@ def test_an_amqp_url_leads_where_the_server_has_it_lead(url: str, expected: Amqp
 )
 def test_an_amqp_url_that_cannot_be_is_refused(url: str, words: str) -> None:
     with pytest.raises(BadValue) as caught:
-        amqp_place(url)
+        amqp_address(url)
     assert words in f"{caught.value.problem}; {caught.value.hint}"
     assert set(problems(AmqpSettings, AMQP | {"url": url})) == {"url"}
 
 
 MQTT_URLS = [
-    ("tcp://h", MqttPlace(HostPort("h", 1883), tls=False, path="", user="", password="")),
-    ("tcp://h:1/", MqttPlace(HostPort("h", 1), tls=False, path="", user="", password="")),
-    ("tcps://h", MqttPlace(HostPort("h", 8883), tls=True, path="", user="", password="")),
-    ("ssl://h", MqttPlace(HostPort("h", 8883), tls=True, path="", user="", password="")),
-    ("TLS://h", MqttPlace(HostPort("h", 8883), tls=True, path="", user="", password="")),
-    ("ws://h", MqttPlace(HostPort("h", 80), tls=False, path="/", user="", password="")),
+    ("tcp://h", MqttAddress(HostPort("h", 1883), tls=False, path="", user="", password="")),
+    ("tcp://h:1/", MqttAddress(HostPort("h", 1), tls=False, path="", user="", password="")),
+    ("tcps://h", MqttAddress(HostPort("h", 8883), tls=True, path="", user="", password="")),
+    ("ssl://h", MqttAddress(HostPort("h", 8883), tls=True, path="", user="", password="")),
+    ("TLS://h", MqttAddress(HostPort("h", 8883), tls=True, path="", user="", password="")),
+    ("ws://h", MqttAddress(HostPort("h", 80), tls=False, path="/", user="", password="")),
     ("wss://me:p%3Aw@[::1]/mqtt?x=1",
-     MqttPlace(HostPort("::1", 443), tls=True, path="/mqtt?x=1", user="me", password="p:w")),
+     MqttAddress(HostPort("::1", 443), tls=True, path="/mqtt?x=1", user="me", password="p:w")),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("url", "expected"), MQTT_URLS)
-def test_an_mqtt_url_leads_where_the_server_has_it_lead(url: str, expected: MqttPlace) -> None:
-    assert mqtt_place(url) == expected
+def test_an_mqtt_url_leads_where_the_server_has_it_lead(url: str, expected: MqttAddress) -> None:
+    assert mqtt_address(url) == expected
     assert load(MqttSettings, MQTT | {"broker": url}).place == expected
 
 
@@ -114,7 +115,7 @@ def test_an_mqtt_url_leads_where_the_server_has_it_lead(url: str, expected: Mqtt
 )
 def test_an_mqtt_url_that_cannot_be_is_refused(url: str, words: str) -> None:
     with pytest.raises(BadValue) as caught:
-        mqtt_place(url)
+        mqtt_address(url)
     assert words in f"{caught.value.problem}; {caught.value.hint}"
     assert set(problems(MqttSettings, MQTT | {"broker": url})) == {"broker"}
 

@@ -13,22 +13,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
-from app.config.kinds import Kind, Switch, Toggle
-from app.config.problems import REDACTED, BadSettings, BadValue, Problem, did_you_mean
-from app.config.references import is_reference, resolve
+from app.config.errors import REDACTED, BadSettings, BadValue, Problem, did_you_mean
+from app.config.fields.field_types import FieldType, Switch, Toggle
+from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
 _METADATA = "setting"
-_KEYS: dict[type, Mapping[str, "Key"]] = {}
+_KEYS: dict[type, Mapping[str, "Field"]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class Field:
     """One declared setting. `default` is a text of its kind, None where the setting is required."""
 
     name: str
-    kind: Kind[Any]
+    kind: FieldType[Any]
     default: str | None
     secret: bool
     env: str
@@ -49,7 +49,7 @@ class Key:
         """The text as it may be printed."""
         if not self.secret or not text:
             return self.kind.shown(text)
-        return text if is_reference(text) else REDACTED
+        return text if is_secret_ref(text) else REDACTED
 
     def fallback(self) -> Any:
         """The value that counts where none is given."""
@@ -57,7 +57,7 @@ class Key:
 
 
 def setting(
-    kind: Kind[T],
+    kind: FieldType[T],
     *,
     default: str | None = None,
     secret: bool = False,
@@ -66,7 +66,7 @@ def setting(
     about: str = "",
 ) -> T:
     """Declare a setting. `env` replaces the name's upper case in the variable; `aliases` are older names."""
-    key = Key("", kind, default, secret, env, aliases, about)
+    key = Field("", kind, default, secret, env, aliases, about)
     if key.required:
         return cast(T, field(metadata={_METADATA: key}))
     return cast(T, field(default=key.fallback(), metadata={_METADATA: key}))
@@ -92,31 +92,31 @@ class Declared:
 
     def __repr__(self) -> str:
         parts = []
-        for name, key in keys_of(type(self)).items():
+        for name, key in fields_of(type(self)).items():
             value = getattr(self, name)
             if value != key.fallback() or key.required:
                 parts.append(f"{name}={REDACTED if key.secret else key.kind.shown(str(value))}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
-def keys_of(cls: type[Declared]) -> Mapping[str, Key]:
+def fields_of(cls: type[Declared]) -> Mapping[str, Field]:
     """The declared settings of a class by name, in the order of their declaration."""
     if cls not in _KEYS:
         _KEYS[cls] = _collected(cls)
     return _KEYS[cls]
 
 
-def _collected(cls: type[Declared]) -> Mapping[str, Key]:
+def _collected(cls: type[Declared]) -> Mapping[str, Field]:
     found = {}
     for each in fields(cast(Any, cls)):
         if key := each.metadata.get(_METADATA):
-            found[each.name] = Key(each.name, key.kind, key.default, key.secret, key.env, key.aliases, key.about)
+            found[each.name] = Field(each.name, key.kind, key.default, key.secret, key.env, key.aliases, key.about)
     return found
 
 
 def names_of(cls: type[Declared]) -> Mapping[str, str]:
     """Every name that a setting of the class goes by, and the name that it has today."""
-    return {name: key.name for key in keys_of(cls).values() for name in (key.name, *key.aliases)}
+    return {name: key.name for key in fields_of(cls).values() for name in (key.name, *key.aliases)}
 
 
 def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> D:
@@ -129,7 +129,7 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
     texts, problems = texts_of(cls, values)
     parsed: dict[str, Any] = {}
     missing, wrong = [], []
-    for name, key in keys_of(cls).items():
+    for name, key in fields_of(cls).items():
         text = texts.get(name, "")
         parsed[name] = key.fallback()
         if not text:
@@ -150,13 +150,13 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
     return made
 
 
-def _value(key: Key, text: str, environ: Mapping[str, str] | None, *, own: bool) -> Any:
+def _value(key: Field, text: str, environ: Mapping[str, str] | None, *, own: bool) -> Any:
     if REDACTED in text:
         raise BadValue(
             "holds what stands in place of a secret, not the secret", "give the secret, or leave the key out"
         )
-    refers = key.refers and (is_reference(text) or not key.kind.has_colons)
-    return key.kind.parse(resolve(text, environ, own=own) if refers else text)
+    refers = key.refers and (is_secret_ref(text) or not key.kind.has_colons)
+    return key.kind.parse(resolve_secret(text, environ, own=own) if refers else text)
 
 
 def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[str, str], list[Problem]]:
@@ -169,18 +169,18 @@ def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[st
     for given, value in values.items():
         name = names_of(cls).get(given)
         if name is None:
-            problems.append(Problem(given, "", "is no setting here", did_you_mean(given, list(keys_of(cls)))))
+            problems.append(Problem(given, "", "is no setting here", did_you_mean(given, list(fields_of(cls)))))
         elif name in texts:
             problems.append(Problem(given, "", f"is given twice, also as {name}", f"keep {name}"))
         elif value is not None:
             try:
-                texts[name] = _text(keys_of(cls)[name].kind, value)
+                texts[name] = _text(fields_of(cls)[name].kind, value)
             except BadValue as error:
                 problems.append(Problem(given, "", error.problem, error.hint))
     return texts, problems
 
 
-def _text(kind: Kind[Any], value: object) -> str:
+def _text(kind: FieldType[Any], value: object) -> str:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
@@ -198,7 +198,7 @@ def _text(kind: Kind[Any], value: object) -> str:
 
 def shown(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:
     """Texts as they may be printed. What is no setting may be a misspelt secret, so its value is hidden too."""
-    names, known = names_of(cls), keys_of(cls)
+    names, known = names_of(cls), fields_of(cls)
     return {
         given: known[names[given]].shown(text) if given in names else (text and REDACTED)
         for given, text in values.items()

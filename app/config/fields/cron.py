@@ -4,13 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 from cronsim import CronSim, CronSimError
 
-from app.config.kinds import Kind
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.fields.field_types import FieldType
 
 _FIELDS = 5
 
 
-class Cron(Kind[str]):
+class Cron(FieldType[str]):
     """Minute, hour, day of the month, month and day of the week, as Debian's cron reads them; in UTC."""
 
     label = "cron expression, UTC"

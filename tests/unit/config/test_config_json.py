@@ -1,8 +1,8 @@
 import json
 
 from app.config.arn import TargetId
-from app.config.declaration import broken, from_config_json, load
-from app.config.targets import PostgresSettings
+from app.config.target_settings import from_config_json, invalid_targets, load
+from app.config.targets.postgresql import PostgresSettings
 
 # As in the guides of 2016 and 2017.
 OLD = json.loads("""
@@ -21,7 +21,7 @@ OLD = json.loads("""
 def test_the_old_file_gives_todays_targets() -> None:
     found = from_config_json(OLD)
     assert found.problems == []
-    assert broken(found.targets) == {}
+    assert invalid_targets(found.targets) == {}
     assert list(map(str, found.targets)) == ["redis:1", "postgresql:1", "webhook:1", "webhook:2", "webhook:3"]
     webhook = found.targets[TargetId("webhook", "1")]
     assert webhook == {"enable": "on", "endpoint": "http://localhost:3000/", "queue_dir": "", "queue_limit": "0"}
@@ -54,7 +54,7 @@ def test_nested_and_camel_case_members_find_their_keys() -> None:
 
 def test_what_is_no_key_today_breaks_its_target_only() -> None:
     found = from_config_json({"webhook": {"a": {"enable": True, "endpoint": "http://h", "stream": {"clientID": "x"}}}})
-    problem = str(broken(found.targets)[TargetId("webhook", "a")])
+    problem = str(invalid_targets(found.targets)[TargetId("webhook", "a")])
     assert problem.startswith("webhook:a: stream.clientID: is no setting here")
 
 

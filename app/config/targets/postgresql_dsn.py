@@ -2,8 +2,8 @@
 
 import re
 
-from app.config.kinds import Kind, Text
-from app.config.problems import BadValue
+from app.config.errors import BadValue
+from app.config.fields.field_types import FieldType, Text
 
 _PAIR = re.compile(
     r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?!')(?:[^\s\\]|\\.)*))(?=\s|$)", re.DOTALL
@@ -13,7 +13,7 @@ _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
 _LONGEST_NAME = 63
 
 
-class ConnectionString(Kind[str]):
+class ConnectionString(FieldType[str]):
     """What libpq takes: `host=… port=… user=…` or a `postgresql://` URL."""
 
     label = "libpq keywords or URL"
@@ -29,7 +29,7 @@ class ConnectionString(Kind[str]):
         return text
 
 
-class PostgresTable(Kind[str]):
+class PostgresTable(FieldType[str]):
     """A table's name without schema, bare or in double quotes."""
 
     label = "table name"

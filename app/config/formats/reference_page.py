@@ -1,21 +1,23 @@
 """The reference page of settings, written from their declarations.
 
-`python -m app.config.reference` writes docs/reference/settings.md, which a test holds against the declarations.
+`python -m app.config.formats.reference_page` writes docs/reference/settings.md, which a test holds against the
+declarations.
 """
 
 import sys
 from pathlib import Path
 
-from app.config.environment import variable
-from app.config.keys import Key, keys_of
+from app.config.fields.fields import Field, fields_of
+from app.config.formats.environment import variable
 from app.config.settings import Settings
-from app.config.targets import TYPES, TargetSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES
 
 PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
 _INTRODUCTION = """\
 # Settings
 
-Written by `python -m app.config.reference` from the declarations that also read and check the settings.
+Written by `python -m app.config.formats.reference_page` from the declarations that also read and check the settings.
 
 A target can be set in four ways, with the same keys and checks in each:
 
@@ -42,12 +44,12 @@ On/off is `on` or `off`, `true` or `false`, `1` or `0`, `enabled` or `disabled`.
 
 def reference_page() -> str:
     """All settings in Markdown: what every target has, each type, and the service."""
-    common = keys_of(TargetSettings)
+    common = fields_of(TargetSettings)
     parts = [_INTRODUCTION, "## Every target", ""]
     parts += _table([(f"`…_{key.env or name.upper()}[_<NAME>]`", key) for name, key in common.items()])
     for cls in TYPES.values():
         # A type may have a key of its own in place of the common one.
-        own = [(variable(cls, name), key) for name, key in keys_of(cls).items() if key != common.get(name)]
+        own = [(variable(cls, name), key) for name, key in fields_of(cls).items() if key != common.get(name)]
         parts += [
             "",
             f"## {cls.title}",
@@ -57,11 +59,13 @@ def reference_page() -> str:
         ]
         parts += _table([(f"`{name}[_<NAME>]`", key) for name, key in own])
     parts += ["", "## The service", ""]
-    parts += _table([(f"`{key.env or 'BUCKETWIRE_' + name.upper()}`", key) for name, key in keys_of(Settings).items()])
+    parts += _table(
+        [(f"`{key.env or 'BUCKETWIRE_' + name.upper()}`", key) for name, key in fields_of(Settings).items()]
+    )
     return "\n".join(parts) + "\n"
 
 
-def _table(rows: list[tuple[str, Key]]) -> list[str]:
+def _table(rows: list[tuple[str, Field]]) -> list[str]:
     lines = ["| key | variable | value | default | meaning |", "|---|---|---|---|---|"]
     for variable_name, key in rows:
         default = "required" if key.required else f"`{key.default}`" if key.default else "empty"

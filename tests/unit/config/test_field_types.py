@@ -2,11 +2,11 @@ from typing import Any
 
 import pytest
 
-from app.config.addresses import Host, HostPort, HttpUrl, redacted_url
-from app.config.kinds import Choice, Duration, Kind, Number, Path, Size, Switch, Text, Toggle
-from app.config.problems import REDACTED, BadValue
-from app.config.sql import ConnectionString, PostgresTable, identifier, keywords, written_keywords
-from app.config.targets import SigningSecrets
+from app.config.errors import REDACTED, BadValue
+from app.config.fields.addresses import Host, HostPort, HttpUrl, redacted_url
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
+from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, keywords, written_keywords
+from app.config.targets.webhook import SigningSecrets
 
 TOGGLE, NUMBER, DURATION, DAYS = Toggle(), Number(1, 50), Duration(), Duration(days=True)
 HOST, BARE_HOST, SOCKET, URL, PATH = Host(6379), Host(), Host(6379, socket=True), HttpUrl(), Path()
@@ -17,7 +17,7 @@ SECRET = "whsec_" + "c2VjcmV0" * 4
 ON = ("1", "t", "T", "true", "TRUE", "True", "on", "ON", "On", "enabled", "Enabled", "ENABLED", "eNaBlEd")
 OFF = ("0", "f", "F", "false", "FALSE", "False", "off", "OFF", "Off", "disabled", "Disabled", "DISABLED")
 
-VALUES: list[tuple[Kind[Any], str, object]] = [
+VALUES: list[tuple[FieldType[Any], str, object]] = [
     *((TOGGLE, text, True) for text in ON),
     *((TOGGLE, text, False) for text in OFF),
     (SWITCH, "ON", "on"),
@@ -73,7 +73,7 @@ VALUES: list[tuple[Kind[Any], str, object]] = [
     (SIGNING, f"{SECRET}   {SECRET}", f"{SECRET} {SECRET}"),
 ]
 
-NO_VALUES: list[tuple[Kind[Any], str, str]] = [
+NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
     *((TOGGLE, text, "neither on nor off") for text in ("oN", "yes", "2", "tRUE", "on off", "enable")),
     (SWITCH, "default", "neither on nor off"),
     *((NUMBER, text, "not a whole number") for text in ("x", "1.5", "1e3", "0x10", "1_000", "٣", "9" * 21)),
@@ -121,13 +121,13 @@ NO_VALUES: list[tuple[Kind[Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "value"), VALUES)
-def test_a_text_of_the_kind_is_read(kind: Kind[Any], text: str, value: object) -> None:
+def test_a_text_of_the_kind_is_read(kind: FieldType[Any], text: str, value: object) -> None:
     assert kind.parse(text) == value
     assert type(kind.parse(text)) is type(value)
 
 
 @pytest.mark.parametrize(("kind", "text", "why"), NO_VALUES)
-def test_a_text_of_no_value_is_refused_with_the_reason_and_a_way_out(kind: Kind[Any], text: str, why: str) -> None:
+def test_a_text_of_no_value_is_refused_with_the_reason_and_a_way_out(kind: FieldType[Any], text: str, why: str) -> None:
     with pytest.raises(BadValue) as caught:
         kind.parse(text)
     assert why in caught.value.problem

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 
 SECRETS_DIR = "/run/secrets"  # where container runtimes put secrets
 _VARIABLE = "BUCKETWIRE_SECRETS_DIR"
@@ -21,7 +21,7 @@ _LONGEST = 64 * 1024
 _REFERENCE = re.compile(r"file:/[^\0]*|env:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
 
 
-def is_reference(text: str) -> bool:
+def is_secret_ref(text: str) -> bool:
     """Whether this is the place of a secret and not the secret.
 
     Only what can be a place is one, and may be printed: `env:` and what is no name may well be a secret itself.
@@ -29,14 +29,14 @@ def is_reference(text: str) -> bool:
     return _REFERENCE.fullmatch(text) is not None
 
 
-def resolve(text: str, environ: Mapping[str, str] | None = None, *, own: bool = False) -> str:
+def resolve_secret(text: str, environ: Mapping[str, str] | None = None, *, own: bool = False) -> str:
     """The secret that `text` refers to, blanks around it removed; a text that is no reference is itself the secret.
 
     `own`: the text is a setting of the service itself, which may name any file. Raises `BadValue` when there is nothing
     at that place, or when a target's settings may not refer to it; then it is not looked at.
     """
     environ = os.environ if environ is None else environ
-    if text.startswith(("file:", "env:")) and not is_reference(text):
+    if text.startswith(("file:", "env:")) and not is_secret_ref(text):
         raise BadValue(
             "begins as a reference but is none", "write file:/ and the absolute path, or env: and a variable's name"
         )

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from app.config.arn import UNNAMED, TargetId
-from app.config.keys import Key, keys_of
-from app.config.problems import BadValue, Problem, did_you_mean, nearest
-from app.config.targets import TYPES, TargetSettings
+from app.config.errors import BadValue, Problem, did_you_mean, nearest
+from app.config.fields.fields import Field, fields_of
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES
 
 _PREFIX = "MINIO_NOTIFY_"
 
@@ -20,7 +21,7 @@ class Found(NamedTuple):
 
 def variable(cls: type[TargetSettings], key: str, name: str = UNNAMED) -> str:
     """The variable that sets a key of a target."""
-    variable = f"{_PREFIX}{cls.env}_{_suffix(keys_of(cls)[key])}"
+    variable = f"{_PREFIX}{cls.env}_{_suffix(fields_of(cls)[key])}"
     return variable if name == UNNAMED else f"{variable}_{name}"
 
 
@@ -53,7 +54,7 @@ def _of_type(cls: type[TargetSettings], given: dict[str, str]) -> Found:
     problems = []
     values: dict[str, dict[str, str]] = {}
     unusable = []
-    enable = _suffix(keys_of(cls)["enable"])
+    enable = _suffix(fields_of(cls)["enable"])
     for rest in [rest for rest in given if rest == enable or rest.startswith(f"{enable}_")]:
         name = rest[len(enable) + 1 :] or UNNAMED
         text = given.pop(rest)
@@ -89,7 +90,7 @@ def _owner(cls: type[TargetSettings], rest: str, names: Mapping[str, object]) ->
 
 
 def _readings(cls: type[TargetSettings], rest: str) -> Iterator[tuple[str, str]]:
-    suffixes = {_suffix(key): key.name for key in keys_of(cls).values()}
+    suffixes = {_suffix(key): key.name for key in fields_of(cls).values()}
     for suffix in sorted(suffixes, key=len, reverse=True):
         if rest == suffix:
             yield UNNAMED, suffixes[suffix]
@@ -101,11 +102,11 @@ def _stray(cls: type[TargetSettings], rest: str) -> Problem:
     key = f"{_PREFIX}{cls.env}_{rest}"
     for name, _ in _readings(cls, rest):
         missing = variable(cls, "enable", name)
-        close = nearest(rest, [_suffix(each) for each in keys_of(cls).values()])
+        close = nearest(rest, [_suffix(each) for each in fields_of(cls).values()])
         hint = f"set {missing}=on" + (f", or did you mean {close}?" if close not in ("", rest) else "")
         return Problem(key, "", "belongs to no target", hint)
     return Problem(key, "", "belongs to no target and is no key", f"{variable(cls, 'enable')}_<NAME>=on makes a target")
 
 
-def _suffix(key: Key) -> str:
+def _suffix(key: Field) -> str:
     return key.env or key.name.upper()

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from typing import ClassVar, Generic, Literal, TypeVar
 
-from app.config.problems import BadValue
+from app.config.errors import BadValue
 
 T = TypeVar("T")
 L = TypeVar("L", bound=str)
@@ -20,7 +20,7 @@ _FALSE = frozenset(["0", "f", "F", "false", "FALSE", "False", "off", "OFF", "Off
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
-class Kind(Generic[T]):
+class FieldType(Generic[T]):
     """How one kind of value is read from text."""
 
     label: str  # what the reference page calls it
@@ -38,7 +38,7 @@ class Kind(Generic[T]):
         return text
 
 
-class Text(Kind[str]):
+class Text(FieldType[str]):
     """Any text without control characters."""
 
     label = "text"
@@ -59,7 +59,7 @@ class Text(Kind[str]):
         return text
 
 
-class Toggle(Kind[bool]):
+class Toggle(FieldType[bool]):
     """On or off in the spellings that `enable` has in MinIO; any other is refused, not taken as off (§10)."""
 
     label = "on/off"
@@ -74,7 +74,7 @@ class Toggle(Kind[bool]):
         raise BadValue("is neither on nor off", "write on or off")
 
 
-class Number(Kind[int]):
+class Number(FieldType[int]):
     """A decimal whole number between two bounds."""
 
     label = "number"
@@ -93,7 +93,7 @@ class Number(Kind[int]):
         return number
 
 
-class Duration(Kind[float]):
+class Duration(FieldType[float]):
     """A length of time as Go writes it, `300ms`, `10s`, `1h30m`; with `days` also `7d`. The value is in seconds."""
 
     label = "duration"
@@ -122,7 +122,7 @@ class Duration(Kind[float]):
         return float(seconds)
 
 
-class Size(Kind[int]):
+class Size(FieldType[int]):
     """A number of bytes, plain or with `KiB`, `MiB`, `GiB`."""
 
     label = "size"
@@ -143,7 +143,7 @@ class Size(Kind[int]):
         return size
 
 
-class Choice(Kind[L]):
+class Choice(FieldType[L]):
     """One of a few words, in any case (MinIO takes any case and then loses what is not lower, §4.1)."""
 
     def __init__(self, *words: L) -> None:
@@ -159,7 +159,7 @@ class Choice(Kind[L]):
         raise BadValue("is none of the choices", f"write {' or '.join(self._words)}")
 
 
-class Switch(Kind[Literal["on", "off", ""]]):
+class Switch(FieldType[Literal["on", "off", ""]]):
     """On, off, or not said: then what holds for the whole service holds here."""
 
     label = "on/off, or empty"
@@ -170,7 +170,7 @@ class Switch(Kind[Literal["on", "off", ""]]):
         return "on" if Toggle().parse(text) else "off"
 
 
-class Path(Kind[str]):
+class Path(FieldType[str]):
     """An absolute path. Whether something is there is not looked at: it may be on another machine."""
 
     label = "absolute path"

@@ -14,9 +14,9 @@ from datetime import tzinfo
 from typing import Literal, cast
 from urllib.parse import unquote, unquote_plus
 
-from app.config.addresses import Host
-from app.config.kinds import Duration
-from app.config.problems import BadValue, did_you_mean
+from app.config.errors import BadValue, did_you_mean
+from app.config.fields.addresses import Host
+from app.config.fields.field_types import Duration
 
 MYSQL_PORT = 3306
 _DEFAULT_SOCKET = "/tmp/mysql.sock"  # noqa: S108 (the default of Go's driver, where a server may listen)

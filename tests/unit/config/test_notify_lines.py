@@ -3,8 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.arn import TargetId
-from app.config.declaration import BadSettings, load, parse_line, parse_lines, to_line
-from app.config.problems import REDACTED
+from app.config.errors import REDACTED
+from app.config.target_settings import BadSettings, load, parse_line, parse_lines, to_line
 
 ON = {"enable": "on"}
 WEBHOOK = TargetId("webhook", "_")

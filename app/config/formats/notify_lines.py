@@ -9,9 +9,10 @@ import re
 from collections.abc import Mapping
 
 from app.config.arn import UNNAMED, TargetId
-from app.config.keys import keys_of, shown, texts_of
-from app.config.problems import BadSettings, BadValue, Problem, did_you_mean
-from app.config.targets import TYPES, TargetSettings, settings_type
+from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.fields.fields import fields_of, shown, texts_of
+from app.config.targets.base import TargetSettings
+from app.config.targets.registry import TYPES, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
@@ -68,7 +69,7 @@ def to_line(target: TargetId, values: Mapping[str, str], *, redact: bool = True)
     """
     cls = settings_type(target.type)
     texts = shown(cls, values) if redact else values
-    order = {name: place for place, name in enumerate(keys_of(cls))}
+    order = {name: place for place, name in enumerate(fields_of(cls))}
     head = cls.section if target.name == UNNAMED else f"{cls.section}:{target.name}"
     named = sorted(texts.items(), key=lambda item: order.get(item[0], len(order)))
     return " ".join([head, *(f"{name}={_quoted(name, text)}" for name, text in named)])

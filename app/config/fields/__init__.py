@@ -1,0 +1,1 @@
+"""Declared settings: the field types and how a field is declared."""

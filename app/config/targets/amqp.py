@@ -1,0 +1,171 @@
+"""The settings of AMQP (reference §4.3), and how its URL is read."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import HostPort, check_host
+from app.config.fields.field_types import Number, Path, Text, Toggle
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.login_url import LoginUrl, login_of, split_login_url
+
+AMQP_HEARTBEAT = 60
+_AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
+_AMQP_FILES = {"tls_ca": "cacertfile", "client_cert": "certfile", "client_key": "keyfile"}
+
+
+@dataclass(frozen=True, slots=True)
+class AmqpAddress:
+    """Where an AMQP URL leads, escapes resolved. `heartbeat` is in seconds, 0 for none."""
+
+    address: HostPort
+    tls: bool
+    user: str
+    password: str = field(repr=False)
+    vhost: str
+    heartbeat: int
+    external: bool  # the login is the client certificate's
+    server_name: str
+
+
+class AmqpUrl(LoginUrl):
+    """`amqp://` or `amqps://`, with login, virtual host and RabbitMQ's query parameters (as MinIO's library: §4.3)."""
+
+    label = "amqp(s) URL"
+
+    def parse(self, text: str) -> str:
+        """The URL itself."""
+        amqp_address(text)
+        return text
+
+
+class ShortString(Text):
+    """What AMQP calls a short string."""
+
+    label = "text of at most 255 bytes"
+
+    def parse(self, text: str) -> str:
+        """The text itself."""
+        if len(super().parse(text).encode()) > 255:
+            raise BadValue("is longer than the 255 bytes that AMQP allows", "shorten it")
+        return text
+
+
+def amqp_address(url: str) -> AmqpAddress:
+    """What the URL says; the defaults are those of Go's library: guest:guest@localhost, virtual host `/`.
+
+    Raises `BadValue`.
+    """
+    parts = split_login_url(
+        url, _AMQP_PORTS, "write amqp://user:password@host:5672/vhost or amqps://…", needs_host=False
+    )
+    host = parts.hostname or "localhost"
+    check_host(host)
+    vhost = unquote(parts.path[1:]) or "/"
+    if len(vhost.encode()) > 255:
+        raise BadValue("has a virtual host longer than the 255 bytes that AMQP allows", "shorten it")
+    given = _parameters(parts.query)
+    user, password = login_of(parts)
+    return AmqpAddress(
+        HostPort(host, parts.port or _AMQP_PORTS[parts.scheme]),
+        tls=parts.scheme == "amqps",
+        user="guest" if user is None else user,
+        password="guest" if password is None else password,
+        vhost=vhost,
+        heartbeat=int(given.get("heartbeat", AMQP_HEARTBEAT)),
+        external=given.get("auth_mechanism") == "external",
+        server_name=given.get("server_name_indication", ""),
+    )
+
+
+@declared
+class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
+    """AMQP 0-9-1 (reference §4.3). Without an exchange events go to the queue that `routing_key` names."""
+
+    url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
+    exchange: str = setting(ShortString(), default="", about="the exchange; empty: the server's default exchange")
+    exchange_type: str = setting(
+        ShortString(),
+        default="",
+        about="direct, fanout, topic, headers or one of a plugin's; empty: the exchange is there already, as it is",
+    )
+    routing_key: str = setting(
+        ShortString(), default="", about="routing key of every event; queue, without an exchange"
+    )
+    mandatory: bool = setting(Toggle(), default="off", about="refuse events that reach no queue: they are dead letters")
+    immediate: bool = setting(
+        Toggle(), default="off", about="as AMQP has it; RabbitMQ from 3.0 on closes the connection instead"
+    )
+    durable: bool = setting(Toggle(), default="off", about="the exchange outlives a restart of the server")
+    internal: bool = setting(
+        Toggle(), default="off", about="the exchange takes messages of other exchanges only, so RabbitMQ refuses events"
+    )
+    no_wait: bool = setting(Toggle(), default="off", about="declare the exchange without awaiting the answer")
+    auto_deleted: bool = setting(Toggle(), default="off", about="the exchange goes when its last binding does")
+    delivery_mode: int = setting(Number(0, 2), default="0", about="2: queues keep events on disk; 0 or 1: in memory")
+    publisher_confirms: bool = setting(
+        Toggle(),
+        default="off",
+        env="PUBLISHING_CONFIRMS",
+        about="accepted as MinIO's; confirmations are awaited with or without it",
+    )
+    password: str = setting(Text(), default="", secret=True, about="of the URL's user, where the URL has none")
+    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
+    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+
+    @property
+    def place(self) -> AmqpAddress:
+        """Where to connect, and as whom; a password of its own replaces the default one."""
+        place = amqp_address(self.url)
+        return replace(place, password=self.password or place.password)
+
+    def file(self, key: str) -> str:
+        """The PEM file of `tls_ca`, `client_cert` or `client_key`: the key's own, else the URL's parameter."""
+        return str(getattr(self, key)) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[key], "")
+
+    def problems(self) -> Iterator[Problem]:
+        """An exchange can be told from a queue, one password is given, and files for TLS have TLS."""
+        yield from super().problems()
+        yield from check_certificate_pair(self.file("client_cert"), self.file("client_key"))
+        if not self.exchange and self.exchange_type:
+            yield Problem(
+                "exchange", "", "is missing", "exchange_type is of an exchange, so name it, or leave both out"
+            )
+        if not self.exchange and not self.routing_key:
+            yield Problem(
+                "exchange", "", "is required", "name the exchange, or in routing_key the queue, that gets events"
+            )
+        if self.password and urlsplit(self.url).password is not None:
+            yield Problem("password", "", "is in url too", "leave one of them out")
+        if not amqp_address(self.url).tls:
+            for key in ("tls_ca", "tls_skip_verify", "client_cert"):
+                if getattr(self, key):
+                    yield Problem(key, "", "has no effect without TLS", "begin url with amqps://")
+
+
+def _parameters(query: str) -> dict[str, str]:
+    """RabbitMQ's query parameters. Raises `BadValue` for one that is not known or has no such value."""
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise BadValue("has a ?query that is not name=value&…", "such as ?heartbeat=30") from None
+    known = ("heartbeat", "auth_mechanism", "server_name_indication", "connection_timeout", "channel_max")
+    for name, text in given.items():
+        if name not in (*known, *_AMQP_FILES.values()):
+            raise BadValue("has a parameter that is not known here", f"known are {', '.join(known)}")
+        if name in ("heartbeat", "connection_timeout", "channel_max") and not re.fullmatch("[0-9]{1,5}", text):
+            raise BadValue(f"has a {name} that is no number", f"write it as {name}=30")
+        if name in _AMQP_FILES.values() and not text.startswith("/"):
+            raise BadValue(f"has a {name} that is no absolute path", "begin it with /")
+    if int(given.get("heartbeat", "0")) > 65535:
+        raise BadValue("has a heartbeat longer than AMQP allows", "write seconds up to 65535")
+    if given.get("auth_mechanism", "plain") not in ("plain", "external"):
+        raise BadValue("has an auth_mechanism that is not known here", "write plain or external")
+    if given.get("server_name_indication"):
+        check_host(given["server_name_indication"])
+    return given

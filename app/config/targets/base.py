@@ -1,0 +1,133 @@
+"""The settings that every target type has. A key's name is its attribute's name, in MinIO's words where MinIO has
+them.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal
+
+from app.config.errors import Problem
+from app.config.fields.cron import Cron
+from app.config.fields.field_types import Choice, Duration, Number, Path, Switch, Text, Toggle
+from app.config.fields.fields import Declared, declared, setting
+
+DEFAULT_QUEUE_LIMIT = 100_000
+_TYPES: dict[str, type["TargetSettings"]] = {}
+
+
+@declared
+class TargetSettings(Declared):
+    """What every target can be told. Durations are seconds."""
+
+    type_name: ClassVar[str]  # as in the ARN: postgresql
+    section: ClassVar[str]  # of `notify_…` text: notify_postgres
+    env: ClassVar[str]  # in MINIO_NOTIFY_<…>_: POSTGRES
+    title: ClassVar[str]
+    obsolete: ClassVar[frozenset[str]] = frozenset()  # squashed member names of config.json that mean nothing today
+
+    def __init_subclass__(cls, *, type_name: str = "", short: str = "", title: str = "") -> None:
+        super().__init_subclass__()
+        if type_name:
+            cls.type_name = type_name
+            cls.section = f"notify_{short or type_name}"
+            cls.env = (short or type_name).upper()
+            cls.title = title or type_name
+            _TYPES[type_name] = cls
+            for name in sorted(_TYPES):
+                _TYPES[name] = _TYPES.pop(name)
+
+    enable: bool = setting(Toggle(), default="on", about="whether the target gets events; implied by setting it up")
+    comment: str = setting(Text(), default="", about="anything you want to remember")
+    queue_dir: str = setting(
+        Path(), default="", about="gives the target a `queue_limit`, as in MinIO; its events are kept in the outbox"
+    )
+    queue_limit: int = setting(
+        Number(0, 10**12),
+        default="0",
+        about=f"undelivered events it may have; 0: no limit, or {DEFAULT_QUEUE_LIMIT} where `queue_dir` is set",
+    )
+    queue_full: Literal["discard", "reject"] = setting(
+        Choice("discard", "reject"),
+        default="discard",
+        about="at the limit, if there is one: leave the target out and count it, or refuse the request with 503",
+    )
+    sync: Literal["on", "off", ""] = setting(
+        Switch(), default="", about="one unconfirmed request at a time; empty: as the service's MINIO_API_SYNC_EVENTS"
+    )
+    max_in_flight: int = setting(Number(1, 50_000), default="1000", about="unconfirmed requests when not in sync mode")
+    batch_size: int = setting(Number(1, 10_000), default="500", about="events read and settled at once")
+    max_attempts: int = setting(
+        Number(1, 1_000_000), default="20", about="tries of one event before it becomes a dead letter"
+    )
+    retry_base: float = setting(Duration(0.001), default="1s", about="the wait before the second try; it doubles")
+    retry_max_delay: float = setting(Duration(0.001), default="5m", about="the longest wait between two tries")
+    max_age: float = setting(
+        Duration(), default="72h", about="a failing event this old becomes a dead letter; 0 means never"
+    )
+    timeout: float = setting(Duration(0.001, 3600), default="5s", about="for connecting, and for answers")
+
+    @property
+    def effective_queue_limit(self) -> int | None:
+        """How many undelivered events it may have, None for any number.
+
+        In MinIO the limit is that of the store in `queue_dir`, and 0 means 100000 (§4.1). MinIO writes `queue_limit=0`
+        into every target's settings, so that 0 alone says nothing.
+        """
+        return self.queue_limit or (DEFAULT_QUEUE_LIMIT if self.queue_dir else None)
+
+    def problems(self) -> Iterator[Problem]:
+        """What has to hold between the keys that every target has."""
+        if self.retry_base > self.retry_max_delay:
+            yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it or lengthen the other")
+
+
+@declared
+class NamespaceSettings(TargetSettings):
+    """What targets with rows or fields can be told: mirror the buckets, or record every event."""
+
+    format: Literal["namespace", "access"] = setting(
+        Choice("namespace", "access"), default="namespace", about="one entry per object, or one per event"
+    )
+    policy: Literal["mirror", "compatible"] = setting(
+        Choice("mirror", "compatible"),
+        default="mirror",
+        about="format namespace: hold what the bucket holds, or do what MinIO does event by event",
+    )
+    reconcile: str = setting(
+        Cron(), default="", about="format namespace: when it is compared with its buckets; empty: only when asked for"
+    )
+    reconcile_repair: bool = setting(
+        Toggle(), default="off", about="whether scheduled runs after the first set right what they find"
+    )
+
+    def problems(self) -> Iterator[Problem]:
+        """What is compared has rows, and what is repaired is compared."""
+        yield from super().problems()
+        if self.reconcile and self.format == "access":
+            yield Problem(
+                "reconcile", self.reconcile, "has nothing to compare", "leave it out, or set format=namespace"
+            )
+        if self.reconcile_repair and not self.reconcile:
+            yield Problem(
+                "reconcile_repair", "on", "has no effect without reconcile", "set reconcile, such as 0 3 * * *"
+            )
+
+
+def check_certificate_pair(cert: str, key: str) -> Iterator[Problem]:
+    """Yield a problem where a certificate has no key, or a key no certificate."""
+    if cert and not key:
+        yield Problem("client_key", "", "is missing", "client_cert needs the key that belongs to it")
+    if key and not cert:
+        yield Problem("client_cert", "", "is missing", "client_key needs the certificate that belongs to it")
+
+
+def without_effect(values: Mapping[str, str]) -> Iterator[str]:
+    """What of a target's settings, given as texts, can be taken and does nothing: a sentence for each."""
+    connections = values.get("max_open_connections", "").strip()
+    if connections not in ("", "1", "2"):  # 2 is MinIO's default, which it writes into every target's settings
+        yield (
+            f"max_open_connections={connections} has no effect: each worker process has one connection to the target; "
+            "fewer processes (`bucketwire worker --concurrency`) open fewer"
+        )
+    limit = values.get("queue_limit", "").strip(" +0") or values.get("queue_dir", "").strip()
+    if values.get("queue_full", "").strip() == "reject" and not limit:
+        yield "queue_full=reject has no effect without queue_limit or queue_dir: the target has no limit"

@@ -1,0 +1,44 @@
+"""URLs that hold a login, as AMQP and MQTT use them."""
+
+import re
+from collections.abc import Mapping
+from urllib.parse import SplitResult, unquote
+
+from app.config.errors import BadValue
+from app.config.fields.addresses import redacted_url, split_url
+from app.config.fields.field_types import FieldType
+
+BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
+
+
+class LoginUrl(FieldType[str]):
+    """A URL that may hold a login."""
+
+    empty = ""
+    holds_secrets = True
+
+    def shown(self, text: str) -> str:
+        """The URL without its password."""
+        return redacted_url(text)
+
+
+def split_login_url(url: str, schemes: Mapping[str, int], hint: str, *, needs_host: bool = True) -> SplitResult:
+    """Split a URL that may hold a login."""
+    parts = split_url(url, needs_host=needs_host)
+    if parts.scheme not in schemes or "://" not in url:
+        raise BadValue(f"has none of the schemes {', '.join(schemes)}", hint)
+    if "#" in url:
+        raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
+    if BAD_ESCAPE.search(url):
+        raise BadValue("has a % without two hexadecimal digits behind it", "write % as %25")
+    if re.search(r"[\x00-\x1f\x7f]", unquote(url)):
+        raise BadValue("holds an escaped control character", "leave it out")
+    return parts
+
+
+def login_of(parts: SplitResult) -> tuple[str | None, str | None]:
+    """User and password, each None where the URL does not have it."""
+    return (
+        None if parts.username is None else unquote(parts.username),
+        None if parts.password is None else unquote(parts.password),
+    )

@@ -1,0 +1,64 @@
+"""The settings of PostgreSQL (reference §4.10)."""
+
+from collections.abc import Iterator
+
+from app.config.errors import Problem
+from app.config.fields.field_types import Number, Text
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import NamespaceSettings
+from app.config.targets.postgresql_dsn import (
+    ConnectionString,
+    PostgresTable,
+    identifier,
+    is_url,
+    keywords,
+    written_keywords,
+)
+
+
+@declared
+class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgres", title="PostgreSQL"):
+    """PostgreSQL (reference §4.10). The keys of before 2020 (`host`, `port`, …) add to the connection string."""
+
+    connection_string: str = setting(
+        ConnectionString(), default="", secret=True, about="libpq keywords or a postgresql:// URL; this or host"
+    )
+    table: str = setting(PostgresTable(), about="the table, made when it is not there; no schema")
+    max_open_connections: int = setting(
+        Number(0, 10_000), default="2", about="accepted as MinIO's, without effect: a worker process has one connection"
+    )
+    host: str = setting(Text(), default="", about="server, when it is not in connection_string")
+    port: int = setting(Number(0, 65535), default="0", about="its port; 0 means what connection_string says, or 5432")
+    username: str = setting(Text(), default="", aliases=("user",), about="database user")
+    password: str = setting(Text(), default="", secret=True, about="database password")
+    database: str = setting(Text(), default="", about="database name")
+
+    @property
+    def dsn(self) -> str:
+        """What libpq connects to; it may hold a password."""
+        parts = self._parts()
+        if is_url(self.connection_string) or not parts:
+            return self.connection_string
+        return written_keywords(keywords(self.connection_string) | parts)
+
+    @property
+    def table_name(self) -> str:
+        """The table's name as the catalogue holds it, to be quoted wherever it is used."""
+        return identifier(self.table)
+
+    def problems(self) -> Iterator[Problem]:
+        """There is a place to connect to, and only one."""
+        yield from super().problems()
+        parts = self._parts()
+        if not self.connection_string and not self.host:
+            yield Problem(
+                "connection_string", "", "is required", 'such as "host=db user=me dbname=events", or set host'
+            )
+        if is_url(self.connection_string) and parts:
+            first = {"user": "username", "dbname": "database"}.get(next(iter(parts)), next(iter(parts)))
+            yield Problem(first, "", "cannot be added to a URL", "write it into connection_string")
+
+    def _parts(self) -> dict[str, str]:
+        port = str(self.port) if self.port else ""
+        parts = {"host": self.host, "port": port, "user": self.username, "password": self.password}
+        return {name: text for name, text in (parts | {"dbname": self.database}).items() if text}

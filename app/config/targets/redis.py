@@ -1,0 +1,50 @@
+"""The settings of Redis (reference §4.9)."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from app.config.errors import Problem
+from app.config.fields.addresses import RedisHost, SchemedHost
+from app.config.fields.field_types import Choice, Number, Path, Text, Toggle
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import NamespaceSettings, check_certificate_pair
+
+
+@declared
+class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
+    """Redis (reference §4.9). An address that begins with `/` is a unix socket."""
+
+    address: SchemedHost = setting(
+        RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
+    )
+    key: str = setting(Text(), about="the hash (namespace) or list (access) that takes the events")
+    user: str = setting(Text(), default="", about="ACL user; needs a password")
+    password: str = setting(Text(), default="", secret=True, about="of the user, or of the server")
+    db: int = setting(Number(0, 2**31 - 1), default="0", about="number of the database")
+    tls: bool = setting(Toggle(), default="off", about="speak TLS")
+    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
+    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+    access_shape: Literal["minio", "guide"] = setting(
+        Choice("minio", "guide"),
+        default="minio",
+        about="format access: entries as the MinIO server writes them, or the [time, event] pairs of its old guides",
+    )
+
+    @property
+    def by_tls(self) -> bool:
+        """Whether TLS is spoken, by `tls` or by the address."""
+        return self.tls or self.address.tls
+
+    def problems(self) -> Iterator[Problem]:
+        """A user needs a password, a certificate its key, and files for TLS need TLS."""
+        yield from super().problems()
+        yield from check_certificate_pair(self.client_cert, self.client_key)
+        if self.user and not self.password:
+            yield Problem("user", self.user, "is used only with a password", "set password, or leave user out")
+        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
+            if getattr(self, name) and not self.by_tls:
+                yield Problem(name, "", "has no effect without TLS", "set tls=on")
+        if self.tls and self.address.host.startswith("/"):
+            yield Problem("tls", "on", "cannot be had on a unix socket", "set tls=off or address=host:port")

@@ -1,0 +1,18 @@
+"""Every target type by its name. A new type is one module here, imported below."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from app.config.errors import BadSettings, Problem, did_you_mean
+from app.config.targets import amqp, elasticsearch, kafka, mqtt, mysql, nats, nsq, postgresql, redis, webhook  # noqa: F401
+from app.config.targets.base import _TYPES, TargetSettings
+
+TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(_TYPES)
+
+
+def settings_type(type_name: str) -> type[TargetSettings]:
+    """The settings class of a target type. Raises `BadSettings` naming the types there are."""
+    if type_name not in TYPES:
+        problem = Problem("type", type_name, "is no target type here", did_you_mean(type_name, list(TYPES)))
+        raise BadSettings([problem])
+    return TYPES[type_name]

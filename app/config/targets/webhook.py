@@ -1,0 +1,69 @@
+"""The settings of webhooks (reference §4.2)."""
+
+import base64
+from collections.abc import Iterator
+
+from app.config.errors import BadValue, Problem
+from app.config.fields.addresses import HttpUrl
+from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
+from app.config.fields.fields import declared, setting
+from app.config.targets.base import TargetSettings, check_certificate_pair
+
+
+class SigningSecrets(FieldType[str]):
+    """Secrets of Standard Webhooks, the newest first, divided by blanks: each `whsec_` and base64 of 24 to 64 bytes."""
+
+    label = "`whsec_…`, several divided by blanks"
+    empty = ""
+    separator = " "
+
+    def parse(self, text: str) -> str:
+        """The secrets, divided by single blanks."""
+        for secret in text.split():
+            try:
+                size = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
+            except ValueError:
+                size = 0
+            if not secret.startswith("whsec_") or not 24 <= size <= 64:
+                raise BadValue(
+                    "is no signing secret of Standard Webhooks",
+                    'write whsec_ and the output of "openssl rand -base64 32"',
+                )
+        return " ".join(text.split())
+
+
+@declared
+class WebhookSettings(TargetSettings, type_name="webhook", title="Webhook"):
+    """Webhook (reference §4.2)."""
+
+    endpoint: str = setting(HttpUrl(), about="the URL that events are posted to")
+    auth_token: str = setting(
+        Text(ascii_only=True),
+        default="",
+        secret=True,
+        about="one word is sent as a bearer token, two words as they are, any other number not at all",
+    )
+    signing_secret: str = setting(
+        SigningSecrets(), default="", secret=True, about="signs each request as Standard Webhooks; several: rotation"
+    )
+    client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
+    client_key: str = setting(Path(), default="", about="PEM file of its key")
+    tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
+    tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
+    allow_private: bool = setting(
+        Toggle(), default="off", about="allow loopback, private and link-local addresses behind the endpoint's name"
+    )
+    read_timeout: float = setting(Duration(0.001, 3600), default="10s", about="for the answer to a request")
+    events_per_post: int = setting(
+        Number(1, 1000), default="1", about="most events in one request; more than 1 makes another body than MinIO's"
+    )
+
+    @property
+    def signing_secrets(self) -> tuple[str, ...]:
+        """The signing secrets, the newest first."""
+        return tuple(self.signing_secret.split())
+
+    def problems(self) -> Iterator[Problem]:
+        """A certificate needs its key."""
+        yield from super().problems()
+        yield from check_certificate_pair(self.client_cert, self.client_key)
