@@ -47,7 +47,7 @@ class Api(Server):
         """It is ours."""
 
     def argv(self) -> Sequence[str]:
-        return [sys.executable, "-m", "gunicorn", "--config", "python:app.api.gunicorn_conf", self.app]
+        return [sys.executable, "-m", "gunicorn", "--config", "python:app.api.server.gunicorn_conf", self.app]
 
     def env(self) -> dict[str, str]:
         return {
@@ -180,7 +180,7 @@ def main() -> None:
     post, post_batch, size = makers()
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
-        each, group = (start(stack, server, app) for app in ("bench.one_commit_each:app", "app.api.wsgi:app"))
+        each, group = (start(stack, server, app) for app in ("bench.one_commit_each:app", "app.api.server.wsgi:app"))
         for api in (each, group):
             drive(api.port, 32, post, 1)
         drive(group.port, 4, post_batch, 4)

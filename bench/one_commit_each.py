@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.api import create_app
-from app.api.parts import install
+from app.api.services import install
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox.engine.database import Database

@@ -55,7 +55,7 @@ def start(stack: ExitStack, server: services.Postgres, count: int) -> Api:
     for bucket, some in by_bucket.items():
         registry(database).replace_rules(bucket, some)
     database.close()
-    api = Api(url, "app.api.wsgi:app")
+    api = Api(url, "app.api.server.wsgi:app")
     stack.enter_context(api)
     api.start()
     return api

@@ -4,21 +4,8 @@ from contextlib import suppress
 
 from flask import Flask
 
-from app.api import (
-    access,
-    dead_letters,
-    declare,
-    description,
-    events,
-    health,
-    metrics,
-    parts,
-    problems,
-    reconciliations,
-    replays,
-    rules,
-    targets,
-)
+from app.api import auth, errors, openapi, services
+from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
 
@@ -26,13 +13,13 @@ _BLUEPRINTS = (
     events.routes,
     targets.routes,
     rules.routes,
-    declare.routes,
+    manifest.routes,
     dead_letters.routes,
     replays.routes,
     reconciliations.routes,
     health.routes,
     metrics.routes,
-    description.routes,
+    openapi.routes,
 )
 
 
@@ -41,13 +28,13 @@ def create_app(settings: Settings) -> Flask:
 
     Raises `BadSettings` where they cannot be used, such as an unusable folder.
     """
-    made = parts.make(settings)
+    made = services.open_services(settings)
     app = Flask("bucketwire", static_folder=None)
     app.url_map.strict_slashes = False  # a sender does not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False
-    parts.install(app, made)
-    problems.install(app)
-    access.install(app)
+    services.install(app, made)
+    errors.install(app)
+    auth.install(app)
     health.install(app, made.database)
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
@@ -60,7 +47,7 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def _add_s3_face(app: Flask, made: parts.Parts) -> None:
-    from app.api.s3.face import Face, Front  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
+def _add_s3_face(app: Flask, made: services.Services) -> None:
+    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
 
-    app.wsgi_app = Front(Face(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    app.wsgi_app = Front(S3App(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

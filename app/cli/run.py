@@ -12,7 +12,7 @@ from importlib.util import find_spec
 import click
 
 from app import logs
-from app.api.server import command
+from app.api.server.gunicorn_options import command
 from app.cli.problems import CannotDo, in_words
 from app.cli.shell import Shell, printable
 from app.cli.words import served

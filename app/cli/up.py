@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 
 from app import logs
-from app.api.access import check_listen
+from app.api.auth import check_listen
 from app.cli.problems import CannotDo
 from app.cli.run import check_spark, say
 from app.cli.shell import Shell

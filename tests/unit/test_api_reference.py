@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from app.api import create_app
-from app.api.problems import KINDS
+from app.api.errors import PROBLEM_TYPES
 from app.config.settings import Settings
 
 PAGE = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
@@ -15,8 +15,8 @@ PAGE = (Path(__file__).parents[2] / "docs/reference/api.md").read_text()
 def test_every_problem_is_on_the_page() -> None:
     rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| ([0-9, ]+) \|", PAGE, re.MULTILINE)
     told = {kind: statuses for kinds, statuses in rows for kind in re.findall(r"`([a-z-]+)`", kinds)}
-    assert told.keys() == KINDS.keys()
-    for kind, (status, _) in KINDS.items():
+    assert told.keys() == PROBLEM_TYPES.keys()
+    for kind, (status, _) in PROBLEM_TYPES.items():
         assert str(status) in told[kind], kind
 
 

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.api.listen.asked import Asked
-from app.api.listen.lines import PING, SPACE, Line, framed, head, marker
+from app.api.listen.query import StreamQuery
+from app.api.listen.wire_format import PING, SPACE, Line, framed, head, marker
 from app.rules.matching import Matcher, compile_rules
 
 MOST_WAITING = 256 * 1024  # bytes for a slow reader, beside what the kernel holds
@@ -19,12 +19,24 @@ class Stream(asyncio.Protocol):
     `place` is the seq up to which it has been served; while it is `live`, new events come to it as they are recorded.
     """
 
-    __slots__ = ("_after", "_chunked", "_due", "_entered", "_gone", "_head", "_transport", "alone", "asked", "live",
-                 "place", "resumed")  # fmt: skip
+    __slots__ = (
+        "_after",
+        "_chunked",
+        "_due",
+        "_entered",
+        "_gone",
+        "_head",
+        "_transport",
+        "alone",
+        "live",
+        "place",
+        "query",
+        "resumed",
+    )  # fmt: skip
 
     def __init__(
         self,
-        asked: Asked,
+        query: StreamQuery,
         place: int,
         *,
         number: str,
@@ -32,24 +44,24 @@ class Stream(asyncio.Protocol):
         entered: "Callable[[Stream], None]",
         gone: "Callable[[Stream], None]",
     ) -> None:
-        self.asked = asked
-        self.alone: Matcher[bool] = compile_rules([(asked.rule, True)])
+        self.query = query
+        self.alone: Matcher[bool] = compile_rules([(query.rule, True)])
         self.place = place
         self.live = False
-        self.resumed = bool(asked.resume_after)
+        self.resumed = bool(query.resume_after)
         self._chunked = chunked
         self._head = head(chunked=chunked, number=number)
         self._entered = entered
         self._gone = gone
         self._transport: Any = None
-        self._after = asked.resume_after
+        self._after = query.resume_after
         self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Send the headers at once: a client knows then that nothing will be missed from here on."""
         self._transport = transport
         self._transport.write(self._head)
-        self._due = asyncio.get_running_loop().time() + (self.asked.ping or LEGACY_PING)
+        self._due = asyncio.get_running_loop().time() + (self.query.ping or LEGACY_PING)
         self._entered(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -74,9 +86,9 @@ class Stream(asyncio.Protocol):
         """Send a ping, or MinIO's blank, where it is due."""
         if now < self._due - _EARLY:
             return
-        self._due = now + (self.asked.ping or LEGACY_PING)
+        self._due = now + (self.query.ping or LEGACY_PING)
         if self.waiting <= MOST_WAITING:
-            self._write(PING if self.asked.ping else SPACE)
+            self._write(PING if self.query.ping else SPACE)
 
     @property
     def waiting(self) -> int:

@@ -22,7 +22,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from cryptography.fernet import Fernet
 
-from app.api.server import command
+from app.api.server.gunicorn_options import command
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens

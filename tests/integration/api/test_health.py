@@ -15,7 +15,7 @@ from tests import services
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.integration.api.test_events import body
-from tests.integration.api.test_operating import bury
+from tests.integration.api.test_operations import bury
 
 LABELS = {"type": "webhook", "name": "x"}
 

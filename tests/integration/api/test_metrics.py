@@ -22,7 +22,7 @@ from tests.builders import add_target
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.integration.api.test_events import body
 from tests.integration.api.test_health import heartbeats
-from tests.integration.api.test_operating import bury
+from tests.integration.api.test_operations import bury
 
 ROOT = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import sqlalchemy as sa
 
-from app.api import health
+from app.api.routes import health
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats

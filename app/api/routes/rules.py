@@ -4,11 +4,11 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, READ, needs
-from app.api.answers import answer, bad_value, parsed_target, parsed_text, refuse_unknown
-from app.api.bodies import json_object
-from app.api.parts import parts
-from app.api.problems import Refusal
+from app.api.auth import ADMIN, READ, needs
+from app.api.errors import ApiProblem
+from app.api.request_body import json_object
+from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
+from app.api.services import services
 from app.outbox.registry import StoredRule, UnknownTarget
 from app.rules.model import Rule, check
 
@@ -32,7 +32,9 @@ def ls() -> Response:
         default: Problem
     """
     refuse_unknown(request.args, ("bucket",))
-    return answer({"rules": [_rule_json(stored) for stored in parts().registry.rules(request.args.get("bucket"))]})
+    return json_response(
+        {"rules": [_rule_json(stored) for stored in services().registry.rules(request.args.get("bucket"))]}
+    )
 
 
 @routes.post("/v1/rules")
@@ -50,10 +52,10 @@ def add() -> Response:
     """
     rule = _rule(json_object(request))
     try:
-        number = parts().registry.add_rule(rule)
+        number = services().registry.add_rule(rule)
     except UnknownTarget as error:
         raise bad_value("target", "is not configured", str(error)) from None
-    return answer(_rule_json(StoredRule(number, rule)), 201)
+    return json_response(_rule_json(StoredRule(number, rule)), 201)
 
 
 @routes.delete("/v1/rules/<int:number>")
@@ -70,8 +72,8 @@ def remove(number: int) -> Response:
         204: {description: it is gone}
         default: Problem
     """
-    if number > _LAST or not parts().registry.remove_rules([number]):
-        raise Refusal("not-found", f"there is no rule {number}; GET /v1/rules shows those there are")
+    if number > _LAST or not services().registry.remove_rules([number]):
+        raise ApiProblem("not-found", f"there is no rule {number}; GET /v1/rules shows those there are")
     return Response(status=204)
 
 
@@ -100,6 +102,6 @@ def _rule_json(stored: StoredRule) -> dict[str, Any]:
         "events": list(rule.events),
         "prefix": rule.prefix,
         "suffix": rule.suffix,
-        "target": rule.target.arn(parts().settings.region),
+        "target": rule.target.arn(services().settings.region),
         "rule_id": rule.rule_id,
     }

@@ -9,7 +9,7 @@ import threading
 _CHUNK = 64 * 1024
 
 
-def plain(secure: ssl.SSLSocket, room: int) -> socket.socket:
+def decrypt(secure: ssl.SSLSocket, room: int) -> socket.socket:
     """A socket whose bytes leave through `secure`, with `room` bytes on their way; it ends when `secure` does.
 
     What comes in is read and dropped: a stream's client has nothing more to say. Costs a thread for each stream.

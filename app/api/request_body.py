@@ -6,7 +6,7 @@ from typing import IO, Any
 import orjson
 from flask import Request
 
-from app.api.problems import Refusal
+from app.api.errors import ApiProblem
 
 _SMALL = 1 << 20  # bytes of a request that is not about events
 _CHUNK = 1 << 16
@@ -15,10 +15,10 @@ _GZIP = 31  # zlib's number for a gzip header and the largest window
 
 
 def read_body(request: Request, limit: int) -> bytes:
-    """The body, unpacked if it is gzip. Raises `Refusal` as soon as it is known to be larger than `limit` bytes."""
+    """The body, unpacked if it is gzip. Raises `ApiProblem` as soon as it is known to be larger than `limit` bytes."""
     try:
         return _read(request, limit)
-    except Refusal:
+    except ApiProblem:
         _drain(request.stream)
         raise
 
@@ -26,7 +26,7 @@ def read_body(request: Request, limit: int) -> bytes:
 def _read(request: Request, limit: int) -> bytes:
     encoding = request.headers.get("Content-Encoding", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
-        raise Refusal(
+        raise ApiProblem(
             "unknown-encoding",
             f"Content-Encoding {encoding[:40]!r} is not known; send gzip, or the body as it is",
             headers={"Accept-Encoding": "gzip, identity"},
@@ -47,13 +47,13 @@ def json_object(request: Request) -> dict[str, Any]:
     It has to say that it is JSON: a web page in somebody's browser cannot send that to another place unasked.
     """
     if not request.is_json:
-        raise Refusal("not-json", "send a JSON object with Content-Type: application/json")
+        raise ApiProblem("not-json", "send a JSON object with Content-Type: application/json")
     try:
         found = orjson.loads(read_body(request, _SMALL))
     except orjson.JSONDecodeError as error:
-        raise Refusal("bad-request", f"the body is no JSON: {error.msg}", {"offset": error.pos}) from None
+        raise ApiProblem("bad-request", f"the body is no JSON: {error.msg}", {"offset": error.pos}) from None
     if not isinstance(found, dict):
-        raise Refusal("bad-request", "the body has to be a JSON object, such as {}")
+        raise ApiProblem("bad-request", "the body has to be a JSON object, such as {}")
     return found
 
 
@@ -71,12 +71,12 @@ def _unpacked(stream: IO[bytes], limit: int) -> bytes:
             try:
                 unpacked += inflater.decompress(chunk, limit + 1 - len(unpacked))
             except zlib.error as error:
-                raise Refusal("bad-request", f"the body is no gzip: {error}") from None
+                raise ApiProblem("bad-request", f"the body is no gzip: {error}") from None
             if len(unpacked) > limit:
                 raise _too_large(limit)
             chunk = inflater.unconsumed_tail or inflater.unused_data
     if not inflater.eof:
-        raise Refusal("bad-request", "the gzip body ends before its end")
+        raise ApiProblem("bad-request", "the gzip body ends before its end")
     return bytes(unpacked)
 
 
@@ -87,6 +87,6 @@ def _drain(stream: IO[bytes]) -> None:
             return
 
 
-def _too_large(limit: int) -> Refusal:
+def _too_large(limit: int) -> ApiProblem:
     detail = f"a body has at most {limit} bytes, before and after unpacking; "
-    return Refusal("too-large", detail + "send it in parts, or raise BUCKETWIRE_BODY_LIMIT", {"limit": limit})
+    return ApiProblem("too-large", detail + "send it in parts, or raise BUCKETWIRE_BODY_LIMIT", {"limit": limit})

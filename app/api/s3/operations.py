@@ -8,13 +8,13 @@ from xml.etree.ElementTree import Element, SubElement
 
 from werkzeug.wrappers import Response
 
-from app.api.answers import written_time
-from app.api.listen.asked import parse_asked
-from app.api.listen.listening import Listening
-from app.api.parts import Parts
+from app.api.listen.query import parse_query
+from app.api.listen.streams import Streams
 from app.api.s3 import payload
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received, Seal
+from app.api.serialization import format_time
+from app.api.services import Services
 from app.events.minio_json import timestamp
 from app.events.model import Event
 from app.events.normalize import event_of
@@ -40,11 +40,11 @@ _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Operation:
     """One request whose signature holds."""
 
-    parts: Parts
-    listening: Listening
+    parts: Services
+    streams: Streams
     received: Received
     seal: Seal
     bucket: str
@@ -68,7 +68,7 @@ class Call:
         return self.bucket
 
 
-def list_buckets(call: Call) -> Response:
+def list_buckets(call: Operation) -> Response:
     """`GET /`."""
     root = Element("ListAllMyBucketsResult", xmlns=NAMESPACE)
     owner = SubElement(root, "Owner")
@@ -78,17 +78,17 @@ def list_buckets(call: Call) -> Response:
     for bucket in every_bucket(call.parts.database):
         one = SubElement(listed, "Bucket")
         add(one, "Name", bucket.name)
-        add(one, "CreationDate", written_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
+        add(one, "CreationDate", format_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
     return _xml(root)
 
 
-def head_bucket(call: Call) -> Response:
+def head_bucket(call: Operation) -> Response:
     """`HEAD /<bucket>`."""
     call.existing()
     return Response(status=200)
 
 
-def location(call: Call) -> Response:
+def location(call: Operation) -> Response:
     """`GET /<bucket>?location`: the site's region, or none, which is us-east-1."""
     call.existing()
     root = Element("LocationConstraint", xmlns=NAMESPACE)
@@ -96,7 +96,7 @@ def location(call: Call) -> Response:
     return _xml(root)
 
 
-def create_bucket(call: Call) -> Response:
+def create_bucket(call: Operation) -> Response:
     """`PUT /<bucket>`: from now on it is there, and whoever listens is told."""
     if not _BUCKET.fullmatch(call.bucket) or ".." in call.bucket or _ADDRESS.fullmatch(call.bucket):
         raise S3Error("InvalidBucketName", BucketName=call.bucket)
@@ -106,20 +106,20 @@ def create_bucket(call: Call) -> Response:
     return Response(status=200, headers={"Location": f"/{call.bucket}"})
 
 
-def delete_bucket(call: Call) -> Response:
+def delete_bucket(call: Operation) -> Response:
     """`DELETE /<bucket>`: its rules go with it; its events stay where they are, and a later one brings it back."""
     remove_bucket(call.parts.database, call.existing())
     _tell(call, REMOVED)
     return Response(status=204)
 
 
-def get_notification(call: Call) -> Response:
+def get_notification(call: Operation) -> Response:
     """`GET /<bucket>?notification`."""
     rules = [stored.rule for stored in call.parts.registry.rules(call.existing())]
     return Response(configuration(rules, call.parts.settings.region), mimetype="application/xml")
 
 
-def put_notification(call: Call) -> Response:
+def put_notification(call: Operation) -> Response:
     """`PUT /<bucket>?notification`: the document becomes the bucket's rules, all of it or none."""
     call.existing()
     body = call.body()
@@ -137,15 +137,17 @@ def put_notification(call: Call) -> Response:
     return Response(status=200)
 
 
-def listen(call: Call) -> Response:
-    """`GET /<bucket>?events=…` and `GET /?events=…`. Raises the `HandOver` that makes the connection a stream."""
+def listen(call: Operation) -> Response:
+    """`GET /<bucket>?events=…` and `GET /?events=…`. Raises the `SocketHandedOver` that makes the connection a
+    stream.
+    """
     if call.bucket:
         call.existing()
-    asked = parse_asked(call.bucket, call.received.query)
-    raise call.listening.begin(asked, chunked=call.chunked, number=call.number)
+    query = parse_query(call.bucket, call.received.query)
+    raise call.streams.begin(query, chunked=call.chunked, number=call.number)
 
 
-Answering = Callable[[Call], Response]
+Answering = Callable[[Operation], Response]
 
 # By method and what is asked of a bucket; "" is the bucket itself.
 BUCKET_CALLS: Mapping[tuple[str, str], Answering] = {
@@ -159,12 +161,12 @@ BUCKET_CALLS: Mapping[tuple[str, str], Answering] = {
 }
 
 
-def _tell(call: Call, name: str) -> None:
+def _tell(call: Operation, name: str) -> None:
     """Record what became of the bucket. It goes to no target: such events are for who listens (as MinIO: §1.1)."""
     Log(call.parts.database).append([[bucket_event(call, name, now_ms())]], routed=False)
 
 
-def bucket_event(call: Call, name: str, now: int) -> Event:
+def bucket_event(call: Operation, name: str, now: int) -> Event:
     """The event, with the members that MinIO's has."""
     region, principal = call.parts.settings.region, {"principalId": call.seal.key.access_key}
     record = {

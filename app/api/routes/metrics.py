@@ -16,8 +16,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import CollectorRegistry
 
-from app.api.access import READ, needs
-from app.api.parts import Parts, parts
+from app.api.auth import READ, needs
+from app.api.services import Services, services
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
@@ -77,7 +77,7 @@ def metrics() -> Response:
         default: Problem
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(parts(), current_app.extensions[_AUDITS].look().value or ()))
+    registry.register(Scrape(services(), current_app.extensions[_AUDITS].look().value or ()))
     folder = os.environ.get(_WORKERS)
     if folder and Path(folder).is_dir():
         MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
@@ -87,7 +87,7 @@ def metrics() -> Response:
 class Scrape:
     """One scrape's figures."""
 
-    def __init__(self, found: Parts, audits: Sequence[Audit]) -> None:
+    def __init__(self, found: Services, audits: Sequence[Audit]) -> None:
         self._parts = found
         self._audits = audits
 

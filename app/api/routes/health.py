@@ -5,9 +5,9 @@ from typing import Any
 
 from flask import Blueprint, Response, current_app
 
-from app.api.access import ANYONE, needs
-from app.api.answers import answer
-from app.api.parts import parts
+from app.api.auth import PUBLIC, needs
+from app.api.serialization import json_response
+from app.api.services import services
 from app.outbox.delivery import heartbeats
 from app.outbox.engine import schema_version
 from app.outbox.engine.cached_probe import CachedProbe, NoAnswer
@@ -15,21 +15,21 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
 
 routes = Blueprint("health", __name__)
-_GLANCE = "bucketwire_readiness"
+_PROBE = "bucketwire_readiness"
 
 
-def glance(database: Database) -> CachedProbe[Mapping[str, Any]]:
+def health_probe(database: Database) -> CachedProbe[Mapping[str, Any]]:
     """What readiness asks of the database; a database that hangs holds up no more than one thread."""
     return CachedProbe(lambda: _asked(database), age=0.5, patience=2.0)
 
 
 def install(app: Any, database: Database) -> None:
     """Give the app its glance at the database."""
-    app.extensions[_GLANCE] = glance(database)
+    app.extensions[_PROBE] = health_probe(database)
 
 
 @routes.get("/healthz")
-@needs(ANYONE)
+@needs(PUBLIC)
 def healthz() -> Response:
     """Say that the process lives.
     ---
@@ -38,11 +38,11 @@ def healthz() -> Response:
       responses:
         200: {description: it lives, content: {application/json: {schema: Alive}}}
     """
-    return answer({"status": "ok"})
+    return json_response({"status": "ok"})
 
 
 @routes.get("/readyz")
-@needs(ANYONE)
+@needs(PUBLIC)
 def readyz() -> Response:
     """Say whether the service can do its work.
     ---
@@ -54,14 +54,14 @@ def readyz() -> Response:
         200: {description: everything works, content: {application/json: {schema: Readiness}}}
         503: {description: something does not, content: {application/json: {schema: Readiness}}}
     """
-    look = current_app.extensions[_GLANCE].look()
+    look = current_app.extensions[_PROBE].look()
     checks = checked(look.value, look.error, schema_version.head(), now_ms())
-    feeder = parts().feeder
+    feeder = services().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
         checks["staging"] = {"ok": not damaged, "files": waiting, "set_aside": damaged}
     ready = all(check["ok"] for check in checks.values())
-    return answer({"ready": ready, "checks": checks}, 200 if ready else 503)
+    return json_response({"ready": ready, "checks": checks}, 200 if ready else 503)
 
 
 def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Any]:

@@ -7,11 +7,11 @@ from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, READ, needs
-from app.api.answers import answer, bad_value, parsed_flag, parsed_text, refuse_unknown, written_time
-from app.api.bodies import json_object
-from app.api.parts import parts
-from app.api.problems import Refusal
+from app.api.auth import ADMIN, READ, needs
+from app.api.errors import ApiProblem
+from app.api.request_body import json_object
+from app.api.serialization import bad_value, format_time, json_response, parsed_flag, parsed_text, refuse_unknown
+from app.api.services import services
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, merged, redacted, texts
 from app.config.targets.registry import settings_type
@@ -37,7 +37,7 @@ def ls() -> Response:
         200: {description: the targets, content: {application/json: {schema: Targets}}}
         default: Problem
     """
-    return answer({"targets": _described(parts().registry.targets())})
+    return json_response({"targets": _described(services().registry.targets())})
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
@@ -53,7 +53,7 @@ def show(type_name: str, name: str) -> Response:
         200: {description: the target, content: {application/json: {schema: Target}}}
         default: Problem
     """
-    return answer(_one(_target(type_name, name)))
+    return json_response(_one(_target(type_name, name)))
 
 
 @routes.put("/v1/targets/<type_name>/<name>")
@@ -77,12 +77,12 @@ def put(type_name: str, name: str) -> Response:
     target = _target(type_name, name)
     given = json_object(request)
     try:
-        stored = parts().registry.target(target)
+        stored = services().registry.target(target)
     except UnknownTarget:
-        parts().registry.put(target, given)
-        return answer(_one(target), 201)
-    parts().registry.put(target, _replaced(stored, given))
-    return answer(_one(target))
+        services().registry.put(target, given)
+        return json_response(_one(target), 201)
+    services().registry.put(target, _replaced(stored, given))
+    return json_response(_one(target))
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")
@@ -104,8 +104,8 @@ def remove(type_name: str, name: str) -> Response:
         default: Problem
     """
     refuse_unknown(request.args, ("force",))
-    lost = parts().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
-    return answer({"lost": lost})
+    lost = services().registry.remove(_target(type_name, name), force=parsed_flag("force", request.args.get("force")))
+    return json_response({"lost": lost})
 
 
 @routes.post("/v1/targets/<type_name>/<name>/pause")
@@ -125,8 +125,8 @@ def pause(type_name: str, name: str) -> Response:
     given = json_object(request)
     refuse_unknown(given, ("reason",))
     target = _target(type_name, name)
-    parts().registry.pause(target, parsed_text("reason", given.get("reason")) or "paused through the API")
-    return answer(_one(target))
+    services().registry.pause(target, parsed_text("reason", given.get("reason")) or "paused through the API")
+    return json_response(_one(target))
 
 
 @routes.post("/v1/targets/<type_name>/<name>/resume")
@@ -145,8 +145,8 @@ def resume(type_name: str, name: str) -> Response:
     """
     refuse_unknown(json_object(request), ())
     target = _target(type_name, name)
-    parts().registry.resume(target)
-    return answer(_one(target))
+    services().registry.resume(target)
+    return json_response(_one(target))
 
 
 @routes.post("/v1/targets/<type_name>/<name>/test")
@@ -168,19 +168,19 @@ def test(type_name: str, name: str) -> Response:
     """
     refuse_unknown(json_object(request), ())
     target = _target(type_name, name)
-    registry = parts().registry
+    registry = services().registry
     stored = registry.target(target)
     state, reason = stored.standing
     if state in ("disabled", "broken"):
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
-    events = make_test_events(key, now, written_time(now) or "", namespace=namespace)
-    (receipt,) = AddressedLog(parts().database, target).append([events])
-    arn = target.arn(parts().settings.region)
+    events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
+    (receipt,) = AddressedLog(services().database, target).append([events])
+    arn = target.arn(services().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:
-        raise Refusal("queue-full", f"{arn} has no room for a test event", {"targets": [arn]})
-    return answer(
+        raise ApiProblem("queue-full", f"{arn} has no room for a test event", {"targets": [arn]})
+    return json_response(
         {
             "target": arn,
             "ids": [event.id for event in events],
@@ -198,11 +198,11 @@ def _target(type_name: str, name: str) -> TargetId:
 
 
 def _one(target: TargetId) -> dict[str, Any]:
-    return _described([parts().registry.target(target)])[0]
+    return _described([services().registry.target(target)])[0]
 
 
 def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
-    with snapshot(parts().database) as connection:
+    with snapshot(services().database) as connection:
         counters = {entry.target: entry for entry in read_counters(connection)}
     now = now_ms()
     return [_target_json(one, counters[one.target], now) for one in stored if one.target in counters]
@@ -211,12 +211,12 @@ def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
 def _target_json(stored: StoredTarget, counters: TargetCounters, now: int) -> dict[str, Any]:
     state, reason = stored.standing
     return {
-        "arn": stored.target.arn(parts().settings.region),
+        "arn": stored.target.arn(services().settings.region),
         "type": stored.target.type,
         "name": stored.target.name,
         "state": state,
         "reason": reason,
-        "resume_at": written_time(stored.resume_at),
+        "resume_at": format_time(stored.resume_at),
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),
         "events": counters_json(counters),
@@ -237,5 +237,5 @@ def _replaced(stored: StoredTarget, given: dict[str, Any]) -> dict[str, Any]:
     kind = stored.target.type
     if not any(REDACTED in text for text in texts(kind, given).values()):
         return given
-    whole = merged(kind, parts().registry.texts(stored), given)
+    whole = merged(kind, services().registry.texts(stored), given)
     return {name: text for name, text in whole.items() if name in texts(kind, given)}

@@ -9,11 +9,11 @@ import orjson
 import sqlalchemy as sa
 from flask import Blueprint, Response, request
 
-from app.api.access import ANYONE, INGEST, READ, check, needs
-from app.api.answers import answer, bad_value, parsed_flag, parsed_number, refuse_unknown, written_time
-from app.api.bodies import read_body
-from app.api.parts import parts
-from app.api.problems import Refusal, away
+from app.api.auth import INGEST, PUBLIC, READ, check, needs
+from app.api.errors import ApiProblem, database_unavailable
+from app.api.request_body import read_body
+from app.api.serialization import bad_value, format_time, json_response, parsed_flag, parsed_number, refuse_unknown
+from app.api.services import services
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
@@ -61,23 +61,23 @@ def take() -> Response:
     if parsed.confirmation is not None:
         return _confirmation(parsed.confirmation)
     if not parsed.events:
-        return answer(_receipt(Receipt(), parsed), 202)
-    feeder = parts().feeder
+        return json_response(_receipt(Receipt(), parsed), 202)
+    feeder = services().feeder
     if feeder is None:
-        return answer(_taken(_recorded(parsed.events, _PATIENCE), parsed), 202)
+        return json_response(_taken(_recorded(parsed.events, _PATIENCE), parsed), 202)
     feeder.started()
     try:
         if not feeder.staging.pending():
-            return answer(_taken(_recorded(parsed.events, _PATIENCE_WITH_STAGING), parsed), 202)
+            return json_response(_taken(_recorded(parsed.events, _PATIENCE_WITH_STAGING), parsed), 202)
     except (sa.exc.SQLAlchemyError, TimeoutError) as error:
-        away(error)
+        database_unavailable(error)
     except OSError as error:
         raise _unstaged(error) from None
-    return answer(_staged(feeder.staging, parsed), 202)
+    return json_response(_staged(feeder.staging, parsed), 202)
 
 
 @routes.get("/v1/events")
-@needs(ANYONE)
+@needs(PUBLIC)
 def history() -> Response:
     """Tell an object's history.
     ---
@@ -95,7 +95,7 @@ def history() -> Response:
         default: Problem
     """
     if not request.args:
-        return answer({"status": "ok"})
+        return json_response({"status": "ok"})
     check(request, READ)
     refuse_unknown(request.args, ("bucket", "key", "limit"))
     bucket, key = request.args.get("bucket", ""), request.args.get("key", "")
@@ -103,12 +103,12 @@ def history() -> Response:
         if not value:
             raise bad_value(name, "is missing", "a history is that of one object: give bucket and key")
     limit = parsed_number("limit", request.args.get("limit"), 1000, least=1, most=10_000)
-    events = [_event_json(event) for event in object_history(parts().database, bucket, key, limit=limit)]
-    return answer({"bucket": bucket, "key": key, "events": events})
+    events = [_event_json(event) for event in object_history(services().database, bucket, key, limit=limit)]
+    return json_response({"bucket": bucket, "key": key, "events": events})
 
 
 @routes.get("/")
-@needs(ANYONE)
+@needs(PUBLIC)
 def root() -> Response:
     """Answer a probe.
     ---
@@ -117,33 +117,33 @@ def root() -> Response:
       responses:
         200: {description: it answers, content: {application/json: {schema: Empty}}}
     """
-    return answer({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
+    return json_response({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
 
 
 def _parsed() -> Parsed:
-    settings = parts().settings
+    settings = services().settings
     partial = parsed_flag("partial", request.args.get("partial"))
     body = read_body(request, settings.body_limit)
-    return parse(body, dict(request.headers), now_ms=now_ms(), limits=parts().limits, partial=partial)
+    return parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits, partial=partial)
 
 
 def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
     try:
-        return parts().commits.append(events, patience)
+        return services().commits.append(events, patience)
     except VALUE_ERRORS as error:
         log.warning("the database refuses an event: %s", describe_error(error))
         detail = (
             "the outbox database takes other events and refuses one of these; nothing of the request was recorded. "
             "Send its events one by one to find which; the API's log has the database's reason"
         )
-        raise Refusal("bad-events", detail) from None
+        raise ApiProblem("bad-events", detail) from None
 
 
 def _taken(taken: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
     if isinstance(taken, QueueFull):
         names = [_arn(target) for target in taken.targets]
         detail = f"{', '.join(names)} has no room and is set to refuse (queue_full=reject); nothing was recorded"
-        raise Refusal("queue-full", detail, {"targets": names})
+        raise ApiProblem("queue-full", detail, {"targets": names})
     return _receipt(taken, parsed)
 
 
@@ -165,8 +165,8 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
 
 
 def _staged(staging: Spool, parsed: Parsed) -> Mapping[str, Any]:
-    if parts().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
-        raise Refusal("database-away", "whether it can hold an event of this size is not known yet; send it again")
+    if services().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
+        raise ApiProblem("database-away", "whether it can hold an event of this size is not known yet; send it again")
     try:
         staging.append(parsed.events)
     except OSError as error:
@@ -174,10 +174,10 @@ def _staged(staging: Spool, parsed: Parsed) -> Mapping[str, Any]:
     return {"staged": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
 
 
-def _unstaged(error: OSError) -> Refusal:
+def _unstaged(error: OSError) -> ApiProblem:
     log.error("the staging folder cannot be used: %s", error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return Refusal("staging-full" if full else "staging-failed", "nothing was taken; send the request again later")
+    return ApiProblem("staging-full" if full else "staging-failed", "nothing was taken; send the request again later")
 
 
 def _confirmation(asked: SnsConfirmation) -> Response:
@@ -187,7 +187,7 @@ def _confirmation(asked: SnsConfirmation) -> Response:
         asked.topic_arn,
         asked.subscribe_url,
     )
-    return answer({"confirmation": "the log holds the address that confirms it", "topic": asked.topic_arn}, 202)
+    return json_response({"confirmation": "the log holds the address that confirms it", "topic": asked.topic_arn}, 202)
 
 
 def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
@@ -196,8 +196,8 @@ def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
         "seq": event.seq,
         "name": event.name,
         "version": event.version,
-        "time": written_time(event.time),
-        "received_at": written_time(event.received_at),
+        "time": format_time(event.time),
+        "received_at": format_time(event.received_at),
         "standings": [
             {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
             for standing in event.delivery_states
@@ -208,4 +208,4 @@ def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
 
 
 def _arn(target: TargetId) -> str:
-    return target.arn(parts().settings.region)
+    return target.arn(services().settings.region)

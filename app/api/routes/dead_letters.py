@@ -6,19 +6,19 @@ from typing import Any
 import orjson
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, READ, needs
-from app.api.answers import (
-    answer,
+from app.api.auth import ADMIN, READ, needs
+from app.api.request_body import json_object
+from app.api.serialization import (
     bad_value,
+    format_time,
+    json_response,
     parsed_number,
     parsed_target,
     parsed_text,
     parsed_time,
     refuse_unknown,
-    written_time,
 )
-from app.api.bodies import json_object
-from app.api.parts import parts
+from app.api.services import services
 from app.outbox import tables
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 
@@ -54,9 +54,9 @@ def ls() -> Response:
     after = parsed_number("after", given.pop("after", None), 0, least=0, most=tables.NEVER)
     if "ids" in given:
         given["ids"] = [part.strip() for part in given["ids"].split(",") if part.strip()]
-    found = parts().dead_letters.list(_filter(given), limit=limit, after=after)
+    found = services().dead_letters.list(_filter(given), limit=limit, after=after)
     more = found[-1].letter_id if len(found) == limit else None
-    return answer({"dead_letters": [_letter_json(letter) for letter in found], "next": more})
+    return json_response({"dead_letters": [_letter_json(letter) for letter in found], "next": more})
 
 
 @routes.post("/v1/dead-letters/replay")
@@ -72,7 +72,7 @@ def replay() -> Response:
         200: {description: how many, content: {application/json: {schema: Replayed}}}
         default: Problem
     """
-    return answer({"replayed": parts().dead_letters.replay(_explicit(json_object(request)))})
+    return json_response({"replayed": services().dead_letters.replay(_explicit(json_object(request)))})
 
 
 @routes.post("/v1/dead-letters/purge")
@@ -88,7 +88,7 @@ def purge() -> Response:
         200: {description: how many, content: {application/json: {schema: Purged}}}
         default: Problem
     """
-    return answer({"purged": parts().dead_letters.purge(_explicit(json_object(request)))})
+    return json_response({"purged": services().dead_letters.purge(_explicit(json_object(request)))})
 
 
 def _explicit(given: Mapping[str, Any]) -> Filter:
@@ -124,15 +124,15 @@ def _filter(given: Mapping[str, Any]) -> Filter:
 def _letter_json(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.letter_id,
-        "target": letter.target.arn(parts().settings.region),
+        "target": letter.target.arn(services().settings.region),
         "event_id": letter.event_id,
         "name": letter.name,
         "bucket": letter.bucket,
         "key": letter.key,
         "reason": letter.reason,
         "attempts": letter.attempts,
-        "first_tried": written_time(letter.first_tried),
-        "last_tried": written_time(letter.last_tried),
-        "history": [{"at": written_time(at), "reason": reason} for at, reason in letter.history],
+        "first_tried": format_time(letter.first_tried),
+        "last_tried": format_time(letter.last_tried),
+        "history": [{"at": format_time(at), "reason": reason} for at, reason in letter.history],
         "record": orjson.Fragment(letter.record),
     }

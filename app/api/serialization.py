@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 from flask import Response
 
-from app.api.problems import Refusal
+from app.api.errors import ApiProblem
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.outbox import tables
@@ -15,12 +15,12 @@ from app.outbox import tables
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def answer(content: Mapping[str, Any], status: int = 200) -> Response:
+def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
     """A JSON answer."""
     return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, mimetype="application/json")
 
 
-def written_time(at: int) -> str | None:
+def format_time(at: int) -> str | None:
     """Milliseconds since 1970 as RFC 3339 in UTC; null for no time."""
     if not at:
         return None
@@ -28,7 +28,7 @@ def written_time(at: int) -> str | None:
 
 
 def parsed_time(field: str, value: object, default: int) -> int:
-    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `Refusal`.
+    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `ApiProblem`.
 
     The result is within -`NEVER` and `NEVER`, which every database can compare with.
     """
@@ -55,7 +55,7 @@ def _milliseconds(value: object) -> int | None:
 
 
 def parsed_number(field: str, value: object, default: int, *, least: int, most: int) -> int:
-    """A whole number between two others, bounds included. Raises `Refusal`."""
+    """A whole number between two others, bounds included. Raises `ApiProblem`."""
     if value is None:
         return default
     try:
@@ -68,7 +68,7 @@ def parsed_number(field: str, value: object, default: int, *, least: int, most: 
 
 
 def parsed_flag(field: str, value: object) -> bool:
-    """`true` or `false`; false where nothing is given. Raises `Refusal`."""
+    """`true` or `false`; false where nothing is given. Raises `ApiProblem`."""
     known = {None: False, "": False, "true": True, "1": True, "false": False, "0": False, True: True, False: False}
     if not isinstance(value, str | bool | None) or value not in known:
         raise bad_value(field, "is neither true nor false", "write true or false")
@@ -76,7 +76,7 @@ def parsed_flag(field: str, value: object) -> bool:
 
 
 def parsed_text(field: str, value: object) -> str:
-    """A text; "" where nothing is given. Raises `Refusal`."""
+    """A text; "" where nothing is given. Raises `ApiProblem`."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -85,7 +85,7 @@ def parsed_text(field: str, value: object) -> str:
 
 
 def parsed_target(field: str, value: object) -> TargetId:
-    """The target that an ARN or `type:name` names. Raises `Refusal`."""
+    """The target that an ARN or `type:name` names. Raises `ApiProblem`."""
     try:
         return parse_target(parsed_text(field, value))
     except BadValue as error:
@@ -93,12 +93,12 @@ def parsed_target(field: str, value: object) -> TargetId:
 
 
 def refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise `Refusal` for members that nobody will look at: a misspelt filter must not mean everything."""
+    """Raise `ApiProblem` for members that nobody will look at: a misspelt filter must not mean everything."""
     for name in given:
         if name not in known:
             raise bad_value(name, "is not known here", f"known are {', '.join(known)}")
 
 
-def bad_value(field: str, problem: str, hint: str) -> Refusal:
+def bad_value(field: str, problem: str, hint: str) -> ApiProblem:
     """What is wrong with a field, and what would be right."""
-    return Refusal("bad-value", f"{field} {problem}; {hint}", {"field": field})
+    return ApiProblem("bad-value", f"{field} {problem}; {hint}", {"field": field})

@@ -1,4 +1,4 @@
-"""The API as gunicorn serves it, with the settings of the environment: `gunicorn app.api.wsgi:app`."""
+"""The API as gunicorn serves it, with the settings of the environment: `gunicorn app.api.server.wsgi:app`."""
 
 import os
 import sys

@@ -18,7 +18,7 @@ _NOBODY = TargetId("listener", "_")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StreamQuery:
     """Which events, how often to say that there are none (seconds, 0: as MinIO did before 2023), and since when."""
 
     rule: Rule
@@ -26,7 +26,7 @@ class Asked:
     resume_after: str = ""
 
 
-def parse_asked(bucket: str, query: Sequence[tuple[str, str]]) -> Asked:
+def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
     """What the query asks for; no bucket means every bucket. Raises `S3Error`."""
     names = tuple(dict.fromkeys(value for name, value in query if name == "events"))
     for name in names:
@@ -41,7 +41,7 @@ def parse_asked(bucket: str, query: Sequence[tuple[str, str]]) -> Asked:
         prefix=_filter("prefix", query),
         suffix=_filter("suffix", query),
     )
-    return Asked(rule, _ping(query), _resume(query))
+    return StreamQuery(rule, _ping(query), _resume(query))
 
 
 def _resume(query: Sequence[tuple[str, str]]) -> str:

@@ -22,7 +22,7 @@ _NAME = "bucketwire"
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Services:
     """The outbox as one process of the API has it open. There is a feeder if there is a staging folder."""
 
     settings: Settings
@@ -46,15 +46,15 @@ class Parts:
         return Limits(records=self.settings.record_limit, event_bytes=self.largest_event or UNLIMITED)
 
 
-def make(settings: Settings) -> Parts:
+def open_services(settings: Settings) -> Services:
     """Open everything that these settings name; connects to nothing yet.
 
     Raises `BadSettings` where the staging folder cannot be used.
     """
     database = Database(settings.database_url, patience=settings.database_timeout)
-    staging = _staging(settings.queue_dir) if settings.queue_dir else None
+    staging = _open_spool(settings.queue_dir) if settings.queue_dir else None
     memory = staging.folder / "tokens.json" if staging else None
-    return Parts(
+    return Services(
         settings=settings,
         database=database,
         registry=open_registry(database, settings),
@@ -66,7 +66,7 @@ def make(settings: Settings) -> Parts:
     )
 
 
-def _staging(folder: str) -> Spool:
+def _open_spool(folder: str) -> Spool:
     try:
         return Spool(Path(folder))
     except OSError as error:
@@ -74,12 +74,12 @@ def _staging(folder: str) -> Spool:
         raise BadSettings([Problem("BUCKETWIRE_QUEUE_DIR", folder, reason, hint)]) from None
 
 
-def install(app: Flask, made: Parts) -> None:
+def install(app: Flask, made: Services) -> None:
     """Give the app its parts."""
     app.extensions[_NAME] = made
 
 
-def parts() -> Parts:
+def services() -> Services:
     """The parts of the app that serves this request."""
-    found: Parts = current_app.extensions[_NAME]
+    found: Services = current_app.extensions[_NAME]
     return found

@@ -9,12 +9,12 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import sqlalchemy as sa
 from werkzeug.wrappers import Request, Response
 
-from app.api.listen.listening import Listening
-from app.api.listen.worker import HandOver
-from app.api.parts import Parts
-from app.api.s3.calls import BUCKET_CALLS, Answering, Call, list_buckets, listen
+from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.api.listen.streams import Streams
 from app.api.s3.errors import S3Error, refusal, request_id
+from app.api.s3.operations import BUCKET_CALLS, Answering, Operation, list_buckets, listen
 from app.api.s3.signature import ALGORITHM, Received, known_keys, verify
+from app.api.services import Services
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.api")
@@ -36,10 +36,10 @@ class Front:
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Answer by the one that the request is for."""
-        return (self._s3 if speaks_s3(environ) else self._others)(environ, start_response)
+        return (self._s3 if is_s3_request(environ) else self._others)(environ, start_response)
 
 
-def speaks_s3(environ: Environ) -> bool:
+def is_s3_request(environ: Environ) -> bool:
     """Whether a request is S3's: it is signed as S3's are, or asks without a signature for what only S3 has."""
     if environ.get("HTTP_AUTHORIZATION", "").startswith((ALGORITHM, "AWS ")):
         return True
@@ -50,12 +50,12 @@ def speaks_s3(environ: Environ) -> bool:
     return bool(names & _SIGNED) or bool(names.intersection(_ASKED))
 
 
-class Face:
+class S3App:
     """The S3 face of one process, as a WSGI application."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Services) -> None:
         self._parts = parts
-        self._listening = Listening(parts.database)
+        self._listening = Streams(parts.database)
         self._keys = known_keys(parts.settings.every_s3_key)
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
@@ -64,7 +64,7 @@ class Face:
         number, path = request_id(), request.path
         try:
             response = self._answer(request, number)
-        except HandOver:
+        except SocketHandedOver:
             raise
         except S3Error as error:
             response = refusal(error, method=request.method, path=path, number=number)
@@ -80,14 +80,14 @@ class Face:
         return response(environ, start_response)
 
     def _answer(self, request: Request, number: str) -> Response:
-        received = received_from(request.environ)
+        received = request_from(request.environ)
         if not self._keys:
             raise S3Error("AccessDenied", "There is no key yet: set BUCKETWIRE_ACCESS_KEY and BUCKETWIRE_SECRET_KEY.")
         seal = verify(received, self._keys, region=self._parts.settings.region, now=datetime.now(UTC))
         bucket, _, key = unquote(received.path).removeprefix("/").partition("/")
-        call = Call(
+        call = Operation(
             parts=self._parts,
-            listening=self._listening,
+            streams=self._listening,
             received=received,
             seal=seal,
             bucket=bucket,
@@ -111,14 +111,14 @@ def _chosen(received: Received, bucket: str, key: str) -> Answering:
             raise S3Error("MethodNotAllowed")
         return list_buckets if received.parameter("events") is None else listen
     names = {name for name, _ in received.query if name not in _PASSED_OVER and not name.lower().startswith("x-amz-")}
-    asked = next((name for name in _ASKED if name in names), "")
-    answering = BUCKET_CALLS.get((received.method, asked))
-    if answering is None or (names and not asked):
+    query = next((name for name in _ASKED if name in names), "")
+    answering = BUCKET_CALLS.get((received.method, query))
+    if answering is None or (names and not query):
         raise S3Error("NotImplemented", "Bucketwire answers for rules and events of a bucket only.")
     return answering
 
 
-def received_from(environ: Environ) -> Received:
+def request_from(environ: Environ) -> Received:
     """The request as it came over the wire. Raises `S3Error` for a query that cannot be read."""
     raw = urlsplit(environ.get("RAW_URI") or environ["PATH_INFO"])
     headers = {

@@ -4,11 +4,11 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, READ, needs
-from app.api.answers import answer, bad_value, parsed_number, refuse_unknown, written_time
-from app.api.bodies import read_body
-from app.api.parts import parts
-from app.api.problems import Refusal
+from app.api.auth import ADMIN, READ, needs
+from app.api.errors import ApiProblem
+from app.api.request_body import read_body
+from app.api.serialization import bad_value, format_time, json_response, parsed_number, refuse_unknown
+from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
 from app.outbox.engine.database import VALUE_ERRORS, now_ms
@@ -37,8 +37,8 @@ def ls() -> Response:
     """
     refuse_unknown(request.args, ("limit",))
     limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=_MOST)
-    found = Reconciliations(parts().database).list(limit=limit)
-    return answer({"reconciliations": [_json(each) for each in found]})
+    found = Reconciliations(services().database).list(limit=limit)
+    return json_response({"reconciliations": [_json(each) for each in found]})
 
 
 @routes.post("/v1/targets/<type_name>/<name>/events")
@@ -72,30 +72,32 @@ def repair(type_name: str, name: str) -> Response:
         raise bad_value("after", "is missing", "give the last number of the log when the objects were looked at")
     after = parsed_number("after", request.args["after"], 0, least=0, most=_LAST_SEQ)
     target = TargetId(type_name, name)
-    state, reason = parts().registry.target(target).standing
+    state, reason = services().registry.target(target).standing
     if state in ("disabled", "broken"):
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
-    body = read_body(request, parts().settings.body_limit)
-    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=parts().limits).events
-    log = UnlessChanged(parts().database, target, after)
+    body = read_body(request, services().settings.body_limit)
+    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits).events
+    log = UnlessChanged(services().database, target, after)
     try:
         (receipt,) = log.append([events])
     except VALUE_ERRORS:
-        raise Refusal("bad-events", "the database cannot hold a value of it, such as a key with a zero byte") from None
-    arn = target.arn(parts().settings.region)
+        raise ApiProblem(
+            "bad-events", "the database cannot hold a value of it, such as a key with a zero byte"
+        ) from None
+    arn = target.arn(services().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:
-        raise Refusal("queue-full", f"{arn} has no room for all of these; send the rest later", {"targets": [arn]})
-    return answer({"recorded": receipt.recorded, "repeated": receipt.repeated, "overtaken": log.overtaken}, 202)
+        raise ApiProblem("queue-full", f"{arn} has no room for all of these; send the rest later", {"targets": [arn]})
+    return json_response({"recorded": receipt.recorded, "repeated": receipt.repeated, "overtaken": log.overtaken}, 202)
 
 
 def _json(each: Reconciliation) -> dict[str, Any]:
     return {
         "run": each.run,
-        "target": each.target.arn(parts().settings.region),
+        "target": each.target.arn(services().settings.region),
         "bucket": each.bucket,
         "state": each.state,
-        "started_at": written_time(each.started_at),
-        "finished_at": written_time(each.finished_at),
+        "started_at": format_time(each.started_at),
+        "finished_at": format_time(each.finished_at),
         **each.counts,
         "report": each.report,
         "problem": each.problem,

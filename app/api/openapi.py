@@ -8,9 +8,9 @@ from apispec import APISpec
 from apispec_webframeworks.flask import FlaskPlugin
 from flask import Blueprint, Flask, Response, current_app
 
-from app.api.access import ANYONE, needs
-from app.api.answers import answer
-from app.api.problems import KINDS
+from app.api.auth import PUBLIC, needs
+from app.api.errors import PROBLEM_TYPES
+from app.api.serialization import json_response
 from app.config.fields.fields import fields_of
 from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
@@ -72,7 +72,7 @@ _RULE: dict[str, Any] = {
 }
 SCHEMAS: dict[str, dict[str, Any]] = {
     "Problem": _object(
-        type={**_TEXT, "enum": [f"urn:bucketwire:problem:{kind}" for kind in KINDS]},
+        type={**_TEXT, "enum": [f"urn:bucketwire:problem:{kind}" for kind in PROBLEM_TYPES]},
         title=_TEXT,
         status=_NUMBER,
         detail=_TEXT,
@@ -207,7 +207,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 
 
 @routes.get("/openapi.json")
-@needs(ANYONE)
+@needs(PUBLIC)
 def openapi() -> Response:
     """Describe the API.
     ---
@@ -216,7 +216,7 @@ def openapi() -> Response:
       responses:
         200: {description: OpenAPI 3.1, content: {application/json: {schema: Empty}}}
     """
-    return answer(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
+    return json_response(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
 
 
 @cache

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from flask import Flask, Request, current_app, request
 
-from app.api.parts import parts
-from app.api.problems import Refusal
+from app.api.errors import ApiProblem
+from app.api.services import services
 from app.config.errors import BadSettings, Problem
 from app.config.networks import is_loopback
 from app.config.settings import Settings
@@ -25,7 +25,7 @@ from app.outbox.tokens import Tokens
 
 F = TypeVar("F", bound=Callable[..., object])
 
-ANYONE = "anyone"  # what a probe has to reach without a token; says nothing of the events
+PUBLIC = "anyone"  # what a probe has to reach without a token; says nothing of the events
 INGEST, READ, ADMIN = "ingest", "read", "admin"
 _SCOPE = "needed_scope"
 # Headers by which proxies and content delivery networks name the client or themselves.
@@ -62,22 +62,22 @@ def install(app: Flask) -> None:
         if request.endpoint is None:
             return  # there is no such path
         scope = scope_of(current_app, request.endpoint)
-        if scope != ANYONE:
+        if scope != PUBLIC:
             check(request, scope or ADMIN)
 
 
 def check(request: Request, scope: str) -> None:
-    """Raise `Refusal` unless the request may do what the scope allows; `TokensUnknown` when nobody can say."""
-    tokens = parts().tokens
+    """Raise `ApiProblem` unless the request may do what the scope allows; `TokensUnknown` when nobody can say."""
+    tokens = services().tokens
     presented = presented_token(request.headers.get("Authorization", ""))
     found = tokens.find(presented) if presented else None
     if found is None:
-        if parts().settings.loopback and not tokens.required():
+        if services().settings.loopback and not tokens.required():
             _check_local(request)  # also of a sender that was given a token before there were any
             return
         raise _unauthorized(_refused(tokens, presented))
     if not {scope, ADMIN} & found.scopes:
-        raise Refusal("not-allowed", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
+        raise ApiProblem("not-allowed", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
 
 
 def _refused(tokens: Tokens, presented: str) -> str:
@@ -131,7 +131,7 @@ def _check_local(request: Request) -> None:
     """Refuse what may come from elsewhere: through a proxy here, or from a page in a browser on this machine."""
     forwarded = [name for name, _ in request.headers if name.lower() in _FORWARDING or _FORWARDED.match(name)]
     if forwarded:
-        raise Refusal(
+        raise ApiProblem(
             "not-here",
             f"a proxy has forwarded this request ({forwarded[0]}), so it may come from anywhere; "
             "make a token first: bucketwire token create <name> --scope ingest",
@@ -139,12 +139,12 @@ def _check_local(request: Request) -> None:
     host = urlsplit(f"//{request.host}").hostname or ""
     origin = request.headers.get("Origin", "")
     if not is_loopback(host) or (origin and urlsplit(origin).netloc != request.host):
-        raise Refusal(
+        raise ApiProblem(
             "not-here",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
             "make a token for everybody else: bucketwire token create <name> --scope ingest",
         )
 
 
-def _unauthorized(detail: str) -> Refusal:
-    return Refusal("no-token", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})
+def _unauthorized(detail: str) -> ApiProblem:
+    return ApiProblem("no-token", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})

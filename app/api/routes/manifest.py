@@ -2,10 +2,10 @@
 
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, needs
-from app.api.answers import answer, parsed_flag, refuse_unknown
-from app.api.bodies import json_object
-from app.api.parts import parts
+from app.api.auth import ADMIN, needs
+from app.api.request_body import json_object
+from app.api.serialization import json_response, parsed_flag, refuse_unknown
+from app.api.services import services
 from app.declare.document import document
 from app.declare.plan import apply, described, planned
 
@@ -38,6 +38,6 @@ def declare() -> Response:
     refuse_unknown(request.args, _FLAGS)
     dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
     declared = document(json_object(request))
-    registry = parts().registry
+    registry = services().registry
     made = planned(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)
-    return answer({"dry_run": dry_run} | described(made))
+    return json_response({"dry_run": dry_run} | described(made))

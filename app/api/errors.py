@@ -24,7 +24,7 @@ from app.rules.model import BadRules
 log = logging.getLogger("bucketwire.api")
 
 # What each problem's `type` is for: its status and its title, which never change with the occasion.
-KINDS: Mapping[str, tuple[int, str]] = {
+PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-events": (400, "The body holds no events that can be taken"),
     "bad-request": (400, "The request cannot be understood"),
     "bad-value": (400, "A value cannot be used"),
@@ -48,12 +48,18 @@ KINDS: Mapping[str, tuple[int, str]] = {
     "database-full": (507, "The outbox database is full"),
     "staging-full": (507, "The staging folder's disk is full"),
 }
-_RETRY = {"database-away": 5, "queue-full": 10, "staging-failed": 10, "database-full": 30, "staging-full": 30}  # s
+_RETRY_AFTER = {
+    "database-away": 5,
+    "queue-full": 10,
+    "staging-failed": 10,
+    "database-full": 30,
+    "staging-full": 30,
+}  # s
 
 
 @dataclass
-class Refusal(Exception):
-    """A problem of one of the `KINDS`, raised wherever it is found.
+class ApiProblem(Exception):
+    """A problem of one of the `PROBLEM_TYPES`, raised wherever it is found.
 
     `members` are the problem's own: the field, the position, the names. `status` differs from the kind's only where
     the parser knows better.
@@ -67,93 +73,95 @@ class Refusal(Exception):
 
     def response(self) -> Response:
         """The problem as it is sent."""
-        status, title = KINDS[self.kind]
+        status, title = PROBLEM_TYPES[self.kind]
         status = self.status or status
         body = {"type": f"urn:bucketwire:problem:{self.kind}", "title": title, "status": status, "detail": self.detail}
         members = {name: value for name, value in self.members.items() if value is not None}
         response = Response(orjson.dumps(body | members), status, mimetype="application/problem+json")
-        if self.kind in _RETRY:
-            response.headers["Retry-After"] = str(_RETRY[self.kind])
+        if self.kind in _RETRY_AFTER:
+            response.headers["Retry-After"] = str(_RETRY_AFTER[self.kind])
         response.headers.update(self.headers)
         return response
 
 
 @singledispatch
-def refusal(error: Exception) -> Refusal:
+def to_problem(error: Exception) -> ApiProblem:
     """The problem that an exception amounts to. What nobody expected is logged under an id that the problem carries."""
     number = uuid.uuid4().hex
     log.error("unexpected error %s", number, exc_info=error)
-    return Refusal("internal", "the log tells more under this id", {"id": number})
+    return ApiProblem("internal", "the log tells more under this id", {"id": number})
 
 
-@refusal.register
-def _(error: Refusal) -> Refusal:
+@to_problem.register
+def _(error: ApiProblem) -> ApiProblem:
     return error
 
 
-@refusal.register
-def _(error: BadEvents) -> Refusal:
+@to_problem.register
+def _(error: BadEvents) -> ApiProblem:
     members = {"index": error.index, "field": error.field, "offset": error.offset}
-    return Refusal("bad-events", error.problem, members, status=error.status)
+    return ApiProblem("bad-events", error.problem, members, status=error.status)
 
 
-@refusal.register
-def _(error: BadSettings) -> Refusal:
+@to_problem.register
+def _(error: BadSettings) -> ApiProblem:
     wrong = [
         {"field": each.key, "value": each.value, "problem": each.problem, "hint": each.hint} for each in error.problems
     ]
-    return Refusal("bad-rule" if isinstance(error, BadRules) else "bad-settings", str(error), {"errors": wrong})
+    return ApiProblem("bad-rule" if isinstance(error, BadRules) else "bad-settings", str(error), {"errors": wrong})
 
 
-@refusal.register
-def _(error: BadValue) -> Refusal:
-    return Refusal("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
+@to_problem.register
+def _(error: BadValue) -> ApiProblem:
+    return ApiProblem("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
 
 
-@refusal.register
-def _(error: UnknownTarget) -> Refusal:
-    return Refusal("unknown-target", str(error))
+@to_problem.register
+def _(error: UnknownTarget) -> ApiProblem:
+    return ApiProblem("unknown-target", str(error))
 
 
-@refusal.register
-def _(error: TargetInUse) -> Refusal:
-    return Refusal("target-in-use", str(error))
+@to_problem.register
+def _(error: TargetInUse) -> ApiProblem:
+    return ApiProblem("target-in-use", str(error))
 
 
-@refusal.register
-def _(error: ReadOnlyTarget) -> Refusal:
-    return Refusal("read-only-target", str(error))
+@to_problem.register
+def _(error: ReadOnlyTarget) -> ApiProblem:
+    return ApiProblem("read-only-target", str(error))
 
 
-@refusal.register
-def _(_error: NotFound) -> Refusal:
-    return Refusal("not-found", "there is no such path; GET /openapi.json describes those there are")
+@to_problem.register
+def _(_error: NotFound) -> ApiProblem:
+    return ApiProblem("not-found", "there is no such path; GET /openapi.json describes those there are")
 
 
-@refusal.register
-def _(error: MethodNotAllowed) -> Refusal:
+@to_problem.register
+def _(error: MethodNotAllowed) -> ApiProblem:
     allowed = ", ".join(sorted(error.valid_methods or ()))
-    return Refusal("wrong-method", f"the methods here are {allowed}", headers={"Allow": allowed})
+    return ApiProblem("wrong-method", f"the methods here are {allowed}", headers={"Allow": allowed})
 
 
-@refusal.register
-def _(error: HTTPException) -> Refusal:
-    return Refusal("bad-request", error.description or error.name, status=error.code or 400)
+@to_problem.register
+def _(error: HTTPException) -> ApiProblem:
+    return ApiProblem("bad-request", error.description or error.name, status=error.code or 400)
 
 
-def away(error: Exception) -> Refusal:
+def database_unavailable(error: Exception) -> ApiProblem:
     """The database is away, full or not set up. Its own words are logged and not sent: they may name its place."""
     if is_full(error):
         log.error("the outbox database is full: %s", describe_error(error))
-        return Refusal("database-full", "its disk or its file has no room left; nothing was taken, send it again later")
+        return ApiProblem(
+            "database-full", "its disk or its file has no room left; nothing was taken, send it again later"
+        )
     log.warning("the outbox database is away: %s", describe_error(error))
     if isinstance(error, sa.exc.ProgrammingError):
-        return Refusal("database-away", "its tables are missing or of another version: run `bucketwire migrate`")
-    return Refusal("database-away", "nothing is promised of what this request asked for; send it again")
+        return ApiProblem("database-away", "its tables are missing or of another version: run `bucketwire migrate`")
+    return ApiProblem("database-away", "nothing is promised of what this request asked for; send it again")
 
 
 for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, TimeoutError):
-    refusal.register(kind, away)
+    to_problem.register(kind, database_unavailable)
 
 
 def install(app: Flask) -> None:
@@ -161,4 +169,4 @@ def install(app: Flask) -> None:
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:
-        return refusal(error).response()
+        return to_problem(error).response()

@@ -4,10 +4,18 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.access import ADMIN, READ, needs
-from app.api.answers import answer, bad_value, parsed_target, parsed_text, parsed_time, refuse_unknown, written_time
-from app.api.bodies import json_object
-from app.api.parts import parts
+from app.api.auth import ADMIN, READ, needs
+from app.api.request_body import json_object
+from app.api.serialization import (
+    bad_value,
+    format_time,
+    json_response,
+    parsed_target,
+    parsed_text,
+    parsed_time,
+    refuse_unknown,
+)
+from app.api.services import services
 from app.outbox import tables
 from app.outbox.delivery.replays import Replay, Selection
 
@@ -26,7 +34,7 @@ def ls() -> Response:
         200: {description: the replays, content: {application/json: {schema: Replays}}}
         default: Problem
     """
-    return answer({"replays": [_replay_json(replay) for replay in parts().replays.list()]})
+    return json_response({"replays": [_replay_json(replay) for replay in services().replays.list()]})
 
 
 @routes.post("/v1/replays")
@@ -59,20 +67,22 @@ def begin() -> Response:
     )
     if selection == Selection() and given.get("all") is not True:
         raise bad_value("all", "is not set and nothing else is", 'say which events, or {"all": true}')
-    return answer(_replay_json(parts().replays.begin(parsed_target("target", given.get("target")), selection)), 201)
+    return json_response(
+        _replay_json(services().replays.begin(parsed_target("target", given.get("target")), selection)), 201
+    )
 
 
 def _replay_json(replay: Replay) -> dict[str, Any]:
     chosen = replay.selection
     return {
         "id": replay.replay_id,
-        "target": replay.target.arn(parts().settings.region),
-        "since": written_time(chosen.since),
-        "before": None if chosen.before == tables.NEVER else written_time(chosen.before),
+        "target": replay.target.arn(services().settings.region),
+        "since": format_time(chosen.since),
+        "before": None if chosen.before == tables.NEVER else format_time(chosen.before),
         "bucket": chosen.bucket,
         "prefix": chosen.prefix,
         "events": list(chosen.names),
-        "created_at": written_time(replay.created_at),
+        "created_at": format_time(replay.created_at),
         "replayed": replay.replayed,
         "progress": round(replay.progress, 4),
         "finished": replay.finished,

@@ -1,4 +1,4 @@
-"""How gunicorn serves the API: `options` for whoever starts it, `app.api.gunicorn_conf` for gunicorn itself."""
+"""How gunicorn serves the API: `options` for whoever starts it, `app.api.server.gunicorn_conf` for gunicorn itself."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,7 @@ from gunicorn.config import KNOWN_SETTINGS
 from gunicorn.glogging import Logger
 
 from app import logs
-from app.api.tls import Certificate
+from app.api.server.tls import Certificate
 from app.config.settings import Settings
 
 
@@ -21,8 +21,8 @@ class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
             each.setFormatter(logs.Json())
 
 
-APP = "app.api.wsgi:app"
-CONFIG = "python:app.api.gunicorn_conf"
+APP = "app.api.server.wsgi:app"
+CONFIG = "python:app.api.server.gunicorn_conf"
 WORKERS, THREADS = 2, 32
 _MEMORY = "/dev/shm"  # noqa: S108 - gunicorn makes its own files there, unguessable and unlinked
 
@@ -34,7 +34,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
     """
     wanted = {
         "bind": str(settings.listen),
-        "worker_class": "app.api.listen.worker.Worker",  # gthread, for streams that hold no thread
+        "worker_class": "app.api.listen.gunicorn_worker.Worker",  # gthread, for streams that hold no thread
         "workers": workers,
         "threads": threads,
         "keepalive": 75,  # longer than senders keep an idle connection, so that it is they who close it

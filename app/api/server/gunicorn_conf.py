@@ -1,10 +1,10 @@
-"""Gunicorn's configuration file: `gunicorn --config python:app.api.gunicorn_conf app.api.wsgi:app`."""
+"""Gunicorn's configuration file: `gunicorn --config python:app.api.server.gunicorn_conf app.api.server.wsgi:app`."""
 
 import os
 import sys
 
-from app.api.access import check_listen
-from app.api.server import options
+from app.api.auth import check_listen
+from app.api.server.gunicorn_options import options
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database

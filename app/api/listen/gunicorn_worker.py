@@ -7,7 +7,7 @@ from typing import Any
 from gunicorn.workers.gthread import ThreadWorker
 
 
-class HandOver(Exception):
+class SocketHandedOver(Exception):
     """Raised instead of an answer: whoever takes the socket answers on it, and gunicorn has nothing more to do."""
 
     def __init__(self, take: Callable[[socket.socket], None]) -> None:
@@ -22,7 +22,7 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
         """Serve one request."""
         try:
             return super().handle_request(req, conn)
-        except HandOver as handed:
+        except SocketHandedOver as handed:
             # Gunicorn shuts down and closes what it finds here; closing alone would be no use to a copy of the socket.
             taken, conn.sock = conn.sock, socket.socket()
             handed.take(taken)

@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from app.api.listen.asked import Asked
-from app.api.listen.lines import Line, event_line
-from app.api.listen.secure import plain
+from app.api.listen.query import StreamQuery
 from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
+from app.api.listen.tls_bridge import decrypt
+from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database, describe_error
 from app.outbox.log.log_reader import LogEnd, events_between, log_end
 from app.rules.matching import Matcher, compile_rules
@@ -32,15 +32,15 @@ _T = TypeVar("_T")
 
 INTERVAL = 0.2  # seconds between two looks at the log's end
 MOST_BEHIND = 10_000  # seqs
-_TOGETHER = 1000  # seqs that are read at once for all
-_ALONE = 100  # seqs that are read at once for one that is behind
-_ALONE_EACH_TIME = 32  # streams that are served so before the others have their turn again
-_AWAY = 1.0  # seconds before a database that is away is asked again
+_SHARED_READ = 1000  # seqs that are read at once for all
+_CATCH_UP_READ = 100  # seqs that are read at once for one that is behind
+_CATCH_UP_STREAMS = 32  # streams that are served so before the others have their turn again
+_RETRY_DELAY = 1.0  # seconds before a database that is away is asked again
 _UNKNOWN = -1
-_KERNEL = 64 * 1024  # bytes that the kernel may hold for one reader; it takes twice that, and else up to megabytes
+_SEND_BUFFER = 64 * 1024  # bytes that the kernel may hold for one reader; it takes twice that, and else up to megabytes
 
 
-class Hall:
+class Broadcaster:
     """The streams of one process. Its threads end with the process."""
 
     def __init__(self, database: Database) -> None:
@@ -59,23 +59,25 @@ class Hall:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def stream(self, asked: Asked, place: int, *, chunked: bool, number: str) -> Stream:
+    def stream(self, query: StreamQuery, place: int, *, chunked: bool, number: str) -> Stream:
         """A stream of what comes after `place`, to be given its connection by `admit`."""
-        return Stream(asked, place, number=number, chunked=chunked, entered=self._entered, gone=self._gone)
+        return Stream(
+            query, place, number=number, chunked=chunked, entered=self._stream_opened, gone=self._stream_closed
+        )
 
     def admit(self, connection: socket.socket, stream: Stream) -> None:
         """Take the connection over. From any thread."""
         connection.setblocking(False)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _KERNEL)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if isinstance(connection, ssl.SSLSocket):
-            connection = plain(connection, _KERNEL)
+            connection = decrypt(connection, _SEND_BUFFER)
             connection.setblocking(False)
         asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(lambda: stream, connection), self._loop)
 
     # In the loop's thread
 
-    def _entered(self, stream: Stream) -> None:
+    def _stream_opened(self, stream: Stream) -> None:
         with self._lock:
             self._streams[stream] = None
             self._matcher = None
@@ -84,7 +86,7 @@ class Hall:
             self._ticking = True
             self._loop.call_later(LEGACY_PING, self._tick)
 
-    def _gone(self, stream: Stream) -> None:
+    def _stream_closed(self, stream: Stream) -> None:
         with self._lock:
             self._streams.pop(stream, None)
             self._matcher = None
@@ -104,22 +106,22 @@ class Hall:
         while True:
             self._some.wait()
             try:
-                busy = self._step()
+                busy = self._poll_log()
             except sa.exc.SQLAlchemyError as error:
                 if not away:
                     log.warning("streams wait: the outbox database is away: %s", describe_error(error))
                 away, busy = True, False
-                time.sleep(_AWAY)
+                time.sleep(_RETRY_DELAY)
             except Exception:
                 log.exception("streams wait: unexpected error")
                 busy = False
-                time.sleep(_AWAY)
+                time.sleep(_RETRY_DELAY)
             else:
                 away = False
             if not busy:
                 time.sleep(INTERVAL)
 
-    def _step(self) -> bool:
+    def _poll_log(self) -> bool:
         """Look once; says whether there is more to do at once."""
         with self._lock:
             streams, matcher = list(self._streams), self._matcher
@@ -128,21 +130,21 @@ class Hall:
                 self._position = _UNKNOWN
                 return False
             if matcher is None:
-                matcher = self._matcher = compile_rules((stream.asked.rule, stream) for stream in streams)
-        found = log_end(self._database)
-        if not 0 <= self._position <= found.seq:  # greater: the log is another one than before
-            self._position = found.seq
+                matcher = self._matcher = compile_rules((stream.query.rule, stream) for stream in streams)
+        head = log_end(self._database)
+        if not 0 <= self._position <= head.seq:  # greater: the log is another one than before
+            self._position = head.seq
             for stream in streams:
-                stream.place = min(stream.place, found.seq)
-        busy = self._serve_those_behind([stream for stream in streams if not stream.live], found)
-        if self._position < found.seq:
-            last = min(self._position + _TOGETHER, found.seq)
-            self._serve_together(matcher, found.partitions, self._position, last)
+                stream.place = min(stream.place, head.seq)
+        busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
+        if self._position < head.seq:
+            last = min(self._position + _SHARED_READ, head.seq)
+            self._broadcast(matcher, head.partitions, self._position, last)
             self._position = last
-            busy = busy or last < found.seq
+            busy = busy or last < head.seq
         return busy
 
-    def _serve_together(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
+    def _broadcast(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
         lines: dict[Stream, list[Line]] = {}
         for row in events_between(self._database, partitions, after, last):
             wanting = [
@@ -159,26 +161,26 @@ class Hall:
             if count < len(some):
                 stream.live, stream.place = False, some[count].seq - 1
 
-    def _serve_those_behind(self, behind: Sequence[Stream], found: LogEnd) -> bool:
+    def _serve_lagging(self, behind: Sequence[Stream], head: LogEnd) -> bool:
         busy, served = False, 0
-        self._turn += _ALONE_EACH_TIME
-        for stream in _rotated(behind, self._turn):
+        self._turn += _CATCH_UP_STREAMS
+        for stream in _rotate(behind, self._turn):
             if stream.place >= self._position:
                 stream.live, stream.resumed = True, False
-            elif stream.waiting <= MOST_WAITING // 4 and served < _ALONE_EACH_TIME:
-                self._serve_alone(stream, found)
+            elif stream.waiting <= MOST_WAITING // 4 and served < _CATCH_UP_STREAMS:
+                self._catch_up(stream, head)
                 served += 1
                 busy = True
         return busy
 
-    def _serve_alone(self, stream: Stream, found: LogEnd) -> None:
+    def _catch_up(self, stream: Stream, head: LogEnd) -> None:
         missed = self._position - stream.place
         if missed > MOST_BEHIND and not stream.resumed:
             stream.place = self._position
             self._in_loop(partial(stream.tell, missed))
             return
-        last = min(stream.place + _ALONE, self._position)
-        rows = events_between(self._database, found.partitions, stream.place, last)
+        last = min(stream.place + _CATCH_UP_READ, self._position)
+        rows = events_between(self._database, head.partitions, stream.place, last)
         lines = [
             event_line(row.seq, row.id, row.key, row.record)
             for row in rows
@@ -201,7 +203,7 @@ class Hall:
         return done.result()
 
 
-def _rotated(streams: Sequence[Stream], turn: int) -> Iterable[Stream]:
+def _rotate(streams: Sequence[Stream], turn: int) -> Iterable[Stream]:
     """Those that were not reached the last time come first."""
     start = turn % len(streams) if streams else 0
     return [*streams[start:], *streams[:start]]

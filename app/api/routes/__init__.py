@@ -1,0 +1,1 @@
+"""The routes of the REST API, one module for each resource."""
