@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from app.cli import carry_out
-from app.cli.problems import CannotDo
-from app.cli.shell import Shell, counted
-from app.cli.words import TARGET
+from app.cli import run_command
+from app.cli.context import CommandContext, count_noun
+from app.cli.errors import CommandError
+from app.cli.param_types import TARGET
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.reconcile.runs import AlreadyRunning
@@ -71,10 +71,10 @@ def reconcile(
         from spark_jobs.posting import Api, Brakes  # noqa: PLC0415 - as above
         from spark_jobs.session import session  # noqa: PLC0415 - as above
     except ImportError as missing:
-        raise CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
+        raise CommandError(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
     if scheduled:
         ending.with_input()
-    shell = Shell(as_json=as_json)
+    shell = CommandContext(as_json=as_json)
     settings = shell.settings
     wanted = job.Wanted(
         bucket=bucket,
@@ -103,14 +103,14 @@ def reconcile(
     finally:
         shell.close()
     numbers = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count)
-    sentence = f"{result.state}: {counted(result.drift, 'difference')} ({numbers or 'nothing there'}); {result.page}"
+    sentence = f"{result.state}: {count_noun(result.drift, 'difference')} ({numbers or 'nothing there'}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
     shell.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
     return _DRIFT if check and result.state == "drift" else 0
 
 
-def repairs(shell: Shell, target: TargetId, run: str) -> bool:
+def repairs(shell: CommandContext, target: TargetId, run: str) -> bool:
     """Whether a run that waits is to repair: as the settings say, but never the first. Raises `AlreadyRunning`."""
     found = next((each for each in Schedule(shell.database).waiting() if each.run == run), None)
     if found is None:
@@ -132,4 +132,4 @@ def _in_words(error: Exception) -> str | None:
 
 if __name__ == "__main__":
     ending.by_sigterm()
-    carry_out(jobs, words=_in_words, later=AlreadyRunning)
+    run_command(jobs, words=_in_words, later=AlreadyRunning)

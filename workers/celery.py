@@ -33,7 +33,7 @@ from app.config.settings import Settings
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
-from app.service.figures import remove
+from app.supervisor.metrics_folder import remove
 from workers import context, figures, nightly
 
 SERVICE_QUEUE = "bucketwire"

@@ -14,8 +14,8 @@ from app.api.serialization import json_response
 from app.config.fields.fields import fields_of
 from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
-from app.declare.document import schema as document_schema
 from app.events.names import AGGREGATES, EVERY, KNOWN
+from app.manifest.document import schema as document_schema
 from app.outbox.reconcile.runs import COUNTS
 
 routes = Blueprint("description", __name__)

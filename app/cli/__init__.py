@@ -15,30 +15,30 @@ import click
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "up": "app.cli.up",
-        "api": "app.cli.run",
-        "worker": "app.cli.run",
-        "beat": "app.cli.run",
-        "flower": "app.cli.run",
-        "migrate": "app.cli.schema",
-        "event": "app.cli.rules",
-        "target": "app.cli.targets",
-        "config": "app.cli.config",
-        "apply": "app.cli.declare",
-        "token": "app.cli.tokens",
-        "status": "app.cli.books",
-        "doctor": "app.cli.doctor",
-        "dead": "app.cli.dead",
-        "replay": "app.cli.replays",
-        "reconcile": "app.cli.reconcile",
-        "backfill": "app.cli.reconcile",
-        "scan": "app.cli.reconcile",
-        "journal": "app.cli.reconcile",
-        "events": "app.cli.history",
-        "watch": "app.cli.watch",
-        "sample": "app.cli.sample",
-        "import": "app.cli.takeover",
-        "completion": "app.cli.completion",
+        "up": "app.cli.commands.up",
+        "api": "app.cli.commands.processes",
+        "worker": "app.cli.commands.processes",
+        "beat": "app.cli.commands.processes",
+        "flower": "app.cli.commands.processes",
+        "migrate": "app.cli.commands.migrate",
+        "event": "app.cli.commands.rules",
+        "target": "app.cli.commands.targets",
+        "config": "app.cli.commands.config",
+        "apply": "app.cli.commands.apply",
+        "token": "app.cli.commands.tokens",
+        "status": "app.cli.commands.status",
+        "doctor": "app.cli.commands.doctor",
+        "dead": "app.cli.commands.dead_letters",
+        "replay": "app.cli.commands.replays",
+        "reconcile": "app.cli.commands.reconcile",
+        "backfill": "app.cli.commands.reconcile",
+        "scan": "app.cli.commands.reconcile",
+        "journal": "app.cli.commands.reconcile",
+        "events": "app.cli.commands.events",
+        "watch": "app.cli.commands.watch",
+        "sample": "app.cli.commands.sample",
+        "import": "app.cli.commands.import_minio",
+        "completion": "app.cli.commands.completion",
     }
 )
 
@@ -73,10 +73,10 @@ def bucketwire() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and end the process with its exit code; BUCKETWIRE_DEBUG=1 shows where an error came from."""
-    carry_out(bucketwire, arguments)
+    run_command(bucketwire, arguments)
 
 
-def carry_out(
+def run_command(
     command: click.Command,
     arguments: Sequence[str] | None = None,
     words: Callable[[Exception], str | None] = lambda _: None,
@@ -102,8 +102,8 @@ def carry_out(
     except Exception as error:
         if os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0"):
             raise
-        from app.cli.problems import in_words  # noqa: PLC0415 - its imports are slow and rarely needed
+        from app.cli.errors import describe_exception  # noqa: PLC0415 - its imports are slow and rarely needed
 
-        click.echo(f"bucketwire: {words(error) or in_words(error)}", err=True)
+        click.echo(f"bucketwire: {words(error) or describe_exception(error)}", err=True)
         code = os.EX_TEMPFAIL if isinstance(error, later) else 1
     sys.exit(code if isinstance(code, int) else 0)

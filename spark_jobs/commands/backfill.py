@@ -4,8 +4,8 @@ from pathlib import Path
 
 import click
 
-from app.cli.shell import Shell, bar, counted
-from app.cli.words import TARGET
+from app.cli.context import CommandContext, bar, count_noun
+from app.cli.param_types import TARGET
 from app.config.arn import TargetId
 from spark_jobs.commands import options
 
@@ -36,7 +36,7 @@ def backfill(
     BUCKETWIRE_TOKEN is sent with the events. Credentials for the bucket are found as boto3 finds them.
     """
     source = options.listed(listing, listed_at, inventory, endpoint)
-    shell = Shell(as_json=as_json)
+    shell = CommandContext(as_json=as_json)
     try:
         from spark_jobs import backfill as job  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.posting import Api  # noqa: PLC0415 - as above
@@ -69,7 +69,7 @@ def backfill(
         shell.close()
     if result.problem:
         click.echo(result.problem, err=True)
-    told, left = counted(result.counts["repaired"], "object"), result.counts["in_flight"]
+    told, left = count_noun(result.counts["repaired"], "object"), result.counts["in_flight"]
     sentence = f"{result.state}: {target} was told of {told}"
     if again := result.counts["held"]:
         sentence += f", {again:,} more were told before"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.cli.problems import CannotDo
-from app.cli.shell import Shell
-from app.cli.words import MOMENT
+from app.cli.context import CommandContext
+from app.cli.errors import CommandError
+from app.cli.param_types import TIME
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
 
@@ -48,7 +48,7 @@ def listing_options(command: C) -> C:
             metavar="PATH",
             help="A report of S3 Inventory instead: its manifest.json, a path or an s3:// URL.",
         ),
-        click.option("--listed-at", type=MOMENT, help="When that listing was begun, such as 2026-11-21T02:00:00Z."),
+        click.option("--listed-at", type=TIME, help="When that listing was begun, such as 2026-11-21T02:00:00Z."),
         click.option(
             "--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet."
         ),
@@ -106,8 +106,8 @@ def listed(listing: str, listed_at: int | None, inventory: str, endpoint: str) -
 
 
 @contextmanager
-def spark(shell: Shell, name: str) -> "Iterator[SparkSession]":
-    """The session of a job, as the service's settings have it. Raises `CannotDo` where Spark is not installed."""
+def spark(shell: CommandContext, name: str) -> "Iterator[SparkSession]":
+    """The session of a job, as the service's settings have it. Raises `CommandError` where Spark is not installed."""
     try:
         from spark_jobs.session import session  # noqa: PLC0415 - --help needs no Spark
     except ImportError as missing:
@@ -117,11 +117,11 @@ def spark(shell: Shell, name: str) -> "Iterator[SparkSession]":
         yield made
 
 
-def not_installed(missing: ImportError) -> CannotDo:
+def not_installed(missing: ImportError) -> CommandError:
     """What to say where a job's libraries are not there."""
-    return CannotDo(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'")
+    return CommandError(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'")
 
 
-def api_place(shell: Shell, url: str) -> tuple[str, str]:
+def api_place(shell: CommandContext, url: str) -> tuple[str, str]:
     """The API's URL, and the token for it."""
     return url or shell.settings.api_url, os.environ.get("BUCKETWIRE_TOKEN", "")

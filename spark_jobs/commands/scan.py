@@ -2,7 +2,7 @@
 
 import click
 
-from app.cli.shell import Shell, counted
+from app.cli.context import CommandContext, count_noun
 from app.outbox.engine.database import now_ms
 from spark_jobs.commands import options
 
@@ -49,7 +49,7 @@ def scan(
     bucket are found as boto3 finds them.
     """
     source = options.listed(listing, listed_at, inventory, endpoint)
-    shell = Shell(as_json=as_json)
+    shell = CommandContext(as_json=as_json)
     try:
         from spark_jobs import scanner as job  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.posting import Api  # noqa: PLC0415 - as above
@@ -76,7 +76,7 @@ def scan(
         return
     told = result.receipt.get("recorded", 0) + result.receipt.get("staged", 0)
     names = ", ".join(f"{count:,} {name}" for name, count in result.found.items() if count) or "nothing is too much"
-    sentence = f"{counted(sum(result.found.values()), 'warning')} ({names}), {told:,} of them new"
+    sentence = f"{count_noun(sum(result.found.values()), 'warning')} ({names}), {told:,} of them new"
     if lost := result.receipt.get("discarded", 0):
         sentence += f"; full queues discarded {lost:,}"
     shell.done(sentence, **result.found, receipt=dict(result.receipt), problem=problem)

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.fields.addresses import HostPort
-from app.service.figures import VARIABLE, fresh_folder, own_folder, remove
+from app.supervisor.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
 from workers import figures

@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from app import logs
-from app.service import guard, supervisor
-from app.service.children import API, BEAT, BROKER, FLOWER, WORKERS, Child
-from app.service.supervisor import Log, Supervisor, back_off
+from app.supervisor import guard, supervisor
+from app.supervisor.children import API, BEAT, BROKER, FLOWER, WORKERS, Child
+from app.supervisor.supervisor import Log, Supervisor, back_off
 from tests.services import reaper
 
 # Writes its name when it starts and when it is asked to end, to a file that all share.

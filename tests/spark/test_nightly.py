@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.shell import Shell
+from app.cli.context import CommandContext
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
@@ -22,7 +22,7 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_target_wants_it(
     url = f"sqlite:///{tmp_path}/outbox.db"
     monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", url)
     monkeypatch.setenv("BUCKETWIRE_VAR", str(tmp_path))
-    database, shell = migrated(url), Shell()
+    database, shell = migrated(url), CommandContext()
     schedule, runs = Schedule(database), Reconciliations(database)
     values = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     looks = add_target(database, "looks", type_name="redis", values=values, bucket="bkt")

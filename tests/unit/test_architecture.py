@@ -15,7 +15,7 @@ OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
 DRIVERS = {
     "amqp", "confluent_kafka", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2", "pymysql", "redis",
 }  # fmt: skip
-KNOWS_THE_EMBEDDED_REDIS = {"app/service/embedded_redis.py"}
+KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
 KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/pg_timeouts.py"}  # what SQLAlchemy's driver lacks is made good there
 KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
 
@@ -64,12 +64,12 @@ def test_app_knows_no_targets_driver() -> None:
 @pytest.mark.parametrize(
     ("folder", "not_known"),
     [
-        ("app/events", ["app.config", "app.rules", "app.outbox", "app.api", "app.cli", "app.service"]),
-        ("app/rules", ["app.outbox", "app.api", "app.cli", "app.service"]),
-        ("app/config", ["app.rules", "app.outbox", "app.api", "app.cli", "app.service"]),
-        ("app/outbox", ["app.api", "app.cli", "app.service"]),
-        ("app/api", ["app.cli", "app.service"]),
-        ("app/service", ["app.cli", "app.api"]),
+        ("app/events", ["app.config", "app.rules", "app.outbox", "app.api", "app.cli", "app.supervisor"]),
+        ("app/rules", ["app.outbox", "app.api", "app.cli", "app.supervisor"]),
+        ("app/config", ["app.rules", "app.outbox", "app.api", "app.cli", "app.supervisor"]),
+        ("app/outbox", ["app.api", "app.cli", "app.supervisor"]),
+        ("app/api", ["app.cli", "app.supervisor"]),
+        ("app/supervisor", ["app.cli", "app.api"]),
     ],
 )
 def test_arrows_in_app_point_inwards(folder: str, not_known: list[str]) -> None:
@@ -111,7 +111,7 @@ def test_nothing_knows_the_spark_jobs() -> None:
 
 
 def test_the_spark_jobs_know_app_and_neither_its_faces_nor_the_workers() -> None:
-    assert crossings("spark_jobs", "workers", "celery", "kombu", "migrations", "app.api", "app.service") == []
+    assert crossings("spark_jobs", "workers", "celery", "kombu", "migrations", "app.api", "app.supervisor") == []
 
 
 def test_no_part_of_the_product_knows_its_tests() -> None:
@@ -120,14 +120,16 @@ def test_no_part_of_the_product_knows_its_tests() -> None:
 
 
 def test_the_one_seam_between_the_two_halves_is_a_name_that_celery_imports() -> None:
-    """app/cli/run.py starts `celery -A workers.celery`; nobody else in app may name a module of workers."""
+    """app/cli/commands/processes.py starts `celery -A workers.celery`; nobody else in app may name a module of
+    workers.
+    """
     naming = {
         str(path.relative_to(ROOT))
         for path in modules("app")
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("workers.")
     }
-    assert naming == {"app/cli/run.py"}
+    assert naming == {"app/cli/commands/processes.py"}
 
 
 @pytest.mark.parametrize("name", ["SERVICE_QUEUE", "SPARK_QUEUE"])
@@ -138,7 +140,7 @@ def test_the_cli_and_the_workers_mean_the_same_queue(name: str) -> None:
                 return str(ast.literal_eval(node.value))
         raise AssertionError(f"{path} has no {name}")
 
-    assert constant("app/cli/run.py") == constant("workers/celery.py")
+    assert constant("app/cli/commands/processes.py") == constant("workers/celery.py")
 
 
 def test_a_crossing_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from datetime import datetime
 import pytest
 
 from app import logs
-from app.service.supervisor import warns
+from app.supervisor.supervisor import warns
 
 
 def formatted(message: object, *arguments: object, level: int = logging.INFO, **more: object) -> dict[str, object]:

@@ -6,8 +6,8 @@ from app.api.auth import ADMIN, needs
 from app.api.request_body import json_object
 from app.api.serialization import json_response, parsed_flag, refuse_unknown
 from app.api.services import services
-from app.declare.document import document
-from app.declare.plan import apply, described, planned
+from app.manifest.document import parse_manifest
+from app.manifest.plan import apply, make_plan, plan_json
 
 routes = Blueprint("declare", __name__)
 _FLAGS = ("dry_run", "prune", "force")
@@ -37,7 +37,9 @@ def declare() -> Response:
     """
     refuse_unknown(request.args, _FLAGS)
     dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
-    declared = document(json_object(request))
+    declared = parse_manifest(json_object(request))
     registry = services().registry
-    made = planned(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)
-    return json_response({"dry_run": dry_run} | described(made))
+    made = (
+        make_plan(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)
+    )
+    return json_response({"dry_run": dry_run} | plan_json(made))

@@ -9,7 +9,7 @@ from app.config.errors import REDACTED
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.rules.model import Rule
-from app.service.start import sync_environment
+from app.supervisor.start import sync_environment
 from tests.builders import event, registry
 from tests.integration.api.conftest import Api, problem
 from tests.integration.outbox.scripted import Courier, Scripted

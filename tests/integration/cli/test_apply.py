@@ -11,7 +11,7 @@ import pytest
 from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from app.service.start import sync_environment
+from app.supervisor.start import sync_environment
 from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, Result
 

@@ -16,7 +16,7 @@ from tests.integration.cli.conftest import Cli
 from tests.system import BUCKETWIRE
 
 # These become another program, which in this process would be the end of the tests.
-JOBS = {name for name, module in COMMANDS.items() if module == "app.cli.reconcile"}
+JOBS = {name for name, module in COMMANDS.items() if module == "app.cli.commands.reconcile"}
 
 
 def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) -> None:

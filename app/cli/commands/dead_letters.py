@@ -1,0 +1,121 @@
+"""`bucketwire dead …`: the events that a target will not get by itself any more."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+import orjson
+
+from app.cli.context import CommandContext, count_noun, printable, with_context_or_url
+from app.cli.errors import CommandError
+from app.cli.param_types import TARGET, TIME, iso
+from app.outbox.delivery.dead_letters import DeadLetter, Filter
+
+_NONE = Filter()
+
+
+@click.group()
+def dead() -> None:
+    """Look at dead letters, send them on their way again, or throw them away."""
+
+
+def _filters(function: Callable[..., None]) -> Callable[..., None]:
+    """The options that choose dead letters, gathered into `which`."""
+
+    def command(context: CommandContext, **options: Any) -> None:
+        chosen = {name: options.pop(name) for name in ("target", "bucket", "prefix", "reason", "since", "before")}
+        given = {name: value for name, value in chosen.items() if value not in (None, "")}
+        function(context, which=Filter(ids=options.pop("ids", ()), **given), **options)
+
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    decorated = with_context_or_url(command)
+    for option in (
+        click.option("--before", type=TIME, help="Last tried before then."),
+        click.option("--since", type=TIME, help="Last tried since then, such as 2h or 2026-11-21T14:00:00Z."),
+        click.option("--reason", help="A part of the reason."),
+        click.option("--prefix", help="How the object's key begins."),
+        click.option("--bucket", help="The event's bucket."),
+        click.option("--target", type=TARGET, help="The target, as type:name or ARN."),
+    ):
+        decorated = option(decorated)
+    return decorated
+
+
+@dead.command()
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
+@click.option("--after", default=0, help="Go on behind this number.")
+@_filters
+def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
+    """List dead letters, oldest first."""
+    rows = [_row(letter) for letter in context.dead_letters.list(which, limit=limit, after=after)]
+    columns = {
+        "number": "number", "target": "target", "event": "name", "object": "path", "tries": "attempts",
+        "last try": "last_tried", "reason": "reason",
+    }  # fmt: skip
+    context.rows(rows, columns, "no dead letters")
+
+
+@dead.command()
+@click.argument("number", type=int)
+@with_context_or_url
+def show(context: CommandContext, number: int) -> None:
+    """Show one dead letter: the last tries, each with the target's own words, and the event's record."""
+    found = context.dead_letters.list(Filter(ids=[number]))
+    if not found:
+        raise CommandError(f"there is no dead letter {number}; `bucketwire dead ls` shows those there are")
+    [letter] = found
+    row = _row(letter) | {
+        "history": [{"at": iso(at), "reason": reason} for at, reason in letter.history],
+        "record": orjson.loads(letter.record),
+    }
+    if context.as_json:
+        context.json(row)
+        return
+    for name, value in row.items():
+        if name not in ("history", "record"):
+            click.echo(f"{name:>12}  {printable(str(value))}")
+    for tried in row["history"]:
+        click.echo(f"{'tried':>12}  {tried['at']}  {printable(tried['reason'])}")
+    click.echo(orjson.dumps(row["record"], option=orjson.OPT_INDENT_2).decode())
+
+
+@dead.command()
+@click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@_filters
+def replay(context: CommandContext, which: Filter, everything: bool) -> None:
+    """Deliver dead letters again, each object's in their order. They keep their ids; tries count anew."""
+    number = context.dead_letters.replay(_some(which, everything))
+    context.done(f"{count_noun(number, 'dead letter')} on the way again", replayed=number)
+
+
+@dead.command()
+@click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@_filters
+def purge(context: CommandContext, which: Filter, everything: bool) -> None:
+    """Throw dead letters away; the target's counters count them as purged."""
+    number = context.dead_letters.purge(_some(which, everything))
+    context.done(f"{count_noun(number, 'dead letter')} thrown away", purged=number)
+
+
+def _some(which: Filter, everything: bool) -> Filter:
+    if everything == (which != _NONE):
+        raise click.UsageError("say which: numbers, options such as --target or --reason, or --all alone")
+    return which
+
+
+def _row(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "number": letter.letter_id,
+        "target": str(letter.target),
+        "id": letter.event_id,
+        "name": letter.name,
+        "bucket": letter.bucket,
+        "key": letter.key,
+        "path": f"{letter.bucket}/{letter.key}",
+        "attempts": letter.attempts,
+        "first_tried": iso(letter.first_tried),
+        "last_tried": iso(letter.last_tried),
+        "reason": letter.reason,
+    }

@@ -1,0 +1,174 @@
+"""`bucketwire doctor`: is everything as it has to be? Exit code 1 when it is not."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+
+import click
+import kombu
+
+from app.cli.context import CommandContext, count_noun, printable, with_context
+from app.cli.errors import CommandError, describe_exception
+from app.cli.param_types import format_age
+from app.config.target_settings import BadSettings
+from app.config.targets.base import without_effect
+from app.outbox.delivery import heartbeats
+from app.outbox.delivery.counters import audit
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import now_ms
+from app.outbox.engine.schema_version import current
+from app.outbox.reconcile.runs import RUNNING, Reconciliations
+from app.outbox.reconcile.schedule import Schedule, left_out
+
+_NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one look came to. A `note` is worth knowing and no problem of the service."""
+
+    subject: str
+    grade: str  # ok | note | problem
+    text: str
+
+
+Check = Callable[[CommandContext], Iterator[Finding]]
+
+
+@click.command()
+@with_context
+def doctor(context: CommandContext) -> None:
+    """Look at settings, database, broker, drain, targets and counters. Exit code 1 on a problem."""
+    findings = [finding for subject, look in CHECKS.items() for finding in _guarded(context, subject, look)]
+    bad = sum(finding.grade == "problem" for finding in findings)
+    if context.as_json:
+        context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            click.echo(f"{finding.grade:>7}  {finding.subject:<12} {printable(finding.text)}")
+        click.echo(f"\n{count_noun(bad, 'problem')}" if bad else "\nall is well")
+    click.get_current_context().exit(1 if bad else 0)
+
+
+def _guarded(context: CommandContext, subject: str, look: Check) -> Iterator[Finding]:
+    """A look whose own failure is a finding too: the others have to follow."""
+    try:
+        yield from look(context)
+    except Exception as error:  # noqa: BLE001 - see above
+        yield Finding(subject, "problem", describe_exception(error))
+
+
+def _check_settings(context: CommandContext) -> Iterator[Finding]:
+    settings = context.settings
+    database = context.bare_database.url.render_as_string(hide_password=True)
+    yield Finding("settings", "ok", f"listen on {settings.listen}, folder {settings.folder}, database {database}")
+
+
+def _check_database(context: CommandContext) -> Iterator[Finding]:
+    yield Finding("database", "ok", f"{context.database.dialect}, at revision {current(context.database)}")
+
+
+def _check_broker(context: CommandContext) -> Iterator[Finding]:
+    url = context.settings.broker_url
+    with kombu.Connection(url, connect_timeout=5) as connection:
+        shown = connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, timeout=5)
+        except kombu.exceptions.OperationalError as error:
+            hint = (
+                "is `bucketwire up` running?" if context.settings.embedded_broker else "BUCKETWIRE_BROKER_URL names it"
+            )
+            raise CommandError(f"{shown} does not answer: {error}; {hint}") from None
+    yield Finding("broker", "ok", shown)
+
+
+def _check_drain(context: CommandContext) -> Iterator[Finding]:
+    with context.database.reading() as connection:
+        at = heartbeats.last_drain(connection)
+        now = database_now(connection)
+    if at is None:
+        yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
+    elif heartbeats.drain_stopped(at, now):
+        what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
+        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago; {what}")
+    else:
+        yield Finding("drain", "ok", f"last ran {format_age(at, now)} ago")
+
+
+def _check_queues(context: CommandContext) -> Iterator[Finding]:
+    with context.database.reading() as connection:
+        now = database_now(connection)
+        queues = heartbeats.queues(connection)
+    for queue in queues:
+        if queue.silent(now) > heartbeats.UNSERVED:
+            what = f"no worker has answered on its queue for {format_age(now - queue.silent(now), now)}"
+            yield Finding(str(queue.target), "problem", f"{what}; does one run that serves it? See its --targets")
+
+
+def _check_schedule(context: CommandContext) -> Iterator[Finding]:
+    now, waiting = now_ms(), Schedule(context.database).waiting()
+    at_work = any(each.state == RUNNING for each in Reconciliations(context.database).list())
+    for run in waiting:
+        if now - run.since > _NOT_BEGUN and not at_work:
+            what = f"waits to be reconciled with {run.bucket} for {format_age(run.since, now)}"
+            yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
+
+
+def _look_at_unscheduled(context: CommandContext) -> Iterator[Finding]:
+    for target, number in Schedule(context.database).left_out().items():
+        yield Finding(str(target), "note", left_out(number))
+
+
+def _check_targets(context: CommandContext) -> Iterator[Finding]:
+    named = {rule.rule.target for rule in context.registry.rules()}
+    targets = context.registry.targets()
+    for stored in targets:
+        subject, (state, reason) = str(stored.target), stored.standing
+        try:
+            if not stored.problem:
+                context.registry.settings(stored)
+                for sentence in without_effect(context.registry.texts(stored)):
+                    yield Finding(subject, "note", sentence)
+        except BadSettings as error:
+            yield Finding(subject, "problem", describe_exception(error))
+            continue
+        if state == "broken":
+            yield Finding(subject, "problem", f"its settings cannot be used: {reason}; its events wait")
+        elif state != "running":
+            yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
+        elif stored.target not in named:
+            yield Finding(subject, "note", f"no rule names it, so it gets nothing: bucketwire event add '*' {subject}")
+        else:
+            yield Finding(subject, "ok", "gets events")
+    if not targets:
+        yield Finding("targets", "note", "there are none; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+
+
+def _look_at_counters(context: CommandContext) -> Iterator[Finding]:
+    for found in audit(context.database):
+        counters = found.counters
+        sums = (
+            f"matched {counters.matched} = delivered {counters.delivered} + superseded {counters.superseded} + pending "
+            f"{counters.pending} + parked {counters.parked} + dead {counters.dead} + purged {counters.purged} + discarded "
+            f"{counters.discarded}"
+        )
+        if found.difference:
+            text = f"{counters.target} do not balance: {sums}, but the log holds {found.counted} pending"
+            yield Finding("books", "problem", text)
+        else:
+            yield Finding("books", "ok", f"{counters.target} balance: {sums}")
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "settings": _check_settings,
+        "database": _check_database,
+        "broker": _check_broker,
+        "drain": _check_drain,
+        "queues": _check_queues,
+        "schedule": _check_schedule,
+        "unscheduled": _look_at_unscheduled,
+        "targets": _check_targets,
+        "books": _look_at_counters,
+    }
+)

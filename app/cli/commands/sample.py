@@ -1,0 +1,44 @@
+"""`bucketwire sample`: what the sample target has got so far."""
+
+import click
+import orjson
+
+from app.cli.context import CommandContext, with_context
+from app.cli.errors import CommandError
+from app.outbox.registry import UnknownTarget
+from app.supervisor import embedded_redis
+from app.supervisor.embedded_broker import SAMPLE
+
+
+@click.command()
+@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="The last so many.")
+@with_context
+def sample(context: CommandContext, limit: int) -> None:
+    """Show the last events that the sample target got: a list on the embedded Redis, which a restart empties."""
+    if not context.settings.embedded_broker:
+        raise CommandError("the sample target is on the embedded Redis, and BUCKETWIRE_BROKER_URL names another broker")
+    try:
+        context.registry.target(SAMPLE)
+    except UnknownTarget:
+        raise CommandError(
+            "there is no sample target; the first `bucketwire up` makes it if nothing else is set"
+        ) from None
+    try:
+        entries = embedded_redis.sample(context.settings, limit)
+    except embedded_redis.RedisNotResponding as error:
+        raise CommandError(f"the embedded Redis does not answer: {error}; is `bucketwire up` running?") from None
+    rows = []
+    for entry in entries:
+        found = orjson.loads(entry)
+        [record] = found[0]["Event"]
+        rows.append(
+            {
+                "time": record["eventTime"],
+                "name": record["eventName"],
+                "object": f"{record['s3']['bucket']['name']}/{record['s3']['object']['key']}",
+                "record": record,
+            }
+        )
+    context.rows(
+        rows, {"time": "time", "event": "name", "object": "object"}, "nothing yet: post an event and look again"
+    )

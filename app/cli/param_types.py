@@ -1,0 +1,109 @@
+"""Words of the command line that are read into values: targets, moments, lists."""
+
+import re
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from app.config.arn import TargetId, parse_target
+from app.config.errors import BadValue
+from app.config.fields.field_types import Duration
+from app.config.targets.registry import TYPES
+
+_PERIOD = Duration(days=True)
+
+
+class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A target as `type:name` or as an ARN."""
+
+    name = "target"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TargetId:
+        """The target that is meant."""
+        if isinstance(value, TargetId):
+            return value
+        try:
+            return parse_target(value)
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A time: ISO 8601, or how long ago, such as `2h` or `7d`. Milliseconds since 1970."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The moment that is meant; an ISO time without a zone is UTC."""
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_time(value, time.time())
+        except ValueError:
+            self.fail(
+                f"{value!r} is no time; write how long ago (30m, 2h, 7d) or a time such as 2026-11-21T14:00:00Z",
+                param, ctx,
+            )  # fmt: skip
+
+
+TARGET = TargetParam()
+TIME = TimeParam()
+
+
+def milliseconds(time: str | None) -> int:
+    """Milliseconds since 1970 of a time as the API writes it; 0 for none."""
+    return 0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000)
+
+
+def parse_time(text: str, now: float) -> int:
+    """Milliseconds since 1970 of a time or of how long ago it was. Raises `ValueError`."""
+    if re.fullmatch(r"([0-9.]+[a-zµμ]+)+", text):
+        return int((now - _PERIOD.parse(text)) * 1000)
+    found = datetime.fromisoformat(text)
+    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def iso(at: int) -> str | None:
+    """Milliseconds since 1970 as people and programs read them; None for never."""
+    if not at:
+        return None
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def format_age(at: int, now: int) -> str:
+    """How long ago that was, in the unit that fits; empty for never."""
+    if not at:
+        return ""
+    seconds = max(0, now - at) / 1000
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} s"
+
+
+def split_words(text: str) -> list[str]:
+    """The words of a list divided by commas."""
+    return [word for word in (each.strip() for each in text.split(",")) if word]
+
+
+def parse_served_targets(text: str) -> str:
+    """What a worker serves, as `BUCKETWIRE_WORKER_TARGETS` wants it. Raises `click.BadParameter`."""
+    found = []
+    for word in split_words(text):
+        if word == "*" or word in TYPES:
+            found.append(word)
+            continue
+        try:
+            target = parse_target(word)
+        except BadValue:
+            raise click.BadParameter(
+                f"{word!r} is neither a target type ({', '.join(TYPES)}) nor a target such as webhook:audit"
+            ) from None
+        if target.type not in TYPES:
+            raise click.BadParameter(f"{target.type!r} is no target type; there are {', '.join(TYPES)}")
+        found.append(str(target))
+    if not found:
+        raise click.BadParameter("names no target; leave the option out to serve all of them")
+    return ",".join(found)

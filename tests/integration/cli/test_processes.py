@@ -1,0 +1,152 @@
+"""The parts of the service as processes of their own, on a real Redis: who takes which work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+import sqlalchemy as sa
+
+from app.cli.commands.processes import SERVICE_QUEUE
+from app.outbox import tables
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests import services
+from tests.builders import add_target, event, migrated
+from tests.services import until
+from tests.system import Role
+
+HERE = f"http://{services.LOOPBACK}"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[Mapping[str, str]]:
+    """Settings of a service with an outbox and a broker of its own."""
+    with services.redis() as broker:
+        yield {
+            "BUCKETWIRE_VAR": str(tmp_path / "var"),
+            "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
+            "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:{broker.port}/0",
+            "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+        }
+
+
+@pytest.fixture
+def database(settings: Mapping[str, str]) -> Iterator[Database]:
+    opened = migrated(settings["BUCKETWIRE_DATABASE_URL"])
+    yield opened
+    opened.close()
+
+
+@contextmanager
+def running(settings: Mapping[str, str], *commands: str) -> Iterator[list[Role]]:
+    """These parts of the service, until the end of the block."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                Role(
+                    arguments=command.split(),
+                    settings=settings,
+                    ready="beat: Starting" if command == "beat" else " ready.",
+                )
+            ).start()
+            for command in commands
+        ]
+
+
+def heartbeats(database: Database) -> int:
+    """When the drain last said that it runs."""
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.coalesce(sa.func.max(tables.heartbeats.c.at), 0))).scalar_one())
+
+
+def waiting(settings: Mapping[str, str], queue: str) -> int:
+    """How many messages a queue holds."""
+    with redis.Redis.from_url(settings["BUCKETWIRE_BROKER_URL"]) as client:
+        return int(client.llen(queue))
+
+
+def test_the_drain_and_the_targets_have_workers_that_keep_to_their_own_work(
+    settings: Mapping[str, str], database: Database, receiver: services.Receiver
+) -> None:
+    add_target(database, "a", endpoint=f"{receiver.url}/", allow_private="on")
+    Log(database).append([[event("one")]])
+
+    with running(settings, "worker --only targets --concurrency 1", "beat"):
+        until(lambda: waiting(settings, SERVICE_QUEUE) > 3, 20, what="drains that nobody takes")
+        assert receiver.requests() == []
+
+    with running(settings, "worker --only drain", "beat"):
+        until(lambda: waiting(settings, "target.webhook.a") > 0, 20, what="a hint that nobody takes")
+        until(lambda: waiting(settings, SERVICE_QUEUE) == 0, 20, what="the drains to be taken")
+        assert receiver.requests() == []
+
+    with running(settings, "worker --only drain", "worker --only targets --concurrency 1", "beat"):
+        until(lambda: len(receiver.requests()) == 1, 30, what="the delivery")
+
+
+def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhile(
+    settings: Mapping[str, str], database: Database, receiver: services.Receiver
+) -> None:
+    for name in ("a", "b"):
+        add_target(database, name, endpoint=f"{receiver.url}/{name}", allow_private="on")
+
+    def arrived() -> set[str]:
+        return {request.path for request in receiver.requests()}
+
+    with running(settings, "worker --only drain", "worker --only targets --targets webhook:a --concurrency 1", "beat"):
+        Log(database).append([[event("one")]])
+        until(lambda: "/a" in arrived(), 20, what="the delivery to the target that is served")
+        until(lambda: waiting(settings, "target.webhook.b") > 0, 20, what="a hint for the one that is not")
+        assert arrived() == {"/a"}
+
+    with running(settings, "worker --targets webhook --concurrency 1", "beat"):
+        until(lambda: arrived() == {"/a", "/b"}, 30, what="the delivery to the other")
+        add_target(database, "c", endpoint=f"{receiver.url}/c", allow_private="on")
+        Log(database).append([[event("two")]])
+        until(lambda: "/c" in arrived(), 30, what="the delivery to a target made meanwhile")
+
+
+def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:
+    nowhere = {**settings, "BUCKETWIRE_VAR": "/proc/nowhere", "BUCKETWIRE_METRICS_LISTEN": f"{services.LOOPBACK}:0"}
+    worker = Role(arguments=["worker", "--only", "targets"], settings=nowhere, ready=" ready.")
+    with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
+        worker.start()
+    assert "no folder for figures can be made in /proc/nowhere" in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_an_idle_service_writes_no_logs(settings: Mapping[str, str], database: Database) -> None:
+    with running(settings, "worker --only drain", "beat") as roles:
+        sizes = [role.log.stat().st_size for role in roles]
+        began = now_ms()
+        until(lambda: heartbeats(database) > began + 1000, 20, what="many drains")
+        assert [role.log.stat().st_size for role in roles] == sizes
+
+
+def test_an_api_that_the_network_reaches_does_not_start_without_a_token(
+    settings: Mapping[str, str], database: Database
+) -> None:
+    port = services.free_port()
+    api = Role(arguments=["api"], settings={**settings, "BUCKETWIRE_LISTEN": f"0.0.0.0:{port}"}, ready="Booting worker")
+    with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
+        api.start()
+    assert "there is no token; make one with `bucketwire token create" in str(refused.value)
+    assert "Traceback" not in str(refused.value)
+
+
+def test_targets_of_the_environment_are_there_when_the_api_is(settings: Mapping[str, str], database: Database) -> None:
+    environ = {
+        "MINIO_NOTIFY_WEBHOOK_ENABLE_env": "on",
+        "MINIO_NOTIFY_WEBHOOK_ENDPOINT_env": "http://127.0.0.1:9/",
+        "MINIO_NOTIFY_WEBHOOK_ENABLE_bad": "on",
+        "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{services.free_port()}",
+    }
+    with Role(arguments=["api"], settings={**settings, **environ}, ready="Booting worker").start() as api:
+        assert "environment: webhook:bad: endpoint: is required" in api.log.read_text()
+        with database.reading() as connection:
+            rows = connection.exec_driver_sql("SELECT name, origin, problem <> '' FROM targets ORDER BY name").all()
+    assert [tuple(row) for row in rows] == [("bad", "environment", 1), ("env", "environment", 0)]
