@@ -30,11 +30,11 @@ from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.builders import add_target, event, migrated, registry
-from workers.formats import log as log_envelope
-from workers.formats import records, redis_access
-from workers.partition_worker import Pace, PartitionWorker, Work
-from workers.pool import policy, schedule, window
+from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker
+from workers.target_pool import policy, schedule, window
 from workers.targets import create
+from workers.targets.payloads import log as log_envelope
+from workers.targets.payloads import records, redis_access
 
 BATCH = 500
 
@@ -114,9 +114,9 @@ class Deliverer:
         self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
         self.row_id = counters.target(target).row_id
         self.adapter = create(target.type, settings)
-        self.work = Work(
+        self.work = OpenTarget(
             str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
-            Pace(BATCH, BATCH),
+            BatchSizer(BATCH, BATCH),
         )  # fmt: skip
 
     def run(self, partitions: Iterable[int] = range(16)) -> int:

@@ -23,7 +23,7 @@ from app.events.model import Event
 from bench.deliver import BATCH, Case, batches
 from tests import services
 from tests.contract.probes import amqp, elasticsearch, kafka, mqtt, mysql, nats, nats_jetstream, nats_streaming, nsq
-from workers.formats import log, records
+from workers.targets.payloads import log, records
 
 
 def amqp_cases() -> Iterator[Case]:

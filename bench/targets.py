@@ -26,7 +26,7 @@ from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_case
 from bench.report import show
 from tests import services
 from tests.builders import event
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 from workers.targets import create
 
 _turns = itertools.count()

@@ -24,10 +24,10 @@ from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
 from tests.builders import DELETE, add_target, event, migrated
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, Outcome
-from workers.partition_worker import Pace, PartitionWorker, Work
-from workers.retry import RetrySchedule
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Outcome
+from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker
+from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
 KEY = "hot"
@@ -51,7 +51,7 @@ def work_off(database: Database, target: TargetId, batch: int) -> float:
     leases, store = Leases(database, 600_000), SettlementStore(database, 600_000)
     lease = leases.claim(target, range(16), "bench", now_ms())
     assert lease is not None
-    work = Work(str(target), Taker(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, Pace(batch, batch))
+    work = OpenTarget(str(target), Taker(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, BatchSizer(batch, batch))
     started = time.perf_counter()
     PartitionWorker(store, work, lease).work_off(lambda: False)
     took = time.perf_counter() - started

@@ -14,10 +14,10 @@ from app.outbox.delivery.leases import Offer
 from app.outbox.registry import StoredTarget
 from tests.builders import SECRET_KEY
 from tests.services import until
-from workers.context import Context
-from workers.mirror import Policy
-from workers.partition_worker import Pace, Work
-from workers.retry import RetrySchedule
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.retry import RetrySchedule
+from workers.runtime import Runtime
 from workers.targets.base import Target
 
 
@@ -31,15 +31,15 @@ class Delivery:
             "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
         }
         variables |= {f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()}
-        self.context = Context(Settings.from_environ(variables))
+        self.context = Runtime(Settings.from_environ(variables))
 
     def serve(self, target: Target, schedule: RetrySchedule, *, batch: int = 16) -> None:
         """Deliver to this target object, whatever the settings of a target say."""
-        works: dict[int, Work] = {}
+        works: dict[int, OpenTarget] = {}
 
-        def work(stored: StoredTarget) -> Work:
+        def work(stored: StoredTarget) -> OpenTarget:
             name = stored.target.arn("")
-            made = Work(name, target, Policy.LOG, schedule, 1, Pace(batch, batch))
+            made = OpenTarget(name, target, Policy.LOG, schedule, 1, BatchSizer(batch, batch))
             return works.setdefault(stored.row_id, made)
 
         self.context.pool.work = work  # type: ignore[method-assign]

@@ -1,4 +1,6 @@
-"""Bucketwire itself as real processes: each role a `Server` of the tests, to be hurt and stopped like any other."""
+"""Bucketwire itself as real processes: each role a `MysqlConnection` of the tests, to be hurt and stopped like any
+other.
+"""
 
 from __future__ import annotations
 

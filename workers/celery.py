@@ -34,7 +34,8 @@ from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
 from app.supervisor.metrics_folder import remove
-from workers import context, figures, nightly
+from workers import reconcile_jobs, runtime
+from workers.telemetry import metrics
 
 SERVICE_QUEUE = "bucketwire"
 SPARK_QUEUE = "spark"
@@ -167,7 +168,7 @@ app.conf.update(
         },
         "nightly": {
             "task": "nightly",
-            "schedule": timedelta(seconds=nightly.EVERY),
+            "schedule": timedelta(seconds=reconcile_jobs.EVERY),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
     },
@@ -262,43 +263,43 @@ class TargetQueues(bootsteps.StartStopStep):
 app.steps["consumer"].add(TargetQueues)
 
 
-_figures: figures.Server | None = None
+_figures: metrics.Server | None = None
 
 
 @worker_ready.connect
 def _ready(**_: Any) -> None:
     """Serve the figures of what the pool's processes do; called again after each reconnect."""
     global _figures  # noqa: PLW0603 - one for each worker is the point
-    folder = os.environ.get(figures.FOLDER)
+    folder = os.environ.get(metrics.FOLDER)
     if _figures is None and folder and settings.metrics_listen.host:
-        _figures = figures.Server(settings.metrics_listen, folder)
+        _figures = metrics.Server(settings.metrics_listen, folder)
         _figures.start()
 
 
 @worker_shutting_down.connect
 def _stopping(**_: Any) -> None:
-    nightly.jobs.stop()
+    reconcile_jobs.jobs.stop()
 
 
 @worker_process_init.connect
 def _forked(**_: Any) -> None:
-    context.forget()
+    runtime.forget()
     if _figures is not None:
         _figures.forget()
-    figures.begin(getattr(current_process(), "index", 0))
+    metrics.begin(getattr(current_process(), "index", 0))
 
 
 @worker_process_shutdown.connect
 def _child_ended(**_: Any) -> None:
-    context.forget()
+    runtime.forget()
 
 
 @worker_shutdown.connect
 def _ended(**_: Any) -> None:
-    context.forget()
+    runtime.forget()
     if _figures is not None:
         _figures.stop()
-        remove(Path(os.environ[figures.FOLDER]), settings.folder)
+        remove(Path(os.environ[metrics.FOLDER]), settings.folder)
 
 
 def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:

@@ -4,9 +4,9 @@ from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Offer
 from app.outbox.reconcile.schedule import WaitingRun
-from workers import context, nightly
+from workers import reconcile_jobs, runtime
 from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings, waiting
-from workers.logs import format_partitions
+from workers.telemetry.delivery_log import format_partitions
 
 _MOST_RUNS = 1000  # hints at reconciliations that may wait for a worker
 
@@ -14,45 +14,45 @@ _MOST_RUNS = 1000  # hints at reconciliations that may wait for a worker
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
-    return context.current().drain(_publish, _hints)
+    return runtime.current().drain(_publish, _hints)
 
 
 @app.task(name="deliver")
 def deliver(arn: str, partitions: str) -> str:
     """Work off some partitions of a target."""
     _, target = parse_arn(arn)
-    return context.current().deliver(target, context.parse_partitions(partitions))
+    return runtime.current().deliver(target, runtime.parse_partitions(partitions))
 
 
 @app.task(name="roll_call", send_events=False)
 def roll_call() -> int:
     """Ask each target's queue for a sign of life. Not shown in Flower, as drain."""
-    return context.current().roll_call(_ask)
+    return runtime.current().roll_call(_ask)
 
 
 @app.task(name="heartbeat", send_events=False)
 def heartbeat(target: int) -> None:
     """Note that a queue is served: that of the target with this row id. Not shown in Flower, as drain."""
-    context.current().heartbeat(target)
+    runtime.current().heartbeat(target)
 
 
 @app.task(name="nightly", send_events=False)
 def look_at_schedule() -> int:
     """Hint at the reconciliations that are due. Not shown in Flower, as drain."""
-    return nightly.hints.look(context.current().database, _publish_run)
+    return reconcile_jobs.wake_ups.look(runtime.current().database, _publish_run)
 
 
 @app.task(name="reconcile", acks_late=False)  # what becomes of a run, the table of runs says
 def reconcile(arn: str, bucket: str) -> str:
     """Do the reconciliation of a target with a bucket that waits."""
     _, target = parse_arn(arn)
-    return nightly.reconcile(context.current().database, target, bucket, arn)
+    return reconcile_jobs.reconcile(runtime.current().database, target, bucket, arn)
 
 
 @app.task(name="purge")
 def purge() -> str:
     """Remove old events from the log's tail."""
-    return f"purged={context.current().purge()}"
+    return f"purged={runtime.current().purge()}"
 
 
 def _publish_run(run: WaitingRun) -> None:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from app.events.model import Event
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
-from workers.outcomes import DELIVERED, Outcome
+from workers.delivery.outcomes import DELIVERED, Outcome
+from workers.targets import payloads
 from workers.targets.base import Target
 
 
@@ -42,7 +42,7 @@ def _any_event(rng: random.Random, probe: Probe) -> Event:
     key, version = rng.choice("abcd"), rng.choice(["", "v1", "v2"])
     kinds = [events.put(key, version=version), events.delete(key), events.head(key)]
     event = rng.choice([*kinds, probe.poison(key)] if rng.random() < 0.3 else kinds)
-    return event._replace(effect=formats.compatible_effect(event))
+    return event._replace(effect=payloads.compatible_effect(event))
 
 
 def a_version_is_removed_only_while_the_row_describes_it(probe: Probe) -> None:

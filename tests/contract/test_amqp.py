@@ -20,8 +20,8 @@ from tests.contract import events
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.test_reference_pages import consumers, output
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -93,7 +93,7 @@ def test_events_go_to_the_exchange_with_the_routing_key(rabbit: Queue, type_: st
     event = events.put("a")
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
-    assert rabbit.held() == [("images/a", formats.log(event))]
+    assert rabbit.held() == [("images/a", payloads.log(event))]
 
 
 def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
@@ -104,7 +104,7 @@ def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
         assert list(target.deliver([event], 1)) == [DELIVERED]
         target.close()
         ((properties, body),) = rabbit.messages()
-        assert body == formats.log(event).encode()
+        assert body == payloads.log(event).encode()
         given = {name: value for name, value in vars(properties).items() if value is not None}
         assert given == {
             "content_type": "application/json",
@@ -221,7 +221,7 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
         channel.queue_purge(QUEUE)
     assert list(target.deliver([second], window)) == [DELIVERED]
     target.close()
-    assert rabbit.held() == [("images/b", formats.log(second))]
+    assert rabbit.held() == [("images/b", payloads.log(second))]
 
 
 @WINDOWS

@@ -15,10 +15,10 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Access, Namespace
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.elasticsearch_node import Node
+from workers.targets.elasticsearch.node import Node
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -80,7 +80,7 @@ def test_the_document_is_stored_byte_for_byte_under_the_id_that_minio_would_make
     made = [events.put(key) for key in events.ODD_KEYS]
     assert set(deliver(mirror, made)) == {DELIVERED}
     for event, id_ in zip(made, document_ids([event.path for event in made]), strict=True):
-        assert raw(mirror, f"{mirror.index}/_source/{id_}").decode() == formats.records(event)
+        assert raw(mirror, f"{mirror.index}/_source/{id_}").decode() == payloads.records(event)
 
 
 def test_the_vector_of_the_reference_is_an_id(mirror: Namespace) -> None:
@@ -96,7 +96,7 @@ def test_a_document_is_sent_as_a_line_of_its_own(
     assert deliver(mirror, [event]) == [DELIVERED]
     (body,) = [body for _, path, body in requests if path.endswith("/_bulk")]
     assert body is not None
-    assert body.endswith(formats.line(event).encode())
+    assert body.endswith(payloads.line(event).encode())
     assert body.endswith(b"\n")
 
 
@@ -196,7 +196,7 @@ def test_a_rejected_document_gives_way_to_the_one_before_it(mirror: Namespace, w
     kinds = [type(outcome).__name__ for outcome in outcomes]
     assert kinds == ["Delivered", "Rejected", "Rejected", "Delivered", "Rejected", "Delivered", "Delivered"]
     assert "document_parsing_exception" in getattr(outcomes[1], "reason", "")
-    assert [events.number_of(text) for _, text in mirror.held()] == [events.number_of(formats.records(first))]
+    assert [events.number_of(text) for _, text in mirror.held()] == [events.number_of(payloads.records(first))]
 
 
 def test_more_fields_than_an_index_may_have_are_rejected_with_the_limit(mirror: Namespace) -> None:

@@ -12,7 +12,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Namespace
-from workers.outcomes import DELIVERED, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
 MOST = 300  # kilobytes of a request

@@ -17,10 +17,10 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
-from workers.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets import kafka_client
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.kafka import partition_of
+from workers.targets.kafka import client
+from workers.targets.kafka.target import partition_of
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])
@@ -111,7 +111,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int], int]
     found: list[tuple[int, list[int], int]] = []
     under_way = itertools.count(1)
     lock, open_requests = threading.Lock(), set[int]()
-    usual = kafka_client.Client.send
+    usual = client.Client.send
 
     def send(self: Any, node_id: Any, request: Any, **options: Any) -> Any:
         if not hasattr(request, "topic_data"):
@@ -123,7 +123,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int], int]
             found.append((request.acks, partitions, len(open_requests)))
         return usual(self, node_id, request, **options).add_both(lambda _: open_requests.discard(number))
 
-    monkeypatch.setattr(kafka_client.Client, "send", send)
+    monkeypatch.setattr(client.Client, "send", send)
     return found
 
 
@@ -199,7 +199,7 @@ def test_each_target_of_a_process_has_its_own_level(kafka: Log) -> None:
 
 
 def test_a_codec_whose_package_is_missing_is_named(kafka: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka_client.codec, "zstd", None)
+    monkeypatch.setattr(client.codec, "zstd", None)
     with pytest.raises(TargetUnavailable, match="compression_codec: zstd needs the package zstandard"):
         kafka.target(compression_codec="zstd").open()
 

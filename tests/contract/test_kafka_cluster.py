@@ -22,9 +22,9 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import Log
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.kafka import partition_of
+from workers.targets.kafka.target import partition_of
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 

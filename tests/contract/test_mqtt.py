@@ -21,10 +21,10 @@ from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.contract.test_reference_pages import consumers
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
-from workers.targets.mqtt import verdict
+from workers.targets.mqtt.target import verdict
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])
@@ -81,7 +81,7 @@ def test_every_scheme_leads_to_the_broker(
     made = [events.put(f"object-{number}") for number in range(50)]
     assert list(target.deliver(made, 100)) == [DELIVERED] * 50
     target.close()
-    assert broker.held() == [(event.path, formats.log(event)) for event in made]
+    assert broker.held() == [(event.path, payloads.log(event)) for event in made]
 
 
 @VERSIONS
@@ -190,13 +190,13 @@ def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(brok
         target.close()
     services.until(lambda: len(subscriber.heard()) == 4)
     subscriber.leave()
-    assert subscriber.payloads == [formats.log(event) for event in made] * 2
+    assert subscriber.payloads == [payloads.log(event) for event in made] * 2
     assert subscriber.properties == [{}, {}, {}, events.TRACE]
 
 
 def test_a_trace_context_counts_for_the_brokers_limit() -> None:
     with configured("max_packet_size 20000") as broker:
-        plain = len(formats.log(events.put("a", metadata="x", number=1)).encode())
+        plain = len(payloads.log(events.put("a", metadata="x", number=1)).encode())
         # The fixed header, the topic, the identifier, the properties with their length.
         around = 4 + 2 + len(TOPIC) + 2 + 1 + sum(5 + len(name) + len(value) for name, value in events.TRACE.items())
         room = 20_000 - around - plain + 1
@@ -219,7 +219,7 @@ def test_the_broker_keeps_the_last_event_only_if_asked(broker: Qos1, version: st
     later = Subscriber(topic)
     later.subscribe(broker.server.port)
     try:
-        assert later.heard() == ([formats.log(batch[-1])] if retain == "on" else [])
+        assert later.heard() == ([payloads.log(batch[-1])] if retain == "on" else [])
     finally:
         later.leave()
 
@@ -237,7 +237,7 @@ def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> Non
         target = broker.target(version=version, qos=qos, timeout="20s")
         assert list(target.deliver([large, events.put("small")], window)) == [DELIVERED] * 2
         target.close()
-        assert broker.held()[0] == (large.path, formats.log(large))
+        assert broker.held()[0] == (large.path, payloads.log(large))
 
 
 # --- what is said no to
@@ -280,7 +280,7 @@ def test_a_topic_that_is_not_ours_is_unavailable_where_the_broker_can_say_so(
 @QUALITIES
 def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(window: int, qos: str) -> None:
     fits = events.put("x")
-    size = len(formats.log(fits).encode()) + len(TOPIC) + 2 + (2 if qos != "0" else 0) + 1 + 3  # to the byte
+    size = len(payloads.log(fits).encode()) + len(TOPIC) + 2 + (2 if qos != "0" else 0) + 1 + 3  # to the byte
     with configured(f"max_packet_size {size}") as broker:
         target = broker.target(version="5", qos=qos)
         target.open()
@@ -290,7 +290,7 @@ def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(wi
         assert "more than the broker takes" in str(outcomes[1])
         target.close()
         assert len(connections(broker)) == 1
-        assert broker.held() == [(fits.path, formats.log(fits))] * 2
+        assert broker.held() == [(fits.path, payloads.log(fits))] * 2
 
 
 @WINDOWS
@@ -418,7 +418,7 @@ def test_what_was_given_up_is_not_sent_behind_our_back(broker: Qos1, version: st
     broker.renew()
     event = events.put("next")
     assert list(target.deliver([event], 100)) == [DELIVERED]
-    assert broker.held() == [("images/next", formats.log(event))]
+    assert broker.held() == [("images/next", payloads.log(event))]
     target.close()
 
 
@@ -440,7 +440,7 @@ def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert len(connections(broker)) == before + 1
-    assert broker.held() == [("images/b", formats.log(event))]
+    assert broker.held() == [("images/b", payloads.log(event))]
 
 
 def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:

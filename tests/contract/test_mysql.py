@@ -16,8 +16,8 @@ from tests import services
 from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mysql import DATABASE, Access, Namespace
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 
 LAYOUT = (
@@ -120,7 +120,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(mysql: Namespace) -
     assert set(delivered(mysql, [event, events.delete("gone"), events.delete("absent")])) == {DELIVERED}
     held = dict(mysql.held())
     assert held.keys() == {"images/old", "images/new"}
-    assert mysql.same(held["images/new"], formats.records(event))
+    assert mysql.same(held["images/new"], payloads.records(event))
 
 
 def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.MariaDB) -> None:

@@ -13,8 +13,8 @@ from app.events.model import Effect, Event
 from tests import services
 from tests.contract import minio_life
 from tests.contract.probes.mysql import Access, Namespace
-from workers.formats import compatible_effect
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
+from workers.targets.payloads import compatible_effect
 
 KEYS = (
     "zero.bin",

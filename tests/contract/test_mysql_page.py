@@ -6,7 +6,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.mysql import DATABASE, Namespace
 from tests.contract.test_reference_pages import consumers, output
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 
 
 def test_the_consumers_of_mysql_read_what_was_delivered(mysql_server: services.MySQL) -> None:

@@ -19,8 +19,8 @@ from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -163,7 +163,7 @@ def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None
     target.close()
     lines = "".join(f"{name}: {value}\r\n" for name, value in events.TRACE.items())
     found = [(each.headers, each.body) for each in core.server.messages()]
-    assert found == [("", formats.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", formats.log(made[1]))]
+    assert found == [("", payloads.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", payloads.log(made[1]))]
 
 
 def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes() -> None:

@@ -23,11 +23,11 @@ from tests.contract.test_nats import WINDOWS, Configured, at, one_outcome, unava
 from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
-from workers.targets.nats_connection import CLIENT_NAME
-from workers.targets.nats_streaming import decoded, encoded
+from workers.targets.nats.connection import CLIENT_NAME
+from workers.targets.nats.streaming import decoded, encoded
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetst
 def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
-    plain = len(formats.log(events.put("a", metadata="x", number=100)).encode())
+    plain = len(payloads.log(events.put("a", metadata="x", number=100)).encode())
     event = events.traced(events.put("a"))
     header = "".join(f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | events.TRACE).items())
     header = f"NATS/1.0\r\n{header}\r\n"
@@ -149,18 +149,18 @@ def test_a_message_beyond_the_streams_limit_is_rejected_alone(jetstream: JetStre
     assert (first, third) == (DELIVERED, DELIVERED)
     assert isinstance(second, Rejected)
     assert "message size exceeds maximum allowed" in second.reason
-    assert [body for _, body in jetstream.held()] == [formats.log(small), formats.log(after)]
+    assert [body for _, body in jetstream.held()] == [payloads.log(small), payloads.log(after)]
 
 
 def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     """Else the server closes the connection over it, again and again."""
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
-    plain = len(formats.log(events.put("a", metadata="x")).encode())
+    plain = len(payloads.log(events.put("a", metadata="x")).encode())
     target = jetstream.target()
     header = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 32
     fits, beyond = (events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
-    assert {len(formats.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
+    assert {len(payloads.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
     first, second = target.deliver([fits, beyond], 1)
     target.close()
     assert first == DELIVERED

@@ -21,9 +21,9 @@ from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers
 from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.nsq import NsqTarget
+from workers.targets.nsq.target import NsqTarget
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it

@@ -15,10 +15,10 @@ from app.events.highwayhash import document_ids
 from spark_jobs.stores import elasticsearch
 from tests.contract import events
 from tests.services.opensearch import OpenSearch, opensearch
-from workers import formats
-from workers.outcomes import DELIVERED, Rejected
+from workers.delivery.outcomes import DELIVERED, Rejected
+from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.elasticsearch import ElasticsearchTarget
+from workers.targets.elasticsearch.target import ElasticsearchTarget
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -51,7 +51,7 @@ def test_it_mirrors_objects_under_minios_ids(server: OpenSearch, window: int) ->
     target = made(server, f"mirror-{window}")
     batch = [events.put(key) for key in (*events.ODD_KEYS, "same", "same")]
     assert set(target.deliver(batch, window)) == {DELIVERED}
-    last = {event.path: json.loads(formats.records(event)) for event in batch}
+    last = {event.path: json.loads(payloads.records(event)) for event in batch}
     expected = dict(zip(document_ids(list(last)), last.values(), strict=True))
     assert documents(server, f"mirror-{window}") == expected
     gone = [events.delete(key) for key in events.ODD_KEYS] + [events.delete_version("same", "null")]

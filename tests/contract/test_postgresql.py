@@ -13,8 +13,8 @@ from tests import services
 from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
 from tests.contract.probes.postgresql import Access, Namespace
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
 
@@ -79,7 +79,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(postgres: Namespace
     assert delivered(postgres, [event]) == [DELIVERED]
     held = dict(postgres.held())
     assert held["images/old"] == '{"Records": []}'
-    assert postgres.same(held["images/new"], formats.records(event))
+    assert postgres.same(held["images/new"], payloads.records(event))
 
 
 def test_opening_a_large_table_reads_none_of_its_rows(postgres: Namespace) -> None:

@@ -12,8 +12,8 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.redis import Access, Namespace
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
+from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -230,7 +230,7 @@ def test_what_a_head_does_to_a_mirror_is_nothing(redis: Namespace) -> None:
     target.open()
     assert list(target.deliver([put, events.head("a"), events.head("b")], 1)) == [DELIVERED] * 3
     target.close()
-    assert redis.held() == [("images/a", formats.records(put))]
+    assert redis.held() == [("images/a", payloads.records(put))]
 
 
 def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(redis: Namespace) -> None:

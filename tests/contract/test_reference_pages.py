@@ -18,7 +18,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes import postgresql, redis
 from tests.contract.test_webhook import webhook
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 from workers.targets import TARGETS
 from workers.targets.base import TargetUnavailable
 

@@ -7,7 +7,7 @@ from tests.contract import events
 from tests.contract.probes import elasticsearch, kafka
 from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers, output
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 
 
 def test_the_consumer_of_kafka_reads_what_was_delivered() -> None:

@@ -13,7 +13,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import minio_life
 from tests.contract.probes import elasticsearch, kafka
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 
 KEYS = (
     "zero.bin",

@@ -16,7 +16,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.forking import in_a_child, local_ports
 from tests.contract.probes.base import LIMIT, Probe, attempt
-from workers.outcomes import (
+from workers.delivery.outcomes import (
     DELIVERED,
     NOT_ATTEMPTED,
     Delivered,

@@ -15,7 +15,7 @@ from app.events import test_events as marks
 from tests import services
 from tests.contract.probes.base import TIMEOUT, Probe
 from tests.system import BUCKETWIRE
-from workers.trial import Step, trial
+from workers.target_test import Step, run_target_test
 
 OVER = pytest.mark.parametrize(
     "running",
@@ -28,7 +28,7 @@ TLS_WITHIN = {"nats", "postgresql"}  # types whose TLS begins within the protoco
 def steps_of(probe: Probe, values: dict[str, str]) -> list[Step]:
     """A trial of these settings, whatever it comes to; no secret is in its words."""
     settings = target_settings.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
-    found = list(trial(settings, probe.type))
+    found = list(run_target_test(settings, probe.type))
     words = " ".join(step.words for step in found)
     assert "wrong-s3cret" not in words
     assert probe.secret not in words
@@ -90,7 +90,7 @@ def test_one_of_several_brokers_is_enough_and_the_other_is_told_of(redis_server:
     closed = services.free_port()
     brokers = f"{services.LOOPBACK}:{closed},{services.LOOPBACK}:{redis_server.port}"
     settings = target_settings.load("kafka", {"brokers": brokers, "topic": "t", "timeout": "1s"})
-    steps = list(trial(settings, "kafka"))
+    steps = list(run_target_test(settings, "kafka"))
     about_closed = [step for step in steps if str(closed) in step.words and "refused" in step.words.lower()]
     assert [(step.step, step.ok) for step in about_closed] == [("connect", True)]
     assert (steps[-1].step, steps[-1].ok) == ("login", False)  # Redis speaks no Kafka
@@ -100,7 +100,7 @@ def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving()
     redis = target_settings.load("redis", {"address": "no-such-host.invalid:1", "key": "k"})
     guarded = target_settings.load("webhook", {"endpoint": f"http://{services.LOOPBACK}:1/"})
     for settings, kind, words in ((redis, "redis", "not known"), (guarded, "webhook", "allow_private=on")):
-        (step,) = trial(settings, kind)
+        (step,) = run_target_test(settings, kind)
         assert (step.step, step.ok) == ("resolve", False)
         assert words in step.words
 

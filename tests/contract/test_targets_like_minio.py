@@ -19,7 +19,7 @@ from tests.contract import minio_life
 from tests.contract.probes import amqp, mqtt, nats, nats_jetstream, nats_streaming, nsq, postgresql, redis, webhook
 from tests.contract.probes.base import Probe
 from tests.contract.probes.nats_wire import Wire
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 
 KEYS = (
     "zero.bin",

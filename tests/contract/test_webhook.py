@@ -30,9 +30,8 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.services import Answer, Receiver, Request
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
-from workers.targets import create
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
+from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.webhook import authorization
 
@@ -66,7 +65,7 @@ def test_the_request_is_minios_but_for_the_name_of_its_sender(receiver: Receiver
     target.close()
     (request,) = receiver.requests()
     assert (request.method, request.path) == ("POST", "/minio/events?x=1&y=%20")
-    assert request.body == formats.log(event).encode()
+    assert request.body == payloads.log(event).encode()
     assert request.headers == {
         "host": f"127.0.0.1:{receiver.port}",
         "content-type": "application/json",
@@ -335,7 +334,7 @@ def test_in_window_1_one_request_follows_the_other(receiver: Receiver) -> None:
     target = webhook(receiver.url)
     assert set(target.deliver(made, 1)) == {DELIVERED}
     target.close()
-    assert receiver.bodies() == [formats.log(event).encode() for event in made]
+    assert receiver.bodies() == [payloads.log(event).encode() for event in made]
     assert most_at_once(receiver.requests(), 0.02) == 1
 
 

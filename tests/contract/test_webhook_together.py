@@ -12,8 +12,8 @@ from app.events.parsing import parse
 from tests.contract import events
 from tests.contract.test_webhook import SECRETS, webhook
 from tests.services import Answer, Receiver
-from workers import formats
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets import payloads
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -49,7 +49,7 @@ def test_requests_are_filled_and_hold_each_record_as_it_is(receiver: Receiver, w
 def test_an_event_that_is_alone_comes_in_minios_own_body(receiver: Receiver) -> None:
     batch = [events.put(f"k{number}") for number in range(11)]
     assert set(delivered(receiver, batch, 1)) == {DELIVERED}
-    assert receiver.bodies()[1] == formats.log(batch[10]).encode()
+    assert receiver.bodies()[1] == payloads.log(batch[10]).encode()
 
 
 @WINDOWS

@@ -20,8 +20,8 @@ from app.config.fields.addresses import HostPort
 from app.supervisor.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
-from workers import figures
-from workers.figures import Server
+from workers.telemetry import metrics
+from workers.telemetry.metrics import Server
 
 ROOT = Path(__file__).parents[2]
 # A process of a pool: takes its place, notes a call, says so, and then waits to be ended.
@@ -95,7 +95,7 @@ def test_figures_of_all_processes_are_summed_and_go_on_when_one_is_killed_and_re
 def test_an_address_that_is_taken_is_served_as_soon_as_it_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(figures, "_PATIENCE", 0.1)
+    monkeypatch.setattr(metrics, "_PATIENCE", 0.1)
     folder = fresh_folder(tmp_path, "up")
     with socket.create_server((services.LOOPBACK, 0)) as other:
         port = other.getsockname()[1]

@@ -11,7 +11,7 @@ from app.config.settings import Settings
 from tests import services
 from tests.builders import add_target, migrated, registry
 from tests.contract.forking import in_a_child
-from workers import context
+from workers import runtime
 
 
 def test_a_workers_child_makes_its_context_anew_with_no_target_open(
@@ -25,12 +25,12 @@ def test_a_workers_child_makes_its_context_anew_with_no_target_open(
     target = add_target(database, "forked", type_name="redis", values={"address": place, "key": "forked"})
     stored = registry(database).target(target)
     database.close()
-    parents = context.current()
+    parents = runtime.current()
     parents.pool.work(stored).target.open()
     report = tmp_path / "said"
 
     def work() -> None:
-        own = context.current()
+        own = runtime.current()
         assert own is not parents
         assert own.pool.work(stored).target is not parents.pool.work(stored).target
         assert own.database is not parents.database
@@ -38,6 +38,6 @@ def test_a_workers_child_makes_its_context_anew_with_no_target_open(
 
     try:
         assert in_a_child(work, report) == "anew"
-        assert context.current() is parents
+        assert runtime.current() is parents
     finally:
-        context.forget()
+        runtime.forget()

@@ -42,7 +42,7 @@ from tests.hostile import BUCKETS
 from tests.spark.conftest import QUICK
 from tests.spark.held import InMysql
 from tests.system import BUCKETWIRE
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 from workers.targets import create
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"

@@ -30,11 +30,11 @@ from tests import services
 from tests.contract import minio_life
 from tests.hostile import BUCKETS
 from tests.spark.held import InElasticsearch, InMysql
-from workers.outcomes import DELIVERED
+from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target
-from workers.targets.elasticsearch import ElasticsearchTarget
-from workers.targets.mysql import MysqlTarget
-from workers.targets.postgresql import PostgresTarget
+from workers.targets.elasticsearch.target import ElasticsearchTarget
+from workers.targets.mysql.target import MysqlTarget
+from workers.targets.postgresql.target import PostgresTarget
 from workers.targets.redis import RedisTarget
 
 ODD = [

@@ -90,7 +90,13 @@ def test_events_need_the_standard_library_and_orjson_only() -> None:
 def test_a_target_knows_neither_the_outbox_nor_celery() -> None:
     assert crossings("workers/targets", "app.outbox", "celery", "kombu", "workers.celery", "workers.tasks") == []
     assert (
-        crossings("workers/targets", "workers.partition_worker", "workers.settling", "workers.context", "workers.retry")
+        crossings(
+            "workers/targets",
+            "workers.delivery.partition_worker",
+            "workers.delivery.settlement",
+            "workers.runtime",
+            "workers.delivery.retry",
+        )
         == []
     )
 
@@ -149,6 +155,6 @@ def test_a_crossing_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     assert crossings("app", "workers", "celery") == [
         "app/x.py imports workers",
-        "app/x.py imports workers.partition_worker",
+        "app/x.py imports workers.delivery.partition_worker",
         "app/x.py imports celery.app",
     ]

@@ -11,31 +11,31 @@ from hypothesis import strategies as st
 
 from app.events.model import Effect, Event
 from tests.contract import events
-from workers import formats
-from workers.formats import Append, Change, Nothing, Remove, RemoveVersion, Upsert
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets import payloads
+from workers.targets.payloads import Append, Change, Nothing, Remove, RemoveVersion, Upsert
 
 CAPTURED = list(events.captured())
 
 
 @pytest.mark.parametrize(("line", "event"), CAPTURED)
 def test_the_log_envelope_is_what_minio_sent_byte_for_byte(line: str, event: Event) -> None:
-    assert formats.log(event) == line
+    assert payloads.log(event) == line
 
 
 @pytest.mark.parametrize(("line", "event"), CAPTURED)
 def test_the_other_envelopes_hold_the_record_byte_for_byte(line: str, event: Event) -> None:
     record = line[line.index('"Records":[') + 11 : -2]
     when = json.loads(record)["eventTime"]
-    assert formats.records(event) == '{"Records":[' + record + "]}"
-    assert formats.redis_access(event) == '[{"Event":[' + record + '],"EventTime":"' + when + '"}]'
-    assert formats.redis_access(event, "guide") == '["' + when + '",[' + record + "]]"
+    assert payloads.records(event) == '{"Records":[' + record + "]}"
+    assert payloads.redis_access(event) == '[{"Event":[' + record + '],"EventTime":"' + when + '"}]'
+    assert payloads.redis_access(event, "guide") == '["' + when + '",[' + record + "]]"
 
 
 def test_only_the_document_stores_line_ends_with_a_newline() -> None:
     event = events.put("a.txt")
-    assert formats.line(event) == formats.records(event) + "\n"
-    texts = (formats.log(event), formats.records(event), formats.redis_access(event))
+    assert payloads.line(event) == payloads.records(event) + "\n"
+    texts = (payloads.log(event), payloads.records(event), payloads.redis_access(event))
     assert not any(text.endswith("\n") for text in texts)
 
 
@@ -50,12 +50,12 @@ def test_only_the_document_stores_line_ends_with_a_newline() -> None:
     ],
 )
 def test_text_is_spelt_as_go_spells_it(value: str, spelt: str) -> None:
-    assert formats.text(value) == spelt
+    assert payloads.text(value) == spelt
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_text_stays_the_same_text(value: str) -> None:
-    assert json.loads(formats.text(value)) == value
+    assert json.loads(payloads.text(value)) == value
 
 
 @pytest.mark.parametrize(
@@ -70,22 +70,22 @@ def test_text_stays_the_same_text(value: str) -> None:
 def test_a_time_has_three_decimals(milliseconds: int, spelt: str) -> None:
     event = events.put("a.txt")
     moved = Event(event.id, event.name, "b", "k", "", "", milliseconds, event.record)
-    assert formats.timestamp(moved) == spelt
+    assert payloads.timestamp(moved) == spelt
 
 
 def test_a_change_follows_the_effect_and_in_access_format_the_time() -> None:
     put, delete, head = events.put("a"), events.delete("a"), events.head("a")
     version = events.delete_version("a", "")
-    assert formats.change(put, "namespace") == Upsert("images/a", formats.records(put))
-    assert formats.change(delete, "namespace") == Remove("images/a")
-    assert formats.change(version, "namespace") == RemoveVersion("images/a", "null")
-    assert formats.change(head, "namespace") == Nothing()
+    assert payloads.change(put, "namespace") == Upsert("images/a", payloads.records(put))
+    assert payloads.change(delete, "namespace") == Remove("images/a")
+    assert payloads.change(version, "namespace") == RemoveVersion("images/a", "null")
+    assert payloads.change(head, "namespace") == Nothing()
     for event in (put, delete, version, head):
-        assert formats.change(event, "access") == Append(formats.timestamp(event), formats.records(event))
+        assert payloads.change(event, "access") == Append(payloads.timestamp(event), payloads.records(event))
 
 
 def test_in_the_compatible_policy_only_a_delete_deletes() -> None:
-    effects = {event.name: formats.compatible_effect(event) for _, event in CAPTURED}
+    effects = {event.name: payloads.compatible_effect(event) for _, event in CAPTURED}
     assert len(effects) > 10
     assert [name for name, effect in effects.items() if effect is Effect.REMOVE] == ["s3:ObjectRemoved:Delete"]
     assert {effect for effect in effects.values() if effect is not Effect.REMOVE} == {Effect.UPSERT}
@@ -125,7 +125,7 @@ def test_a_collapsed_batch_leaves_what_its_changes_leave_one_by_one(
     one_by_one = dict(before)
     for change in changes:
         applied(one_by_one, change)
-    rows = formats.collapse(changes)
+    rows = payloads.collapse(changes)
     steps = [Upsert(path, text) for path, text in rows.documents.items()], [Remove(path) for path in rows.removed]
     asked = [RemoveVersion(path, version) for path, version in rows.versions]
     for order in ([*steps[0], *steps[1], *asked], [*asked, *steps[1], *steps[0]]):
@@ -139,13 +139,13 @@ def test_a_collapsed_batch_leaves_what_its_changes_leave_one_by_one(
 
 def test_entries_of_the_access_format_do_not_collapse() -> None:
     with pytest.raises(TypeError, match="access"):
-        formats.collapse([Append("", "")])
+        payloads.collapse([Append("", "")])
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=20))
 def test_waves_name_an_object_once_each_and_keep_its_order(keys: list[str]) -> None:
     made = [events.put(key) for key in keys]
-    waves = formats.waves(made)
+    waves = payloads.waves(made)
     assert sorted(index for wave in waves for index in wave) == list(range(len(made)))
     for wave in waves:
         assert len({made[index].path for index in wave}) == len(wave)
@@ -170,4 +170,4 @@ def test_what_follows_a_stuck_event_of_its_object_is_behind_it() -> None:
         ([a, b], [DELIVERED, DELIVERED], [DELIVERED, DELIVERED]),
     ]
     for batch, outcomes, expected in cases:
-        assert formats.hold_back(batch, outcomes) == expected
+        assert payloads.mark_not_attempted(batch, outcomes) == expected

@@ -11,14 +11,14 @@ from typing import Any
 from workers.targets.base import Target
 
 _ADAPTERS = {
-    "amqp": "workers.targets.amqp:AmqpTarget",
-    "elasticsearch": "workers.targets.elasticsearch:ElasticsearchTarget",
-    "kafka": "workers.targets.kafka:KafkaTarget",
-    "mysql": "workers.targets.mysql:MysqlTarget",
-    "nats": "workers.targets.nats:NatsTarget",
-    "nsq": "workers.targets.nsq:NsqTarget",
-    "mqtt": "workers.targets.mqtt:MqttTarget",
-    "postgresql": "workers.targets.postgresql:PostgresTarget",
+    "amqp": "workers.targets.amqp.target:AmqpTarget",
+    "elasticsearch": "workers.targets.elasticsearch.target:ElasticsearchTarget",
+    "kafka": "workers.targets.kafka.target:KafkaTarget",
+    "mysql": "workers.targets.mysql.target:MysqlTarget",
+    "nats": "workers.targets.nats.target:NatsTarget",
+    "nsq": "workers.targets.nsq.target:NsqTarget",
+    "mqtt": "workers.targets.mqtt.target:MqttTarget",
+    "postgresql": "workers.targets.postgresql.target:PostgresTarget",
     "redis": "workers.targets.redis:RedisTarget",
     "webhook": "workers.targets.webhook:WebhookTarget",
 }

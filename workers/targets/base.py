@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from app.events.model import Event
-from workers.outcomes import Outcome
+from workers.delivery.outcomes import Outcome
 
 
 class TargetUnavailable(Exception):

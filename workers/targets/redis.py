@@ -24,10 +24,10 @@ from redis.retry import Retry
 
 from app.config.targets.redis import RedisSettings
 from app.events.model import Event
-from workers.formats import change, collapse, hold_back, redis_access
-from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.payloads import change, collapse, mark_not_attempted, redis_access
 
 CLIENT_NAME = "Bucketwire"
 
@@ -75,7 +75,7 @@ class RedisTarget:
             if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
                 outcomes += [refused] * (len(events) - len(outcomes))
                 break
-        return hold_back(events, outcomes)
+        return mark_not_attempted(events, outcomes)
 
     def close(self) -> None:
         """Close the connection."""

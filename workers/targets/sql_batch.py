@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from app.events.model import Event
-from workers.outcomes import DELIVERED, Outcome, Rejected
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 
 
 def set_apart(

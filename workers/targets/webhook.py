@@ -36,11 +36,11 @@ from urllib3.util import SKIP_HEADER, Retry, parse_url
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.events.trace import fields
-from workers.formats import hold_back, log
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.http_wire import PrivateAddressError, Wire, basic_auth, http_pool
+from workers.targets.http_pool import HttpPool, PrivateAddressError, basic_auth, http_pool
+from workers.targets.payloads import log, mark_not_attempted
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 MOST_THREADS = 64
@@ -62,7 +62,7 @@ class _Round:
     time.
     """
 
-    wire: Wire
+    wire: HttpPool
     events: Sequence[Event]
     lease: LeaseCheck
     outcomes: list[Outcome] = field(init=False)
@@ -78,7 +78,7 @@ class WebhookTarget:
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
-        self._wire: Wire | None = None
+        self._wire: HttpPool | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._stamp: object = None
         self._headers: dict[str, str] = {}
@@ -103,7 +103,7 @@ class WebhookTarget:
             self._send_in_order(work, range(len(events)))
         else:
             self._send_at_once(work, window)
-        return hold_back(events, work.outcomes)
+        return mark_not_attempted(events, work.outcomes)
 
     def close(self) -> None:
         """Close the connections and end the threads, which are idle between calls."""
@@ -114,7 +114,7 @@ class WebhookTarget:
         if wire is not None:
             wire.close()
 
-    def _connect(self) -> Wire:
+    def _connect(self) -> HttpPool:
         self.close()
         chosen = self._settings
         self._stamp = self._files()
@@ -248,7 +248,7 @@ class WebhookTarget:
             work.unsent = Unavailable(hangs, unreachable=True)
         return Failed(reason)
 
-    def _unanswered(self, wire: Wire, error: HTTPError) -> Outcome:
+    def _unanswered(self, wire: HttpPool, error: HTTPError) -> Outcome:
         reason = f"{wire.where}: {_words(error)}"
         if isinstance(error, ConnectTimeoutError | TLSError | ProxyError | PrivateAddressError):
             # NewConnectionError and NameResolutionError are kinds of the first.
@@ -260,7 +260,7 @@ class WebhookTarget:
                 return Unavailable(f"{reason}; then {_words(second)}")
         return Failed(reason)
 
-    def _refusal(self, wire: Wire, response: BaseHTTPResponse, answer: bytes) -> Outcome:
+    def _refusal(self, wire: HttpPool, response: BaseHTTPResponse, answer: bytes) -> Outcome:
         status = response.status
         reason = f"{wire.where} answered {status} {response.reason or ''}".rstrip()
         later = _retry_after(response)

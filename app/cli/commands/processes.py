@@ -24,7 +24,7 @@ from app.supervisor.start import sync_environment
 
 # The one seam between app and workers: a name that celery imports, so that nothing here does.
 CELERY = ("celery", "-A", "workers.celery")
-TARGET_TEST = ("workers.trial",)  # likewise only a name here
+TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 SERVICE_QUEUE = "bucketwire"  # as workers.celery has it; a test keeps them equal
 SPARK_QUEUE = "spark"  # likewise
 

@@ -14,7 +14,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
+from workers.targets import payloads
 
 QUEUE = "bucketevents"
 ROUTED = sorted({event.name for _, event in events.captured()} | {events.PUT, events.DELETE, "s3:ObjectAccessed:Head"})
@@ -74,7 +74,7 @@ class Queue(Probe):
         return found
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     @contextmanager
     def channel(self) -> Iterator[BlockingChannel]:

@@ -13,7 +13,7 @@ from app.config import target_settings
 from app.events.model import Event
 from tests import services
 from tests.contract import events
-from workers.outcomes import Outcome, Unavailable
+from workers.delivery.outcomes import Outcome, Unavailable
 from workers.targets import create
 from workers.targets.base import Target, TargetUnavailable
 

@@ -14,7 +14,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe, path_of
-from workers import formats
+from workers.targets import payloads
 
 MOST = 10_000  # what one search returns
 
@@ -86,7 +86,7 @@ class _Elasticsearch(Probe):
         return [(path_of(text), text) for text in texts]
 
     def expected(self, event: Event) -> str:
-        return formats.records(event)
+        return payloads.records(event)
 
     def same(self, document: str, expected: str) -> bool:
         # The client gives parsed documents; what is stored, byte for byte, has a test of its own.

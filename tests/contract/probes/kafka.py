@@ -14,7 +14,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
+from workers.targets import payloads
 
 PARTITIONS = 6
 _LATER = (KafkaError.INVALID_REPLICATION_FACTOR, KafkaError.REQUEST_TIMED_OUT, KafkaError._TIMED_OUT)
@@ -114,7 +114,7 @@ class Log(Probe):
         return [(message.key().decode(), message.value().decode()) for message in self.messages()]
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         # A broker takes up to 1,048,588 bytes.

@@ -14,7 +14,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
+from workers.targets import payloads
 
 TOPIC = "minio/events"
 LARGEST = 40_000  # bytes of payload that the broker takes
@@ -163,7 +163,7 @@ class Qos1(Probe):
         return [(json.loads(payload)["Key"], payload) for payload in self.server.subscriber.heard()]
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         return events.put(key, metadata="x" * LARGEST)

@@ -12,7 +12,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe, path_of
-from workers import formats
+from workers.targets import payloads
 
 DATABASE = "notifications"
 
@@ -72,7 +72,7 @@ class _MySQL(Probe):
         return deep(events.put(key), 150)
 
     def expected(self, event: Event) -> str:
-        return formats.records(event)
+        return payloads.records(event)
 
     def same(self, document: str, expected: str) -> bool:
         # MySQL orders members its own way (§4.11).

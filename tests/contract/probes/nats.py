@@ -13,7 +13,7 @@ from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
 from tests.contract.probes.nats_wire import Received, Wire
-from workers import formats
+from workers.targets import payloads
 
 SUBJECT = "minio.events"
 
@@ -82,7 +82,7 @@ class Nats(Probe):
         return self.values() | {"password": "wrong-s3cret"}
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         """Beyond the 1 MiB that a server takes unless told otherwise."""

@@ -14,7 +14,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
+from workers.targets import payloads
 
 TOPIC = "minio_events"
 DURABLE = ("-mem-queue-size=0", "-sync-every=1")
@@ -73,7 +73,7 @@ class Log(Probe):
         return [(json.loads(body)["Key"], body) for body in bodies]
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         """Beyond the 1,024,768 bytes that nsqd takes unless told otherwise."""

@@ -11,7 +11,7 @@ from psycopg2 import errors, sql
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import Probe, path_of
-from workers import formats
+from workers.targets import payloads
 
 
 class _Postgres(Probe):
@@ -57,7 +57,7 @@ class _Postgres(Probe):
             return []
 
     def expected(self, event: Event) -> str:
-        return formats.records(event)
+        return payloads.records(event)
 
     def same(self, document: str, expected: str) -> bool:
         # jsonb orders members its own way (§4.10).

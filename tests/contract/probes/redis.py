@@ -11,7 +11,7 @@ import hiredis
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import Probe, path_of
-from workers import formats
+from workers.targets import payloads
 
 
 class _Redis(Probe):
@@ -81,7 +81,7 @@ class Namespace(_Redis):
         return list(zip(flat[::2], flat[1::2], strict=True))
 
     def expected(self, event: Event) -> str:
-        return formats.records(event)
+        return payloads.records(event)
 
 
 class Access(_Redis):
@@ -92,7 +92,7 @@ class Access(_Redis):
         return [(path_of(entry), entry) for entry in entries]
 
     def expected(self, event: Event) -> str:
-        return formats.redis_access(event, self.shape)
+        return payloads.redis_access(event, self.shape)
 
 
 class GuideAccess(Access):

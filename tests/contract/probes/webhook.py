@@ -9,7 +9,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract import events
 from tests.contract.probes.base import Probe
-from workers import formats
+from workers.targets import payloads
 
 _TAKES_NO_POISON = services.Answer(status=422, body="no such thing", containing="poison")
 
@@ -69,7 +69,7 @@ class Log(Probe):
         return [(json.loads(body)["Key"], body) for body in bodies]
 
     def expected(self, event: Event) -> str:
-        return formats.log(event)
+        return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         return events.put(key, metadata="poison")

@@ -9,7 +9,7 @@ from app.outbox.engine.database import Database
 from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, problem
 from tests.integration.outbox.scripted import Courier, Scripted
-from workers.mirror import Policy
+from workers.delivery.namespace_policy import Policy
 
 REDIS = {"address": "127.0.0.1:9", "key": "k"}
 

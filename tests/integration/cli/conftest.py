@@ -17,7 +17,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests.builders import migrated
 from tests.integration.outbox.scripted import Courier, Scripted
-from workers.outcomes import DELIVERED, Outcome, Rejected
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 
 
 @dataclass(frozen=True)

@@ -27,12 +27,12 @@ from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.interleaving import Side
 from tests.integration.outbox.scripted import Courier, Scripted
-from workers.context import Context
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.partition_worker import Pace, Work
-from workers.retry import RetrySchedule
-from workers.settling import BEHIND_PARKED, Rules, settle_batch, settle_parked
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.retry import RetrySchedule
+from workers.delivery.settlement import BEHIND_PARKED, SettlementContext, settle_batch, settle_parked
+from workers.runtime import Runtime
 
 _LEASE = 600_000  # ms: no lease runs out while an operation is stopped
 _LATER = 3_600_000
@@ -113,7 +113,7 @@ def build(database: Database) -> World:
         connection.execute(
             tables.cursors.update().where(tables.cursors.c.lease_token == "stopped").values(leased_until=1)
         )
-    rules = Rules(courier.schedule, now_ms(), Random(0))
+    rules = SettlementContext(courier.schedule, now_ms(), Random(0))
     with courier.store.reading(lease) as reader:
         batch = reader.load(10)
         heads = reader.parked_heads()
@@ -149,17 +149,17 @@ class Worker:
             "BUCKETWIRE_VAR": str(folder),
             "BUCKETWIRE_LEASE": f"{_LEASE // 1000}s",
         }
-        self.context = Context(Settings.from_environ(environ))
+        self.context = Runtime(Settings.from_environ(environ))
         self.side = Side(name, self.context.database)
         self.world: World
         self.context.pool.work = self._work  # type: ignore[method-assign]
 
-    def _work(self, stored: StoredTarget) -> Work:
+    def _work(self, stored: StoredTarget) -> OpenTarget:
         def take(one: Event) -> Outcome:
             self.world.delivered.add((stored.row_id, one.id))
             return DELIVERED
 
-        return Work(str(stored.target), Scripted(take), Policy.LOG, RetrySchedule(), 1000, Pace(10, 10))
+        return OpenTarget(str(stored.target), Scripted(take), Policy.LOG, RetrySchedule(), 1000, BatchSizer(10, 10))
 
     def close(self) -> None:
         """Close its connections."""

@@ -13,10 +13,10 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from tests.builders import registry
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
-from workers.partition_worker import Pace, PartitionWorker, Tally, Work
-from workers.retry import RetrySchedule
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
+from workers.delivery.partition_worker import BatchSizer, LeaseSummary, OpenTarget, PartitionWorker
+from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
 Script = Callable[[Event], Outcome]
@@ -81,10 +81,12 @@ class Courier:
         lease = self.leases.claim(row_id, range(64), uuid4().hex, now_ms() if now is None else now)
         if lease is None:
             return None
-        work = Work(str(self.target), self.scripted, self.policy, self.schedule, 1000, Pace(self.batch, self.batch))
+        work = OpenTarget(
+            str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch)
+        )
         return PartitionWorker(self.store, work, lease)
 
-    def run(self, *, turns: int = 100, now: int | None = None) -> Tally:
+    def run(self, *, turns: int = 100, now: int | None = None) -> LeaseSummary:
         """Work off everything that is due, and give the partitions back."""
         partitions = self.partitions(now)
         assert partitions is not None

@@ -13,8 +13,8 @@ from app.outbox.log.group_commit import GroupCommit
 from app.rules.model import Rule
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted
-from workers.outcomes import DELIVERED, Failed, Rejected
-from workers.retry import RetrySchedule
+from workers.delivery.outcomes import DELIVERED, Failed, Rejected
+from workers.delivery.retry import RetrySchedule
 
 
 def _seqs(database: Database) -> list[int]:

@@ -23,11 +23,11 @@ from app.outbox.log.append import Log, key_hash
 from tests.builders import DELETE, add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from tests.services import until
-from workers.context import Context
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.partition_worker import Pace, Work
-from workers.retry import RetrySchedule
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.retry import RetrySchedule
+from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck
 
 PARTITIONS = range(4)
@@ -44,9 +44,9 @@ class OneTarget:
     scripted: Scripted
     policy: Policy
 
-    def work(self, _: object) -> Work:
+    def work(self, _: object) -> OpenTarget:
         schedule = RetrySchedule(base=3_600_000, cap=3_600_000)
-        return Work("arn:test", self.scripted, self.policy, schedule, 1000, Pace(100, 100))
+        return OpenTarget("arn:test", self.scripted, self.policy, schedule, 1000, BatchSizer(100, 100))
 
     def close(self) -> None:
         """Nothing to close."""
@@ -58,7 +58,7 @@ class Two:
 
     database: Database
     target: TargetId
-    stopped: Context
+    stopped: Runtime
     scripted: Scripted
     other: Courier
 
@@ -89,7 +89,7 @@ class Two:
 def two(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Two]:
     url = database.url.render_as_string(hide_password=False)
     settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE": "1s"}
-    context = Context(Settings.from_environ(settings | {"BUCKETWIRE_TIME_SLICE": "900ms"}))
+    context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_TIME_SLICE": "900ms"}))
     target, scripted = add_target(database), Scripted()
     context.pool = OneTarget(scripted, request.param)  # type: ignore[assignment]
     other = Courier(database, target, Scripted(got=scripted.got), request.param, batch=100)
@@ -206,7 +206,9 @@ def test_a_worker_whose_lease_was_taken_sends_nothing_more_of_its_batch(two: Two
 
 def test_a_lease_that_ran_out_but_was_not_taken_goes_on(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
     record(two, event("a"), event("b"))
-    monkeypatch.setattr("workers.lease_guard.LeaseGuard._keep", lambda _: None)  # as if the whole process stood still
+    monkeypatch.setattr(
+        "workers.delivery.lease_guard.LeaseGuard._keep", lambda _: None
+    )  # as if the whole process stood still
 
     def stands_still() -> None:
         guard = two.scripted.lease

@@ -13,7 +13,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests.builders import DELETE, PUT, add_target, event
 from tests.integration.outbox.scripted import Courier, assert_counters_balance
-from workers.mirror import Policy
+from workers.delivery.namespace_policy import Policy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"

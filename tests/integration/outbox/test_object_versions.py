@@ -21,8 +21,8 @@ from app.outbox.log.retention import purge
 from app.outbox.versions.retention import KEPT
 from tests.builders import DELETE, PUT, add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, Failed, Unavailable
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
 
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 

@@ -13,7 +13,7 @@ from app.config.settings import Settings
 from app.outbox.log.append import Log
 from tests import services
 from tests.builders import add_target, event, migrated
-from workers.context import Context
+from workers.runtime import Runtime
 
 PARTITIONS = range(16)
 
@@ -25,21 +25,21 @@ def server() -> Iterator[services.Postgres]:
 
 
 @pytest.fixture
-def context(server: services.Postgres, tmp_path: Path) -> Iterator[Context]:
+def context(server: services.Postgres, tmp_path: Path) -> Iterator[Runtime]:
     settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": server.create_database("outbox")}
-    opened = Context(Settings.from_environ(settings))
+    opened = Runtime(Settings.from_environ(settings))
     migrated(settings["BUCKETWIRE_DATABASE_URL"]).close()
     yield opened
     opened.close()
 
 
-def list_target(context: Context, redis_server: services.Redis, key: str) -> TargetId:
+def list_target(context: Runtime, redis_server: services.Redis, key: str) -> TargetId:
     address = f"{services.LOOPBACK}:{redis_server.port}"
     return add_target(context.database, key, type_name="redis", address=address, key=key, format="access")
 
 
 def test_the_first_hint_after_a_restart_of_the_database_is_not_wasted(
-    context: Context, server: services.Postgres, redis_server: services.Redis
+    context: Runtime, server: services.Postgres, redis_server: services.Redis
 ) -> None:
     target = list_target(context, redis_server, "restart")
     for number in range(3):
@@ -52,7 +52,7 @@ def test_the_first_hint_after_a_restart_of_the_database_is_not_wasted(
 
 
 def test_an_outage_is_told_once_and_so_is_its_end(
-    context: Context, server: services.Postgres, redis_server: services.Redis, caplog: pytest.LogCaptureFixture
+    context: Runtime, server: services.Postgres, redis_server: services.Redis, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "bucketwire.worker")
     target = list_target(context, redis_server, "outage")

@@ -25,9 +25,9 @@ from app.outbox.log.append import Log
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
-from workers.context import Context
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.retry import RetrySchedule
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.runtime import Runtime
 
 HOUR = 3_600_000
 
@@ -228,7 +228,7 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
     _park_three(database)
     rows = parked_rows(database)
     _break(database, (rows[0].seq, tables.NEVER))
-    context = Context(Settings.from_environ({"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}))
+    context = Runtime(Settings.from_environ({"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}))
     offers: list[Offer] = []
     assert context.drain(offers.append) == 0
     assert list(due_times(database).values()) == [0]

@@ -21,8 +21,8 @@ from app.outbox.log.append import Log, key_hash
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.retry import RetrySchedule
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
 
 MAX_AGE = 3_600_000
 PARTITIONS = 4  # of the fixture's log

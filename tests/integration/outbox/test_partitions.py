@@ -17,9 +17,9 @@ from app.outbox.log.append import Log
 from tests.builders import DELETE, add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order, sometimes
 from tests.services import until
-from workers.mirror import Policy
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.retry import RetrySchedule
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
 
 
 def record(database: Database, *events: Event) -> list[Event]:

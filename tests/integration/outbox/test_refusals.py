@@ -17,8 +17,8 @@ from app.outbox.log.append import Log, key_hash
 from tests.builders import add_target, event, registry
 from tests.delivery import Delivery, delivery
 from tests.integration.outbox.scripted import Scripted, assert_counters_balance, assert_in_order
-from workers.outcomes import DELIVERED, Failed, Outcome, Unavailable
-from workers.retry import RetrySchedule
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
+from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
 
 PARTITIONS = 4

@@ -17,8 +17,8 @@ from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.retry import RetrySchedule
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.delivery.retry import RetrySchedule
 
 _LONG = RetrySchedule(base=3_600_000, cap=3_600_000)
 

@@ -23,7 +23,7 @@ from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from tests.builders import add_target, event, registry
 from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from tests.system import BUCKETWIRE
-from workers.outcomes import DELIVERED, Rejected
+from workers.delivery.outcomes import DELIVERED, Rejected
 
 
 def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from app.events.model import Event
 from tests.contract import events
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.nats_acks import Flight
-from workers.targets.nats_streaming import decoded, encoded, text
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.nats.acks import Flight
+from workers.targets.nats.streaming import decoded, encoded, text
 
 REJECTED, UNAVAILABLE = Rejected("too large"), Unavailable("full")
 

@@ -10,9 +10,9 @@ import pytest
 from app.config import target_settings
 from app.events.model import Event
 from tests.builders import event
-from workers.discretion import Discreet
-from workers.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.telemetry.redaction import RedactingTarget
 
 SECRET = "hunter2x"
 SIGNING = "aHVudGVyMmh1bnRlcjJodW50ZXIyaHVudGVyMg=="
@@ -56,7 +56,7 @@ class Parrot:
 )
 def test_a_secret_that_a_remote_repeats_is_taken_out_and_all_else_stays(type_name: str, values: dict[str, str]) -> None:
     secret = SIGNING if "signing_secret" in values else SECRET
-    target = Discreet(Parrot(f"me? not with {secret}, says h"), target_settings.load(type_name, values))
+    target = RedactingTarget(Parrot(f"me? not with {secret}, says h"), target_settings.load(type_name, values))
     told = "me? not with *redacted*, says h"
     assert target.deliver([event()] * 4, 1) == [
         DELIVERED, Failed(told, 3), Rejected(told), Unavailable(told, 2, pause=True),
@@ -78,8 +78,8 @@ def test_a_defects_trace_does_not_quote_a_secret_and_one_that_quotes_none_stays_
 
     settings = target_settings.load("redis", {"address": "h", "key": "k", "password": SECRET})
     with pytest.raises(RuntimeError, match="ValueError: of a driver") as caught:
-        Discreet(Defective(f"not with {SECRET}"), settings).open()
+        RedactingTarget(Defective(f"not with {SECRET}"), settings).open()
     assert SECRET not in "".join(traceback.format_exception(caught.value))
     with pytest.raises(ValueError, match="of a driver") as plain:
-        Discreet(Defective("not at all"), settings).open()
+        RedactingTarget(Defective("not at all"), settings).open()
     assert isinstance(plain.value.__cause__, LookupError)

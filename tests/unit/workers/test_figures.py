@@ -8,8 +8,8 @@ from prometheus_client import Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 from app.config.arn import TargetId
-from workers.figures import Bulk, Figures, OfTarget
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.telemetry.metrics import Bulk, TargetMetrics, WorkerMetrics
 
 
 def samples(metric: MetricWrapperBase) -> dict[tuple[str, ...], float]:
@@ -38,9 +38,9 @@ def test_many_observations_at_once_come_to_the_same_as_one_by_one() -> None:
 
 
 def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_not_at_all() -> None:
-    figures = Figures()
+    figures = WorkerMetrics()
     outcomes: list[Outcome] = [DELIVERED, DELIVERED, Failed("x"), NOT_ATTEMPTED, Rejected("x")]
-    of = OfTarget(figures, TargetId("redis", "a"))
+    of = TargetMetrics(figures, TargetId("redis", "a"))
     of.called([*outcomes, Unavailable("away")], 0.2)
     of.called([DELIVERED], 0.2)
     assert samples(figures.attempts) == {
@@ -54,15 +54,15 @@ def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_n
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:
-    figures = Figures()
-    OfTarget(figures, TargetId("redis", "a")).delivered([5000, 1000], 2000)
+    figures = WorkerMetrics()
+    TargetMetrics(figures, TargetId("redis", "a")).delivered([5000, 1000], 2000)
     found = samples(figures.ages)
     assert found["bucketwire_worker_delivery_seconds_sum", "redis", "a"] == 1
     assert found["bucketwire_worker_delivery_seconds_count", "redis", "a"] == 2
 
 
 def test_every_figure_is_there_from_the_start() -> None:
-    figures = Figures()
+    figures = WorkerMetrics()
     of = figures.of("arn:minio:sqs:eu:a:redis")
     assert figures.of("arn:minio:sqs:eu:a:redis") is of
     assert samples(figures.lease_losses) == {("bucketwire_worker_lease_losses_total", "redis", "a"): 0}

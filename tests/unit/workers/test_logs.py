@@ -9,31 +9,38 @@ import pytest
 
 from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
 from tests.builders import event
-from workers.logs import Setback, counted, format_partitions, setbacks, tell_setback, tell_settled
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
-from workers.retry import RetrySchedule
-from workers.second_opinion import RefusedAgain, Suspect
-from workers.settling import Result, Rules, settle_batch, settle_parked
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.delivery.second_opinion import RefusedAgain, Suspect
+from workers.delivery.settlement import Result, SettlementContext, settle_batch, settle_parked
+from workers.telemetry.delivery_log import (
+    FailedAttempt,
+    counted,
+    failed_attempts,
+    format_partitions,
+    log_batch,
+    log_failed_attempt,
+)
 
 NOW = 1_795_000_000_000
 AWAY = Unavailable("connection refused")
 
 
-def rules(max_attempts: int = 20) -> Rules:
-    return Rules(RetrySchedule(base=1000, cap=1000, max_attempts=max_attempts), NOW, Random(1))
+def rules(max_attempts: int = 20) -> SettlementContext:
+    return SettlementContext(RetrySchedule(base=1000, cap=1000, max_attempts=max_attempts), NOW, Random(1))
 
 
 def logged(seq: int, key: str) -> LoggedEvent:
     return LoggedEvent(event(key), 3, seq, hash(key), NOW - 500)
 
 
-def said(*results: tuple[str, Result]) -> dict[str, Setback]:
+def said(*results: tuple[str, Result]) -> dict[str, FailedAttempt]:
     """The setbacks of a batch of events with these keys and results, by key."""
     events = [logged(seq, key) for seq, (key, _) in enumerate(results, 1)]
     outcomes = [result for _, result in results]
     settlement = settle_batch(Batch(events, {3: len(events)}), outcomes, rules())
     keys = {one.event.id: one.event.key for one in events}
-    return {keys[each.event.id]: each for each in setbacks(settlement, zip(events, outcomes, strict=True))}
+    return {keys[each.event.id]: each for each in failed_attempts(settlement, zip(events, outcomes, strict=True))}
 
 
 def test_each_attempt_that_failed_or_was_rejected_is_told_and_no_other() -> None:
@@ -60,7 +67,7 @@ def test_a_later_attempt_is_told_with_its_number_and_the_last_one_as_the_end() -
     entry = ParkedEvent(logged(1, "bad"), 1, NOW - 400, "[]")
     for most, due in ((3, True), (2, False)):
         settlement = settle_parked([entry], [Failed("500")], rules(most))
-        [found] = setbacks(settlement, [(entry.logged, Failed("500"))])
+        [found] = failed_attempts(settlement, [(entry.logged, Failed("500"))])
         assert (found.outcome, found.attempt, found.due is not None) == ("failed", 2, due)
 
 
@@ -77,12 +84,12 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     events = [logged(1, "a"), logged(2, "b")]
     settlement = settle_batch(Batch(events, {3: 2}), [DELIVERED, Failed("x")], rules())
-    tell_settled("arn:t", [0, 1, 3], counted(settlement), 0.0123)
+    log_batch("arn:t", [0, 1, 3], counted(settlement), 0.0123)
     first, second = (each.event._replace(id=name) for name, each in zip(("e1", "e2"), events, strict=True))
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     second = second._replace(trace=f"{parent} vendor=x")
-    tell_setback("arn:t", Setback(first, "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
-    tell_setback("arn:t", Setback(second, "rejected", 1, None, "never"), 0.5, NOW)
+    log_failed_attempt("arn:t", FailedAttempt(first, "failed", 2, NOW + 1500, "no\nanswer"), 0.5, NOW)
+    log_failed_attempt("arn:t", FailedAttempt(second, "rejected", 1, None, "never"), 0.5, NOW)
     assert caplog.messages == [
         "arn:t partitions=0-1,3 delivered=1 parked=1 in 0.012 s",
         "arn:t event=e1 failed, attempt 2 in 0.500 s, again in 1.5 s: no\\nanswer",
@@ -102,7 +109,7 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
 def test_a_batch_that_came_to_nothing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     events = [logged(1, "a")]
-    tell_settled("arn:t", [3], counted(settle_batch(Batch(events, {3: 1}), [AWAY], rules())), 0.1)
+    log_batch("arn:t", [3], counted(settle_batch(Batch(events, {3: 1}), [AWAY], rules())), 0.1)
     assert caplog.messages == []
 
 

@@ -24,8 +24,8 @@ from spark_jobs.__main__ import jobs as spark_commands
 from tests.builders import add_target, event, migrated
 from tests.hostile import BUCKETS, scheduled
 from tests.services import reaper, until
-from workers import nightly
-from workers.nightly import Hints, Jobs, last_words
+from workers import reconcile_jobs
+from workers.reconcile_jobs import Jobs, RunWakeUps, last_words
 
 # As a job is: Ctrl-C ends it, SIGTERM is as that, and so is the end of its input.
 ENDING = "from spark_jobs import ending; ending.by_sigterm(); ending.with_input(); import time; "
@@ -58,7 +58,7 @@ def test_a_job_that_is_asked_to_end_does_and_what_would_begin_then_does_not(tmp_
 def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = f"{ENDING}import os, pathlib; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep(300)"
-    worker = subprocess.Popen(python(f"from workers.nightly import Jobs; Jobs().run({python(code)!r})"))
+    worker = subprocess.Popen(python(f"from workers.reconcile_jobs import Jobs; Jobs().run({python(code)!r})"))
     try:
         until(lambda: begun.exists() and begun.read_text(), 60)
         job = psutil.Process(int(begun.read_text()))
@@ -88,12 +88,12 @@ def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -
 
 
 def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), Hints()
+    database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), RunWakeUps()
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
     assert [hints.look(database, told.append) for _ in range(3)] == [1, 0, 0]
     assert [(str(each.target), each.bucket) for each in told] == [("redis:x", "bucket")]
-    monkeypatch.setattr(nightly, "AGAIN", 0)
+    monkeypatch.setattr(reconcile_jobs, "AGAIN", 0)
     assert hints.look(database, told.append) == 1
     assert told[0] == told[1]
     database.close()
@@ -103,7 +103,7 @@ def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatc
     seen = list[list[str]]()
     monkeypatch.setattr(reconcile_command, "become", seen.append)
     for name in (*BUCKETS, "images"):
-        arguments = nightly.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
+        arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
         [_, command, *words] = seen[-1]  # what the job's process is started with
         context = spark_commands.commands[command].make_context(command, words)
@@ -121,7 +121,7 @@ def test_a_run_that_was_registered_for_no_bucket_is_given_up(tmp_path: Path, nam
     Schedule(database).register(now_ms())
     with database.writing() as connection:  # as a version did that looked at no names
         connection.execute(tables.reconciliations.update().values(bucket=name))
-    assert nightly.reconcile(database, target, name, "arn") == "no storage allows a bucket of this name"
+    assert reconcile_jobs.reconcile(database, target, name, "arn") == "no storage allows a bucket of this name"
     [run] = Reconciliations(database).list()
     assert (run.state, Schedule(database).waiting()) == ("failed", [])
     database.close()
@@ -132,6 +132,6 @@ def test_buckets_that_are_not_scheduled_are_logged(tmp_path: Path, caplog: pytes
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule)
     Log(database).append([[event(bucket="images"), event(bucket="x' OR '1'='1")]])
-    assert Hints().look(database, lambda _: None) == 1
+    assert RunWakeUps().look(database, lambda _: None) == 1
     assert "redis:x: 1 of the buckets in its events are not reconciled by schedule" in caplog.text
     database.close()

@@ -4,8 +4,8 @@ from random import Random
 
 import pytest
 
-from workers.breaker import back_off
-from workers.retry import RetrySchedule
+from workers.delivery.breaker import back_off
+from workers.delivery.retry import RetrySchedule
 
 NOW = 1_795_000_000_000
 

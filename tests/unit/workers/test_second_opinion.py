@@ -10,8 +10,8 @@ import pytest
 from app.events.model import Event
 from app.outbox.delivery.settlement_store import Refusals
 from tests.builders import event
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
-from workers.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
 
 REFUSED = Unavailable("503")
 UNREACHABLE = Unavailable("connection refused", unreachable=True)

@@ -7,14 +7,14 @@ import pytest
 from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
 from app.outbox.tables import NEVER
 from tests.builders import event
-from workers.mirror import Unsent
-from workers.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
-from workers.retry import RetrySchedule
-from workers.second_opinion import RefusedAgain, Suspect
-from workers.settling import BEHIND_PARKED, Result, Rules, settle_batch, settle_parked
+from workers.delivery.namespace_policy import SkipReason
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.delivery.second_opinion import RefusedAgain, Suspect
+from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
 
 NOW = 1_795_000_000_000
-RULES = Rules(RetrySchedule(base=1000, cap=1000, max_attempts=3, max_age=0), NOW, Random(7))
+RULES = SettlementContext(RetrySchedule(base=1000, cap=1000, max_attempts=3, max_age=0), NOW, Random(7))
 AWAY = Unavailable("connection refused")
 FAILED = Failed("500")
 
@@ -33,10 +33,10 @@ def logged(seq: int, key_hash: int | None = None, partition: int = 0) -> LoggedE
         ([AWAY, DELIVERED, AWAY], 2, [1]),
         ([AWAY, Rejected("no"), AWAY], 2, [1]),
         ([FAILED, AWAY, AWAY], 1, [1]),
-        ([Unsent.SUPERSEDED, AWAY, Unsent.SUPERSEDED], 1, []),
-        ([Unsent.SUPERSEDED, Unsent.NOTHING_TO_DO, DELIVERED], 99, []),
+        ([SkipReason.SUPERSEDED, AWAY, SkipReason.SUPERSEDED], 1, []),
+        ([SkipReason.SUPERSEDED, SkipReason.NOTHING_TO_DO, DELIVERED], 99, []),
         ([BEHIND_PARKED, DELIVERED, FAILED], 99, [1, 3]),
-        ([AWAY, Unsent.SUPERSEDED, BEHIND_PARKED], None, []),
+        ([AWAY, SkipReason.SUPERSEDED, BEHIND_PARKED], None, []),
     ],
 )
 def test_the_cursor_passes_what_got_an_answer_and_parks_what_lies_between(
@@ -80,7 +80,9 @@ def test_what_was_not_attempted_after_the_last_answer_stays_in_the_log() -> None
 @pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(base=1, cap=1, max_age=999)])
 def test_what_was_not_attempted_behind_an_event_that_died_is_the_next_head(schedule: RetrySchedule) -> None:
     batch = Batch([logged(1, 7), logged(2, 7), logged(3, 7), logged(4, 8)], {0: 4})
-    settlement = settle_batch(batch, [FAILED, NOT_ATTEMPTED, NOT_ATTEMPTED, DELIVERED], Rules(schedule, NOW, Random(7)))
+    settlement = settle_batch(
+        batch, [FAILED, NOT_ATTEMPTED, NOT_ATTEMPTED, DELIVERED], SettlementContext(schedule, NOW, Random(7))
+    )
     assert [death.seq for death in settlement.deaths] == [1]
     assert [(park.seq, park.attempts, park.not_before) for park in settlement.park] == [(2, 0, 0), (3, 0, NEVER)]
 

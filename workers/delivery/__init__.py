@@ -1,0 +1,1 @@
+"""Delivery of one partition: read, decide, send, settle, retry."""

@@ -1,0 +1,312 @@
+"""Work off one lease: load, deliver, settle, until its partitions are empty or its time is over."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from app.events.model import Event
+from app.outbox.delivery.leases import Lease, ReplayPartition
+from app.outbox.delivery.parked import ObjectHash
+from app.outbox.delivery.redelivery import carry_out
+from app.outbox.delivery.settlement_store import (
+    Batch,
+    LoggedEvent,
+    LogPosition,
+    PartitionReader,
+    Refusals,
+    Settlement,
+    SettlementStore,
+)
+from app.outbox.engine.database import now_ms
+from workers.delivery.breaker import back_off
+from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Unavailable
+from workers.delivery.retry import RetrySchedule
+from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
+from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
+from workers.telemetry import metrics
+from workers.telemetry.delivery_log import counted, counts_text, failed_attempts, log_batch, log_failed_attempt
+
+log = logging.getLogger("bucketwire.partitions")
+
+
+@dataclass(slots=True)
+class BatchSizer:
+    """How many events to hand to a target in one call: as many as it has shown to take in about a second.
+
+    A target that hangs thus holds a partition with few events, and a fast one gets full batches after a few calls.
+    """
+
+    limit: int
+    size: int = 16
+
+    def took(self, events: int, seconds: float) -> None:
+        """Learn from one call."""
+        if seconds > 3:
+            self.size = max(1, self.size // 4)
+        elif seconds < 1 and events >= self.size:
+            self.size = min(self.limit, self.size * 4)
+
+
+@dataclass(slots=True)
+class OpenTarget:
+    """One target as a worker has it open, with its settings in the form that partitions need."""
+
+    name: str  # its ARN, for the log
+    target: Target
+    policy: Policy
+    schedule: RetrySchedule
+    window: int
+    pace: BatchSizer
+    opened: bool = False
+
+
+@dataclass(slots=True)
+class LeaseSummary:
+    """What one lease came to; `unavailable` is why it ended early.
+
+    `answered` says that the target gave some event an answer of its own.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    unavailable: Unavailable | None = None
+    answered: bool = False
+
+    def __str__(self) -> str:
+        return counts_text(self.counts) or "nothing due"
+
+
+class PartitionWorker:
+    """One lease at work. `clock` gives milliseconds since 1970; `guard` says whether the lease still holds."""
+
+    def __init__(
+        self,
+        store: SettlementStore,
+        work: OpenTarget,
+        lease: Lease,
+        clock: Callable[[], int] = now_ms,
+        guard: LeaseCheck = NO_LEASE,
+    ) -> None:
+        self._store = store
+        self._work = work
+        self._lease = lease
+        self._clock = clock
+        self._guard = guard
+        self._in_hand: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
+        self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self._figures = metrics.of(work.name)
+        self._took = 0.0  # seconds that the target took for the batch in hand
+        self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
+        self._stop: Callable[[], bool] = lambda: False
+        self._refusals: Refusals | None = None  # what the outbox knew of them when the target was last in doubt
+        self._moment = 0  # the time of the batch in hand, by which refusals and deliveries are ordered
+        self.tally = LeaseSummary()
+
+    def work_off(self, stop: Callable[[], bool]) -> LeaseSummary:
+        """Until the partitions are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`,
+        `LeaseExpired`.
+        """
+        self._stop = stop
+        with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
+            carry_out(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
+            while self._turn(reader) and self.tally.unavailable is None and not stop():
+                pass
+        self.tally.answered = self._opinion.answered
+        return self.tally
+
+    def in_hand(self) -> dict[ObjectHash, int]:
+        """The objects whose events may have been sent since the last settlement, each with the oldest one's seq."""
+        oldest: dict[ObjectHash, int] = {}
+        for logged, verdict in zip(*self._in_hand, strict=True):
+            if not isinstance(verdict, SkipReason):
+                oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
+        return oldest
+
+    def _newest_sent(self, reader: PartitionReader, events: Sequence[LoggedEvent]) -> LoggedEvent | None:
+        """The last of these events, all of one object, that would be sent now."""
+        decided = decide(events, self._work.policy, reader)
+        paired = zip(events, decided, strict=True)
+        return next((logged for logged, verdict in reversed([*paired]) if not isinstance(verdict, SkipReason)), None)
+
+    def _turn(self, reader: PartitionReader) -> bool:
+        """One batch of each kind of due work; whether there was any.
+
+        What is refused in one of them has the next for its second opinion. A target that is in doubt after all of
+        them is unavailable.
+        """
+        worked = self._batches(reader)
+        self.tally.unavailable = self._opinion.verdict(self._refusals)
+        if self.tally.unavailable is not None:
+            self._work.target.close()
+            self._work.opened = False
+        return worked
+
+    def _batches(self, reader: PartitionReader) -> bool:
+        heads = reader.parked_heads()
+        due = [line for line, not_before in heads.items() if not_before <= self._clock()]
+        worked = bool(due) and self._parked(reader, due)
+        waiting = heads.keys() if not due else reader.parked_heads().keys()
+        for replay in list(self._lease.replays):
+            if not self._opinion.is_certain:
+                worked |= self._replay(reader, replay, waiting)
+                waiting = reader.parked_heads().keys()
+        if not self._opinion.is_certain:
+            worked |= self._log(reader, waiting)
+        return worked
+
+    def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
+        began = time.monotonic()
+        # While the target is in doubt any object, and not always the first, which may be the one that it refuses.
+        size = min(len(due), self._work.pace.size)
+        some = self._rng.sample(due, min(size, MOST_ASKED)) if self._opinion.in_doubt else due[:size]
+        parked = reader.load_parked(some, self._work.pace.size)
+        events = [entry.logged for entry in parked]
+        results = self._deliver(reader, events, [entry.refused_at for entry in parked])
+        self._settle(settle_parked(parked, results, self._rules()), events, results, began)
+        return True
+
+    def _log(self, reader: PartitionReader, waiting: Set[ObjectHash]) -> bool:
+        began = time.monotonic()
+        batch = reader.load(self._work.pace.size)
+        if not batch.events:
+            return False
+        results = self._results(reader, batch, waiting, set())
+        self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
+        return True
+
+    def _replay(self, reader: PartitionReader, replay: ReplayPartition, waiting: Set[ObjectHash]) -> bool:
+        began = time.monotonic()
+        batch = reader.load_replay(replay, self._work.pace.size)
+        standing = reader.standing([(event.partition, event.seq) for event in batch.events])
+        results = self._results(reader, batch, waiting, standing)
+        settlement = settle_batch(batch, results, self._rules())
+        progress = settlement.partition(replay.partition)
+        settlement.replay = (replay, replay.position if progress.position is None else progress.position)
+        progress.position = None  # the log's own cursor stays where it is
+        self._settle(settlement, batch.events, results, began)
+        return True
+
+    def _rules(self) -> SettlementContext:
+        return SettlementContext(self._work.schedule, self._clock(), self._rng)
+
+    def _results(
+        self, reader: PartitionReader, batch: Batch, waiting: Set[ObjectHash], standing: Set[LogPosition]
+    ) -> list[Result]:
+        """Deliver what may go; what stands behind a parked event, or in line already, does not."""
+        if not waiting and not standing:
+            return self._deliver(reader, batch.events)
+        results: list[Result] = [BEHIND_PARKED] * len(batch.events)
+        free = []
+        for index, logged in enumerate(batch.events):
+            if (logged.partition, logged.seq) in standing:
+                results[index] = SkipReason.SUPERSEDED
+            elif logged.object not in waiting:
+                free.append(index)
+        delivered = self._deliver(reader, [batch.events[index] for index in free])
+        for index, result in zip(free, delivered, strict=True):
+            results[index] = result
+        return results
+
+    def _deliver(
+        self, reader: PartitionReader, events: Sequence[LoggedEvent], refused_before: Sequence[int] | None = None
+    ) -> list[Result]:
+        """Send what is to be sent; `refused_before` is given for parked events, in milliseconds or 0."""
+        decided = decide(events, self._work.policy, reader)
+        sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, SkipReason)]
+        if sent:
+            self._guard.check()
+            self._in_hand = (events, decided)
+        self._took = 0.0
+        answers = self._opinion.send(
+            [verdict for verdict in decided if not isinstance(verdict, SkipReason)], self._stop
+        )
+        # What needs no sending counts, too: else batches of a mirror that is far behind would stay small.
+        self._work.pace.took(len(events), self._took)
+        # Later than the batch before, so that there is a moment in between.
+        self._moment = max(self._clock(), self._moment + 2)
+        if any(isinstance(answer, Suspect) for answer in answers):
+            answers = self._judged(reader, [events[index] for index in sent], answers, refused_before)
+        results: list[Result] = [verdict if isinstance(verdict, SkipReason) else NOT_ATTEMPTED for verdict in decided]
+        for index, answer in zip(sent, answers, strict=True):
+            results[index] = answer
+        return results
+
+    def _judged(
+        self,
+        reader: PartitionReader,
+        events: Sequence[LoggedEvent],
+        answers: Sequence[Answer],
+        before: Sequence[int] | None,
+    ) -> list[Answer]:
+        """What becomes of those events that the target refused alone."""
+        suspects = [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)]
+        refusals = reader.refusals({(events[index].partition, events[index].seq) for index in suspects})
+        now, is_up = self._moment, not self._opinion.in_doubt
+        decided = judged(
+            answers,
+            [event.partition for event in events],
+            before or [0] * len(events),
+            refusals,
+            parked=before is not None,
+            is_up=is_up,
+            refused_at=now - is_up,  # a target that is up delivered after it, one that is in doubt before it
+            due=lambda refusal: now + back_off(1, self._rng, refusal.retry_after),
+        )
+        if all(isinstance(decided[index], RefusedAgain) for index in suspects):
+            self._opinion.acquit()
+        self._refusals = refusals
+        return decided
+
+    def _call(self, events: Sequence[Event]) -> Sequence[Outcome]:
+        work = self._work
+        started = time.monotonic()
+        try:
+            if not work.opened:
+                work.target.open()
+                work.opened = True
+            outcomes = work.target.deliver(events, work.window, self._guard)
+        except LeaseExpired:
+            # It may have been stopped anywhere: what is still under way must not be taken for an answer to the next.
+            work.target.close()
+            work.opened = False
+            raise
+        except TargetUnavailable as error:
+            outcomes = [Unavailable(error.reason, error.retry_after, error.pause, unreachable=True)] * len(events)
+        except Exception as error:
+            # An adapter's own defect must not stop the partition: it is counted against the events, and so seen and
+            # bounded.
+            log.exception("%s: unforeseen", work.name)
+            outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
+        took = time.monotonic() - started
+        self._took += took
+        if self._figures is not None:
+            self._figures.called(outcomes, took)
+        return outcomes
+
+    def _settle(
+        self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float
+    ) -> None:
+        now = self._clock()
+        if DELIVERED in results:
+            settlement.delivered_at = self._moment - self._opinion.in_doubt
+        self._store.settle(self._lease, settlement, now)
+        self._in_hand = ((), ())
+        self._tell(settlement, events, results, began)
+        if self._figures is not None and settlement.replay is None:
+            done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
+            self._figures.delivered(done, now)
+
+    def _tell(
+        self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float
+    ) -> None:
+        counts = counted(settlement)
+        self.tally.counts += counts
+        now = self._clock()
+        for setback in failed_attempts(settlement, zip(events, results, strict=True)):
+            log_failed_attempt(self._work.name, setback, self._took, now)
+        log_batch(self._work.name, settlement.progress, counts, time.monotonic() - began)

@@ -1,0 +1,38 @@
+"""When a failed event is tried again, and when it is given up: exponential back-off with full jitter."""
+
+from dataclasses import dataclass
+from random import Random
+
+_MAX_RETRY_AFTER = 15 * 60_000  # a remote's Retry-After counts up to here, milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySchedule:
+    """A target's schedule; durations in milliseconds. `max_age` 0 = an event is never too old."""
+
+    base: int = 1_000
+    cap: int = 300_000
+    max_attempts: int = 20
+    max_age: int = 72 * 3_600_000
+
+    def next_try(
+        self, attempts: int, received_at: int, now: int, rng: Random, retry_after: float | None = None
+    ) -> int | None:
+        """When to try again after the `attempts`-th failure, in milliseconds since 1970; None = give up.
+
+        The wait is drawn from all of 0 … min(cap, base · 2^(attempts-1)), and never shorter than what the remote
+        asked for (`retry_after`, seconds, up to 15 minutes).
+        """
+        if attempts >= self.max_attempts:
+            return None
+        ceiling = min(self.cap, self.base << min(attempts - 1, 40))
+        wait = max(rng.randint(0, ceiling), bounded_retry_after(retry_after))
+        due = now + wait
+        if self.max_age and due - received_at > self.max_age:
+            return None
+        return due
+
+
+def bounded_retry_after(retry_after: float | None) -> int:
+    """A remote's Retry-After (seconds) in milliseconds, within bounds."""
+    return 0 if retry_after is None else max(0, min(int(retry_after * 1000), _MAX_RETRY_AFTER))

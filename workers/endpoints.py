@@ -1,0 +1,186 @@
+"""Where a target is: the places that its settings name, and whether each is resolved, connected to and trusted.
+
+What can be seen without the target's own protocol. Where TLS begins within a protocol (NATS, NSQ, PostgreSQL, MySQL)
+it belongs to logging in, and only the adapter can tell of it.
+"""
+
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from app.config.fields.addresses import HostPort
+from app.config.targets.amqp import AmqpSettings
+from app.config.targets.base import TargetSettings
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.config.targets.kafka import KafkaSettings
+from app.config.targets.mqtt import MqttSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.nats import NatsSettings
+from app.config.targets.nsq import NsqSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.redis import RedisSettings
+from app.config.targets.webhook import WebhookSettings
+from workers.targets import tls
+from workers.targets.http_pool import _proxy_for, public_addresses
+from workers.targets.postgresql.connection import parameters
+
+_POSTGRES_PORT = 5432
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One address to connect to; a host that begins with `/` is a unix socket.
+
+    `context` makes the TLS context where TLS begins with the first byte, and `name` is what the certificate has to be
+    for. `guarded`: only public addresses may be connected to.
+    """
+
+    address: HostPort
+    context: Callable[[], ssl.SSLContext] | None = None
+    name: str = ""
+    guarded: bool = False
+
+    def resolve(self) -> list[str]:
+        """The addresses behind the name. Raises `OSError`, or the guard's error."""
+        host, port = self.address
+        if host.startswith("/"):
+            return [host]
+        if self.guarded:
+            return list(dict.fromkeys(public_addresses(host, port)))
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+    def connect(self, addresses: Sequence[str], timeout: float) -> socket.socket:
+        """A connection to the first address that takes one. Raises `OSError`."""
+        failure = OSError("there is no address to connect to")
+        for address in addresses:
+            try:
+                if address.startswith("/"):
+                    return _unix(address, timeout)
+                return socket.create_connection((address, self.address.port), timeout=timeout)
+            except OSError as error:
+                failure = error
+        raise failure
+
+
+def endpoints_of(settings: TargetSettings) -> list[Endpoint]:
+    """Every place that the settings name, in their order; the proxy where an HTTP request would go to one.
+
+    Raises `TargetUnavailable` for a proxy or a connection string that cannot be used.
+    """
+    return [*_ENDPOINTS[type(settings)](settings)]
+
+
+def tls_handshake(wire: socket.socket, context: ssl.SSLContext, name: str) -> str:
+    """Begin TLS over the connection and say what was agreed on. Raises `OSError`."""
+    with context.wrap_socket(wire, server_hostname=name) as wrapped:
+        cipher = wrapped.cipher()
+        return f"{wrapped.version()}, {cipher[0]}" if cipher else str(wrapped.version())
+
+
+def _unix(path: str, timeout: float) -> socket.socket:
+    wire = socket.socket(socket.AF_UNIX)
+    try:
+        wire.settimeout(timeout)
+        wire.connect(path)
+    except OSError:
+        wire.close()
+        raise
+    return wire
+
+
+def _context(
+    settings: Any, *, ca: str = "", cert: str = "client_cert", key: str = "client_key"
+) -> Callable[[], ssl.SSLContext]:
+    return lambda: tls.context(
+        ca or settings.tls_ca,
+        skip_verify=settings.tls_skip_verify,
+        client_cert=getattr(settings, cert),
+        client_key=getattr(settings, key),
+    )
+
+
+def _amqp(settings: AmqpSettings) -> list[Endpoint]:
+    place = settings.place
+
+    def context() -> ssl.SSLContext:
+        return tls.context(
+            settings.file("tls_ca"),
+            skip_verify=settings.tls_skip_verify,
+            client_cert=settings.file("client_cert"),
+            client_key=settings.file("client_key"),
+        )
+
+    return [Endpoint(place.address, context if place.tls else None, place.server_name)]
+
+
+def _mqtt(settings: MqttSettings) -> list[Endpoint]:
+    return [Endpoint(settings.place.address, _context(settings) if settings.place.tls else None)]
+
+
+def _nats(settings: NatsSettings) -> list[Endpoint]:
+    context = _context(settings, ca=settings.cert_authority) if settings.tls_handshake_first else None
+    return [Endpoint(settings.address, context)]
+
+
+def _nsq(settings: NsqSettings) -> list[Endpoint]:
+    return [Endpoint(settings.nsqd_address)]
+
+
+def _kafka(settings: KafkaSettings) -> list[Endpoint]:
+    context = _context(settings, cert="client_tls_cert", key="client_tls_key") if settings.tls else None
+    return [Endpoint(broker, context) for broker in settings.bootstrap]
+
+
+def _redis(settings: RedisSettings) -> list[Endpoint]:
+    return [Endpoint(settings.address.place, _context(settings) if settings.by_tls else None)]
+
+
+def _mysql(settings: MysqlSettings) -> list[Endpoint]:
+    dsn = settings.dsn
+    return [Endpoint(HostPort(dsn.socket, 0) if dsn.socket else HostPort(dsn.host, dsn.port))]
+
+
+def _postgresql(settings: PostgresSettings) -> list[Endpoint]:
+    """Read as libpq reads it: several hosts, and a port for each or one for all."""
+    given = parameters(settings)
+    hosts = str(given.get("hostaddr") or given.get("host") or "/var/run/postgresql").split(",")
+    ports = str(given.get("port") or _POSTGRES_PORT).split(",")
+    ports = ports if len(ports) == len(hosts) else ports * len(hosts)
+    return [
+        Endpoint(HostPort(f"{host}/.s.PGSQL.{port}", 0) if host.startswith("/") else HostPort(host, int(port)))
+        for host, port in zip(hosts, (each or str(_POSTGRES_PORT) for each in ports), strict=False)
+    ]
+
+
+def _elasticsearch(settings: ElasticsearchSettings) -> list[Endpoint]:
+    return [_http(settings.url, _context(settings), guarded=False)]
+
+
+def _webhook(settings: WebhookSettings) -> list[Endpoint]:
+    return [_http(settings.endpoint, _context(settings), guarded=not settings.allow_private)]
+
+
+def _http(url: str, context: Callable[[], ssl.SSLContext], *, guarded: bool) -> Endpoint:
+    parts = urlsplit(url)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    if proxy := _proxy_for(parts.scheme, host, port):
+        return Endpoint(HostPort(proxy.host or "", proxy.port or (443 if proxy.scheme == "https" else 80)))
+    return Endpoint(HostPort(host, port), context if parts.scheme == "https" else None, guarded=guarded)
+
+
+_ENDPOINTS: dict[type[TargetSettings], Callable[[Any], list[Endpoint]]] = {
+    AmqpSettings: _amqp,
+    ElasticsearchSettings: _elasticsearch,
+    KafkaSettings: _kafka,
+    MqttSettings: _mqtt,
+    MysqlSettings: _mysql,
+    NatsSettings: _nats,
+    NsqSettings: _nsq,
+    PostgresSettings: _postgresql,
+    RedisSettings: _redis,
+    WebhookSettings: _webhook,
+}

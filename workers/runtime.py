@@ -1,0 +1,261 @@
+"""What a worker process works with: its database, its open targets, and the two jobs that tasks call."""
+
+import logging
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from random import Random
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.settings import Settings
+from app.config.target_settings import BadSettings
+from app.logs import printable
+from app.outbox import tables
+from app.outbox.delivery import heartbeats, redelivery
+from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
+from app.outbox.delivery.parked import HeadRepair, ObjectHash
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.clock import DatabaseClock, elapsed
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+from app.outbox.log.retention import purge
+from app.outbox.registry import UnknownTarget, open_registry
+from workers.delivery.breaker import back_off
+from workers.delivery.lease_guard import LeaseGuard
+from workers.delivery.outcomes import Unavailable
+from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
+from workers.target_pool import TargetPool
+from workers.targets.base import LeaseExpired
+from workers.telemetry import metrics
+
+log = logging.getLogger("bucketwire.worker")
+
+_REPAIR_INTERVAL = 60.0  # seconds
+_DROP_INTERVAL = 600.0  # seconds
+_LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
+_REQUEST_TRIES, _REQUEST_PAUSE = 20, 0.5  # seconds between two tries to request a redelivery
+_RETRIES = 3  # one connection that reads and one that writes may have gone stale
+
+
+class Runtime:
+    """One for each process; `current()` makes it anew after a fork."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.database = Database(settings.database_url, patience=settings.database_timeout)
+        self.clock = DatabaseClock(self.database)
+        self.lease_ms = int(settings.lease * 1000)
+        self.leases = Leases(self.database, self.lease_ms)
+        self.store = SettlementStore(self.database, self.lease_ms)
+        self.registry = open_registry(self.database, settings)
+        self.pool = TargetPool(self.registry, settings)
+        self._rng = Random()  # noqa: S311 - jitter, not a secret
+        self._tidied = 0.0
+        self._unused_dropped = -_DROP_INTERVAL
+        self._head_repair = HeadRepair(self.database)
+        self._repaired = 0.0
+        self._away = False
+
+    def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
+        """Offer every free partition with due work and publish the hints; says how many, 0 while the database is away.
+
+        `hints` says how many wait in a target's queue.
+        """
+        try:
+            offered = self._drain(publish, hints)
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
+        self._note_back()
+        return offered
+
+    def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+        """Claim what is free of `partitions`, work it off, and say in a line what that came to."""
+        # After the database was away each kept connection fails once. A hint that fails costs its partitions the time
+        # of a lease, so it is not left to the next one to find a new connection.
+        for _ in range(_RETRIES):
+            try:
+                done = self._deliver(target, partitions)
+            except DatabaseUnavailable as error:
+                failure = error
+            else:
+                self._note_back()
+                return done
+        self._note_away(failure)
+        return "the outbox database is away"
+
+    def roll_call(self, publish: Callable[[heartbeats.Queue], None]) -> int:
+        """Ask each target's queue for a sign of life, where that is due; says how many."""
+        try:
+            asked = heartbeats.queues_to_probe(self.database, self.clock())
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
+        for queue in asked:
+            publish(queue)
+        return len(asked)
+
+    def heartbeat(self, row_id: int) -> None:
+        """Note that the queue of the target with this row id is served."""
+        try:
+            heartbeats.answered(self.database, row_id, self.clock())
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+
+    def purge(self) -> int:
+        """Remove events that are older than the retention and done with; how many, 0 while the database is away."""
+        unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
+        try:
+            older_than = self.clock() - int(self.settings.retention * 1000)
+            removed = purge(self.database, older_than, seconds=_LONGEST_PURGE, unused=unused)
+        except DatabaseUnavailable as error:
+            self._note_away(error)
+            return 0
+        if unused:
+            self._unused_dropped = time.monotonic()
+        return removed
+
+    def close(self) -> None:
+        """Close targets and database."""
+        self.pool.close()
+        self.database.close()
+
+    def _drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int]) -> int:
+        now = self.clock()
+        offers = self.leases.offer(now, hints)
+        for offer in offers:
+            publish(offer)
+        if time.monotonic() - self._tidied > 1:
+            self._tidied = time.monotonic()
+            self.leases.advance_idle(now)
+            heartbeats.record(self.database, heartbeats.DRAIN, now)
+        if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
+            self._repaired = time.monotonic()
+            self._repair_heads()
+        return len(offers)
+
+    def _repair_heads(self) -> None:
+        for target, objects in self._head_repair.run().items():
+            arn = target.arn(self.settings.region)
+            log.warning(
+                "%s: repaired %d objects whose parked events had no head, or several; please report this as a defect",
+                arn,
+                objects,
+                extra={"target": arn, "objects": objects},
+            )
+
+    def _deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+        try:
+            stored = self.registry.target(target)
+        except UnknownTarget:
+            return "the target is gone"
+        claimed, now = elapsed(), self.clock.measure()
+        lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now)
+        if lease is None:
+            return "nothing to claim"
+        try:
+            with LeaseGuard(self.leases, lease, claimed, self.settings.lease, self.clock) as guard:
+                tally = self._work_off(lease, guard, partial(self.pool.work, stored))
+        except (LeaseLost, LeaseExpired):
+            arn = target.arn(self.settings.region)
+            log.warning("%s lease lost: what it had in hand is delivered again", arn, extra={"target": arn})
+            if (seen := metrics.of(arn)) is not None:
+                seen.lost_lease()
+            return "lease lost"
+        except BadSettings as error:
+            self.registry.unavailable(lease.target_id, str(error), self.clock() + 60_000, probing=True, pause=False)
+            return f"bad settings: {error}"
+        finally:
+            self.leases.release(lease)
+        return str(tally)
+
+    def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
+        work = open_work()
+        ends = time.monotonic() + self.settings.time_slice
+        partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
+        try:
+            tally = partitions.work_off(lambda: time.monotonic() > ends)
+        except (LeaseLost, LeaseExpired):
+            self._request_redelivery(lease, work.name, partitions.in_hand())
+            raise
+        except DatabaseUnavailable:
+            if not guard.holds:  # what was sent cannot be settled, and somebody else may have sent newer events
+                self._request_redelivery(lease, work.name, partitions.in_hand())
+            raise
+        if tally.unavailable is not None:
+            self._found_away(lease, work.name, tally.unavailable)
+        elif lease.probing and tally.answered:
+            self.registry.available(lease.target_id)
+            log.info("%s is back", work.name, extra={"target": work.name})
+        return tally
+
+    def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
+        wait = back_off(1 + self._failures(lease), self._rng, why.retry_after)
+        opened = self.registry.unavailable(
+            lease.target_id, why.reason, self.clock() + wait, probing=lease.probing, pause=why.pause
+        )
+        if opened and (seen := metrics.of(arn)) is not None:
+            seen.opened_breaker()
+        members = {"target": arn, "outcome": "unavailable", "next_look_in": wait / 1000, "reason": why.reason}
+        log.warning("%s unavailable, next look in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
+
+    def _failures(self, lease: Lease) -> int:
+        with self.database.reading() as connection:
+            query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == lease.target_id)
+            return int(connection.execute(query).scalar_one_or_none() or 0)
+
+    def _request_redelivery(self, lease: Lease, arn: str, written: Mapping[ObjectHash, int]) -> None:
+        """Have the newest events of these objects delivered again: an older one may have been written after them."""
+        for attempt in range(_REQUEST_TRIES if written else 0):
+            if attempt:
+                time.sleep(_REQUEST_PAUSE)
+            try:
+                redelivery.request(self.database, lease.target_id, written)
+            except DatabaseUnavailable as error:
+                failure = error
+            else:
+                return
+        if written:
+            words = "%s: %d objects may hold an old state, as the lease was lost and then the outbox database: %s"
+            log.error(words, arn, len(written), describe_error(failure), extra={"target": arn})
+
+    def _note_away(self, error: Exception) -> None:
+        if not self._away:
+            log.warning("the outbox database is away: %s", describe_error(error))
+        self._away = True
+
+    def _note_back(self) -> None:
+        if self._away:
+            log.info("the outbox database is back")
+        self._away = False
+
+
+def parse_partitions(text: str) -> list[int]:
+    """The numbers of a `format_partitions`."""
+    partitions: list[int] = []
+    for run in text.split(","):
+        first, _, last = run.partition("-")
+        partitions.extend(range(int(first), int(last or first) + 1))
+    return partitions
+
+
+_current: tuple[int, Runtime] | None = None
+
+
+def forget() -> None:
+    """Close what this process has open; the next use makes it anew. In a forked child, only forget the parent's."""
+    global _current  # noqa: PLW0603 - see current()
+    if _current is not None and _current[0] == os.getpid():
+        _current[1].close()
+    _current = None
+
+
+def current() -> Runtime:
+    """This process's context, made at its first use."""
+    global _current  # noqa: PLW0603 - one for each process is the point
+    if _current is None or _current[0] != os.getpid():
+        _current = (os.getpid(), Runtime(Settings.from_environ(os.environ)))
+    return _current[1]

@@ -1,0 +1,110 @@
+"""The targets that this process has open: made in the process that uses them, reopened when their settings change."""
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from app.config.errors import BadSettings
+from app.config.settings import Settings
+from app.config.targets.base import TargetSettings
+from app.config.targets.webhook import WebhookSettings
+from app.outbox.registry import Registry, StoredTarget
+from workers.delivery.namespace_policy import Policy
+from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.retry import RetrySchedule
+from workers.targets import create
+from workers.telemetry.redaction import RedactingTarget
+
+log = logging.getLogger("bucketwire.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    values: Mapping[str, str]
+    settings: TargetSettings
+    work: OpenTarget
+
+
+class TargetPool:
+    """One `OpenTarget` for each target. Not inherited by a forked child: a driver's connection must not be shared."""
+
+    def __init__(self, registry: Registry, settings: Settings) -> None:
+        self._registry = registry
+        self._settings = settings
+        self._open: dict[int, _Open] = {}
+        self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
+
+    def work(self, stored: StoredTarget) -> OpenTarget:
+        """The target as this process has it open, with the secrets that files hold by now. Raises `BadSettings`."""
+        known = self._open.get(stored.row_id)
+        same = known is not None and known.values == stored.values
+        if known is not None and same and not _in_files(stored.values):
+            return known.work
+        try:
+            settings = as_served(self._registry.settings(stored), self._settings)
+        except BadSettings as error:
+            if known is None or not same:
+                raise
+            # A file that is being replaced must not stop a target that works with what it said before.
+            if stored.row_id not in self._unread:
+                log.warning("%s goes on with the secrets that it has: %s", known.work.name, error)
+            self._unread.add(stored.row_id)
+            return known.work
+        self._unread.discard(stored.row_id)
+        if known is not None:
+            if same and known.settings == settings:
+                return known.work
+            known.work.target.close()
+        work = OpenTarget(
+            name=stored.target.arn(self._settings.region),
+            target=RedactingTarget(create(stored.target.type, settings), settings),
+            policy=policy(settings),
+            schedule=schedule(settings),
+            window=window(settings, sync_events=self._settings.sync_events),
+            pace=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
+        )
+        self._open[stored.row_id] = _Open(dict(stored.values), settings, work)
+        return work
+
+    def close(self) -> None:
+        """Close every target."""
+        for known in self._open.values():
+            with contextlib.suppress(Exception):  # the process ends; the remote sees a closed connection either way
+                known.work.target.close()
+        self._open.clear()
+
+
+def _in_files(values: Mapping[str, str]) -> bool:
+    """Whether a secret may change without its setting: what is sealed is no reference, and a variable stays."""
+    return any(text.startswith("file:") for text in values.values())
+
+
+def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:
+    """A target's settings with what the service's own add to them."""
+    if isinstance(settings, WebhookSettings) and service.allow_private:
+        return replace(settings, allow_private=True)
+    return settings
+
+
+def policy(settings: TargetSettings) -> Policy:
+    """How a target with these settings uses events."""
+    if getattr(settings, "format", "access") != "namespace":
+        return Policy.LOG
+    return Policy(getattr(settings, "policy"))  # noqa: B009 - only the types with a namespace format have it
+
+
+def schedule(settings: TargetSettings) -> RetrySchedule:
+    """The retry schedule that these settings ask for."""
+    return RetrySchedule(
+        base=int(settings.retry_base * 1000),
+        cap=int(settings.retry_max_delay * 1000),
+        max_attempts=settings.max_attempts,
+        max_age=int(settings.max_age * 1000),
+    )
+
+
+def window(settings: TargetSettings, *, sync_events: bool) -> int:
+    """How many requests may be unconfirmed: 1 in sync mode. A target's own `sync` goes before the service's."""
+    sync = sync_events if settings.sync == "" else settings.sync == "on"
+    return 1 if sync else settings.max_in_flight

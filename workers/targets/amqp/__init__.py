@@ -1,0 +1,1 @@
+"""AMQP: RabbitMQ and other brokers of AMQP 0-9-1."""

@@ -1,0 +1,217 @@
+"""One node of Elasticsearch or OpenSearch: requests, who may make them, and the index that is written to (§4.8).
+
+Raw HTTP over urllib3 and not the client package: the package refuses OpenSearch and what came before 7.14, its next
+major version speaks to no server of this one, and it costs 4 to 13 us a document against 3 (measured,
+reference/libraries.md §1, §5).
+"""
+
+import importlib.metadata
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from urllib3 import BaseHTTPResponse, Timeout
+from urllib3.exceptions import HTTPError, InvalidHeader, ReadTimeoutError
+from urllib3.util import SKIP_HEADER, Retry
+
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from workers.targets import tls
+from workers.targets.base import TargetUnavailable
+from workers.targets.http_pool import HttpPool, http_pool
+
+USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
+
+_LEAST_MAJOR = 7
+_SHOWN = 500
+_STREAMS_ONLY = "creates data streams only"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the node answered: any status, the body as JSON where it is some."""
+
+    status: int
+    reason: str
+    body: Any
+    product: str
+    retry_after: float | None
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the request was carried out."""
+        return 200 <= self.status <= 299
+
+    @property
+    def words(self) -> str:
+        """The node's own words for what is wrong, or the status."""
+        error = self.body.get("error") if isinstance(self.body, dict) else None
+        return error_words(error) or self.reason or "no reason given"
+
+
+class Node:
+    """One connection to the node that the settings name."""
+
+    def __init__(self, settings: ElasticsearchSettings) -> None:
+        self._settings = settings
+        context = tls.context(
+            settings.tls_ca,
+            skip_verify=settings.tls_skip_verify,
+            client_cert=settings.client_cert,
+            client_key=settings.client_key,
+        )
+        self._wire: HttpPool = http_pool(settings.url, context, guarded=False, connections=1)
+        self._base = self._wire.target.rstrip("/")
+        self._timeout = Timeout(connect=settings.timeout, read=settings.timeout)
+        # urllib3 would name an encoding that it accepts.
+        self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
+        if settings.authorization:
+            self._headers["Authorization"] = settings.authorization
+        self.where = f"Elasticsearch index {settings.index} at {self._wire.where}"
+
+    def request(self, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Answer:
+        """One request. Raises `TargetUnavailable` where there is no answer, and for one that no request changes."""
+        headers = self._headers
+        if body is not None:
+            headers = {**headers, "Content-Type": "application/x-ndjson" if lines else "application/json"}
+        try:
+            response = self._wire.pool.urlopen(
+                method,
+                self._base + path,
+                body=body,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                timeout=self._timeout,
+            )
+        except ReadTimeoutError as error:
+            raise TargetUnavailable(f"{self.where}: no answer within {self._settings.timeout:g} s") from error
+        except HTTPError as error:
+            raise TargetUnavailable(f"{self.where}: {_words(error)}") from error
+        return self._answer(response)
+
+    def check(self) -> None:
+        """Raise `TargetUnavailable` unless this is a server that can be written to."""
+        answer = self._opened(self.request("GET", "/"), "the privilege monitor of the cluster is needed")
+        version = answer.body.get("version") if isinstance(answer.body, dict) else None
+        found = str(version.get("number", "")) if isinstance(version, dict) else ""
+        if not found:
+            raise TargetUnavailable(f"{self.where}: what answers there is no Elasticsearch")
+        is_opensearch = isinstance(version, dict) and version.get("distribution") == "opensearch"
+        if not self._settings.opensearch and (is_opensearch or answer.product != "Elasticsearch"):
+            who = f"OpenSearch {found}" if is_opensearch else f"version {found} of something that does not name itself"
+            raise TargetUnavailable(f"{self.where}: this is {who}; set opensearch=on if it is meant")
+        if not is_opensearch and not _is_recent(found):
+            raise TargetUnavailable(f"{self.where}: version {found} is too old; {_LEAST_MAJOR} or later is needed")
+
+    def take_index(self) -> None:
+        """See that the index is there and fit for the format, or make it (as MinIO: §4.8).
+
+        Unlike MinIO an alias and a data stream count as being there. Raises `TargetUnavailable`.
+        """
+        name = self._settings.index
+        answer = self.request("GET", f"/_resolve/index/{name}")
+        if answer.status != 404:
+            found = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
+            if named(found.get("indices"), name):
+                return
+            if alias := named(found.get("aliases"), name):
+                self._take_alias(alias.get("indices", []))
+                return
+            if named(found.get("data_streams"), name):
+                self._take_stream()
+                return
+        self._create(name)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._wire.close()
+
+    def _take_alias(self, indices: list[str]) -> None:
+        if len(indices) == 1:
+            return
+        if self._settings.format == "namespace":
+            raise TargetUnavailable(
+                f"{self.where}: it is an alias of {len(indices)} indices, and a document could be in any of them; "
+                "format namespace needs an alias of one"
+            )
+        answer = self._opened(self.request("GET", f"/_alias/{self._settings.index}"), "")
+        aliases = [each["aliases"][self._settings.index] for each in answer.body.values()]
+        if not any(alias.get("is_write_index") for alias in aliases):
+            raise TargetUnavailable(f"{self.where}: it is an alias of {len(indices)} indices, none of them to write to")
+
+    def _take_stream(self) -> None:
+        if self._settings.format == "namespace":
+            raise TargetUnavailable(
+                f"{self.where}: it is a data stream, in which nothing can be replaced; format namespace needs an index"
+            )
+
+    def _create(self, name: str) -> None:
+        answer = self.request("PUT", f"/{name}")
+        if answer.is_good or (answer.status == 400 and "resource_already_exists" in answer.words):
+            return
+        if _STREAMS_ONLY in answer.words:
+            self._take_stream()
+            return  # the first document makes it
+        self._opened(answer, f"create the index, or give the privilege create_index of {name}")
+
+    def _opened(self, answer: Answer, hint: str) -> Answer:
+        if answer.is_good:
+            return answer
+        said = f"answered {answer.status}: {answer.words}" + (f" ({hint})" if hint and answer.status == 403 else "")
+        raise TargetUnavailable(f"{self.where}: {said}", answer.retry_after)
+
+    def _answer(self, response: BaseHTTPResponse) -> Answer:
+        try:
+            body = orjson.loads(response.data) if response.data else None
+        except orjson.JSONDecodeError:
+            body = None
+        answer = Answer(
+            response.status,
+            response.reason or "",
+            body,
+            response.headers.get("X-Elastic-Product", ""),
+            _retry_after(response),
+        )
+        if answer.status == 401:
+            raise TargetUnavailable(f"{self.where} answered 401: {answer.words} (check the login)")
+        if 300 <= answer.status <= 399 or (answer.is_good and body is None):
+            raise TargetUnavailable(f"{self.where} answered {answer.status}, as no Elasticsearch would")
+        return answer
+
+
+def error_words(error: object) -> str:
+    """An error's kind, reason and root in one line."""
+    parts: list[str] = []
+    while isinstance(error, dict) and len(parts) < 5:
+        parts.append(f"{error.get('type', 'error')}: {error.get('reason', '')}")
+        error = error.get("caused_by")
+    if isinstance(error, str) and not parts:
+        parts.append(error)
+    shown = " ".join(", caused by ".join(parts).split())
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
+
+
+def named(found: object, name: str) -> dict[str, Any] | None:
+    """The entry of this name in a list of what has names."""
+    entries = found if isinstance(found, list) else []
+    return next((entry for entry in entries if entry.get("name") == name), None)
+
+
+def _is_recent(version: str) -> bool:
+    match = re.match(r"[0-9]+", version)
+    return match is not None and int(match[0]) >= _LEAST_MAJOR
+
+
+def _retry_after(response: BaseHTTPResponse) -> float | None:
+    try:
+        return Retry().get_retry_after(response)
+    except InvalidHeader:
+        return None
+
+
+def _words(error: HTTPError) -> str:
+    """What went wrong, without urllib3's object names."""
+    words = str(error.args[-1] if error.args else error) or type(error).__name__
+    return words.rpartition(": Failed to establish a new connection: ")[2] or words

@@ -1,0 +1,313 @@
+"""Elasticsearch and OpenSearch: an index that mirrors the buckets or one that records every event (reference §4.8).
+
+Delivered means: the answer to a `_bulk` request has a good status for the document, which its primary shard has then
+written to its log on disk (unless the index was set to do so later), and its replicas as many as are in sync.
+
+One `_bulk` request is under way at a time, whatever the window; its answer confirms each of its documents by name. So
+in sync mode (`window == 1`) it has one document: a request of several would not be confirmed as one.
+A request never names an object twice: of a namespace only the last document of an object is sent, and in the access
+format an object's second event waits for the answer to its first.
+
+| answer to one document                                     | outcome                                          |
+|------------------------------------------------------------|--------------------------------------------------|
+| 2xx; 404 to a deletion                                     | Delivered                                        |
+| 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
+| 400 and other 4xx: mapping, parsing, limits                | Rejected, with the server's words                |
+| other 5xx                                                  | Failed                                           |
+| to the request: 400 or 413                                 | sent again in halves; Rejected for a single one  |
+| to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
+
+No external versions: of a mirror's object an older version may have to come back (§1.11), and MinIO sets none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.events.highwayhash import document_ids
+from app.events.model import Effect, Event
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets import tls
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.elasticsearch.node import Node, error_words
+from workers.targets.payloads import Rows, change, collapse, line, mark_not_attempted, text, version_name, waves
+
+_PORTION = 10_000_000  # bytes of a request; a server takes 100 MB, and is at its best with a tenth of that
+_LONGEST_ID = 512
+_READ_AT_ONCE = 1_000
+_TRIES = 3  # at a version that changes between reading and removing
+
+_UNAVAILABLE = frozenset({401, 403, 404, 429, 503})
+_NOT_THE_EVENTS_FAULT = (
+    "index_closed_exception",
+    "no write index is defined",
+    "only write ops with an op_type of create",
+)
+_CHANGED = Failed("the document was changed by others, again and again, while its version was looked at")
+
+
+class _Operation(NamedTuple):
+    """What a `_bulk` request says of one object: an action, and the document where there is one, as lines."""
+
+    path: str
+    action: bytes
+    document: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes that it has in a request."""
+        return len(self.action) + len(self.document)
+
+
+@dataclass(slots=True)
+class _Work:
+    """One call of `deliver`: an outcome for each event, and whether nothing more is sent, as something was refused.
+
+    `at_once` is the most documents of a request.
+    """
+
+    events: Sequence[Event]
+    lease: LeaseCheck
+    at_once: int | None
+    outcomes: list[Outcome] = field(init=False)
+    is_refused: bool = False
+
+    def __post_init__(self) -> None:
+        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
+
+    def settle(self, place: int, outcome: Outcome) -> None:
+        """Note an outcome, and whether it ends the call."""
+        self.outcomes[place] = outcome
+        self.is_refused |= isinstance(outcome, Unavailable)
+
+
+class ElasticsearchTarget:
+    """One index, one connection."""
+
+    def __init__(self, settings: ElasticsearchSettings) -> None:
+        self._settings = settings
+        self._node: Node | None = None
+        self._stamp: object = None
+        self._where = f"Elasticsearch index {settings.index}"
+        self._portion = _PORTION
+        # The server gives up waiting for a shard a little before we give up waiting for the server, and says why.
+        patience = max(1, round(settings.timeout * 800))
+        self._bulk = f"/{settings.index}/_bulk?filter_path=errors,items.*.status,items.*.error&timeout={patience}ms"
+        wanted = "Records.s3.object.key,Records.s3.object.versionId"
+        self._read = f"/{settings.index}/_mget?_source_includes={wanted}"
+
+    def open(self) -> None:
+        """Connect, see that it is a server that can be written to, and make the index where it is absent."""
+        self._connect()
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """In requests of up to 10 MB, or of one document; after one that is refused nothing more is sent."""
+        node = self._node
+        if node is None or self._stamp != self._files():
+            node = self._connect()
+        work = _Work(events, lease, 1 if window == 1 else None)
+        if self._settings.format == "access":
+            self._append(node, work)
+        else:
+            self._mirror(node, work)
+        if work.is_refused:
+            self.close()
+        return mark_not_attempted(events, work.outcomes)
+
+    def close(self) -> None:
+        """Close the connection."""
+        node, self._node = self._node, None
+        if node is not None:
+            node.close()
+
+    def _connect(self) -> Node:
+        self.close()
+        self._stamp = self._files()
+        node = Node(self._settings)
+        try:
+            node.check()
+            node.take_index()
+        except BaseException:
+            node.close()
+            raise
+        self._node = node
+        return node
+
+    def _append(self, node: Node, work: _Work) -> None:
+        """A document for each event, under an id that the server makes."""
+        stuck: set[str] = set()
+        for wave in waves(work.events):
+            places = [place for place in wave if work.events[place].path not in stuck]
+            if work.is_refused:
+                return
+            made = [
+                _Operation(work.events[place].path, b'{"create":{}}\n', line(work.events[place]).encode())
+                for place in places
+            ]
+            for place, outcome in zip(places, self._carry_out(node, made, work), strict=True):
+                work.settle(place, outcome)
+                if isinstance(outcome, Failed):
+                    stuck.add(work.events[place].path)
+
+    def _mirror(self, node: Node, work: _Work) -> None:
+        """One document for each object. What is rejected is left out, so that what stood before it gets its turn."""
+        ids = self._ids(work)
+        waiting = [place for place, event in enumerate(work.events) if event.path in ids]
+        while waiting and not work.is_refused:
+            rows = collapse(change(work.events[place], "namespace") for place in waiting)
+            settled = self._write(node, rows, ids, work)
+            blamed: set[str] = set()
+            left: list[int] = []
+            for place in reversed(waiting):
+                event = work.events[place]
+                outcome = settled.get(event.path, DELIVERED)
+                if not isinstance(outcome, Rejected):
+                    work.settle(place, outcome)
+                elif event.path not in blamed and _caused(event, rows):
+                    blamed.add(event.path)
+                    work.settle(place, outcome)
+                else:
+                    left.append(place)
+            waiting = left[::-1]
+
+    def _ids(self, work: _Work) -> dict[str, bytes]:
+        """The id of each path as JSON text; events of paths that cannot have one are rejected here."""
+        paths = list(dict.fromkeys(event.path for event in work.events))
+        if self._settings.id_style == "hash":
+            return {path: b'"%s"' % id_.encode() for path, id_ in zip(paths, document_ids(paths), strict=True)}
+        sizes = {path: len(path.encode()) for path in paths}
+        for place, event in enumerate(work.events):
+            if (size := sizes[event.path]) > _LONGEST_ID:
+                reason = f"the id would have {size} of at most {_LONGEST_ID} bytes; id_style=hash has no such limit"
+                work.settle(place, Rejected(f"{self._where}: {reason}"))
+        return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
+
+    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes], work: _Work) -> dict[str, Outcome]:
+        """Carry out what a batch comes to; a path that is not in the answer needed nothing."""
+        made = [
+            _Operation(path, b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
+            for path, document in rows.documents.items()
+        ]
+        made += [_Operation(path, b'{"delete":{"_id":%s}}\n' % ids[path]) for path in rows.removed]
+        settled: dict[str, Outcome] = {}
+        versions: dict[str, set[str]] = {}
+        for path, version in rows.versions:
+            versions.setdefault(path, set()).add(version)
+        for _ in range(_TRIES):
+            settled = {path: outcome for path, outcome in settled.items() if path not in versions}
+            found = self._holding(node, versions, ids)
+            if isinstance(found, Unavailable):
+                settled |= dict.fromkeys(versions, found)
+                found = []
+            made += found
+            settled |= zip((each.path for each in made), self._carry_out(node, made, work), strict=True)
+            made = []
+            versions = {path: each for path, each in versions.items() if settled.get(path) is _CHANGED}
+            if not versions:
+                break
+        return settled
+
+    def _holding(
+        self, node: Node, versions: Mapping[str, Set[str]], ids: Mapping[str, bytes]
+    ) -> list[_Operation] | Unavailable:
+        """Removals of the documents that describe one of the versions, if nobody changes them until then."""
+        made: list[_Operation] = []
+        paths = list(versions)
+        for start in range(0, len(paths), _READ_AT_ONCE):
+            part = paths[start : start + _READ_AT_ONCE]
+            try:
+                answer = node.request("POST", self._read, b'{"ids":[%s]}' % b",".join(ids[path] for path in part))
+            except TargetUnavailable as error:
+                return Unavailable(error.reason, error.retry_after)
+            if not answer.is_good:
+                hint = " (the privilege read of the index is needed)" if answer.status == 403 else ""
+                return Unavailable(f"{node.where} answered {answer.status}: {answer.words}{hint}", answer.retry_after)
+            for path, held in zip(part, answer.body["docs"], strict=True):
+                said = error_words(held.get("error"))
+                if said and "index_not_found" not in said:
+                    return Unavailable(f"{self._where}: {said}")
+                if _described(held) in versions[path]:
+                    condition = b'"if_seq_no":%d,"if_primary_term":%d' % (held["_seq_no"], held["_primary_term"])
+                    made.append(_Operation(path, b'{"delete":{"_id":%s,%s}}\n' % (ids[path], condition)))
+        return made
+
+    def _carry_out(self, node: Node, operations: Sequence[_Operation], work: _Work) -> list[Outcome]:
+        """An outcome for each operation; after a request with one that is refused no more are sent."""
+        outcomes: list[Outcome] = []
+        for portion in _portions(operations, self._portion, work.at_once or len(operations)):
+            try:
+                outcomes += self._send(node, portion, work.lease)
+            except TargetUnavailable as error:
+                outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
+            if any(isinstance(each, Unavailable) for each in outcomes[-len(portion) :]):
+                outcomes += [NOT_ATTEMPTED] * (len(operations) - len(outcomes))
+                break
+        return outcomes
+
+    def _send(self, node: Node, operations: Sequence[_Operation], lease: LeaseCheck) -> list[Outcome]:
+        """One request; where it is refused as a whole, its halves."""
+        body = b"".join(part for each in operations for part in (each.action, each.document))
+        lease.check()
+        answer = node.request("POST", self._bulk, body, lines=True)
+        if answer.is_good:
+            items = answer.body.get("items", ())
+            if len(items) != len(operations):
+                raise TargetUnavailable(f"{node.where} answered for {len(items)} of {len(operations)} documents")
+            if not answer.body.get("errors", True):
+                return [DELIVERED] * len(operations)
+            return [self._outcome(each, item) for each, item in zip(operations, items, strict=True)]
+        reason = f"{node.where} answered {answer.status}: {answer.words}"
+        if answer.status not in (400, 413):
+            raise TargetUnavailable(reason, answer.retry_after)
+        if len(operations) == 1:
+            return [Rejected(reason)]
+        if answer.status == 413:
+            self._portion = max(1, len(body) // 2)  # for good: what stands before the server takes no more
+        middle = len(operations) // 2
+        return self._send(node, operations[:middle], lease) + self._send(node, operations[middle:], lease)
+
+    def _outcome(self, operation: _Operation, item: Mapping[str, Any]) -> Outcome:
+        ((kind, result),) = item.items()
+        status, error = result["status"], result.get("error")
+        if 200 <= status <= 299 or (status == 404 and kind == "delete"):
+            return DELIVERED
+        words = error_words(error)
+        reason = f"{self._where}: {status} {words}"
+        if status == 409 and b'"if_seq_no"' in operation.action:
+            return _CHANGED
+        if status in _UNAVAILABLE or any(state in words for state in _NOT_THE_EVENTS_FAULT):
+            return Unavailable(reason)
+        return Failed(reason) if status >= 500 else Rejected(reason)
+
+    def _files(self) -> object:
+        chosen = self._settings
+        return tls.stamp(chosen.tls_ca, chosen.client_cert, chosen.client_key)
+
+
+def _caused(event: Event, rows: Rows) -> bool:
+    """Whether the last such event of its object is the one whose row was rejected."""
+    if event.path in rows.documents:
+        return event.effect is Effect.UPSERT
+    return event.effect in (Effect.REMOVE, Effect.REMOVE_VERSION)
+
+
+def _described(held: Mapping[str, Any]) -> str | None:
+    """The version that a document is about; None where there is no document, or one that is not ours."""
+    try:
+        thing = held["_source"]["Records"][0]["s3"]["object"]
+        return version_name(thing.get("versionId")) if "key" in thing else None
+    except (LookupError, TypeError, AttributeError):
+        return None
+
+
+def _portions(operations: Sequence[_Operation], most: int, at_once: int) -> Iterator[Sequence[_Operation]]:
+    """In parts of at most so many bytes, where one operation has no more, and so many operations."""
+    start = size = 0
+    for place, each in enumerate(operations):
+        if place > start and (size + each.size > most or place - start == at_once):
+            yield operations[start:place]
+            start, size = place, 0
+        size += each.size
+    if start < len(operations):
+        yield operations[start:]

@@ -1,0 +1,88 @@
+"""An event loop in a thread of its own, for a driver that is written for asyncio.
+
+A thread, because such a driver answers what a server asks between two calls (NATS's PING, a heartbeat) only while its
+loop runs; a connection whose server gets no answer is closed by it.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+_JOIN = 5.0  # a name that is still being looked up keeps the thread for longer; it ends by itself then
+
+
+class EventLoopThread:
+    """A running loop. Connections made in it last until `close` at the longest, whatever their driver forgot."""
+
+    def __init__(self, name: str) -> None:
+        self._process = os.getpid()
+        self._loop = _Loop()
+        self._thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs in this process. A forked child has the object but not the thread."""
+        return os.getpid() == self._process
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether the connection made last speaks TLS."""
+        made = self._loop.connections
+        return bool(made) and made[-1].get_extra_info("ssl_object") is not None
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, or what it raises. It is cancelled when the caller is interrupted."""
+        running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return running.result()
+        except BaseException:
+            running.cancel()
+            raise
+
+    def close(self) -> None:
+        """Cut every connection and end the thread. Any number of times; in a forked child it does nothing."""
+        if not self.is_here or self._loop.is_closed():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_JOIN)
+
+    def _live(self) -> None:
+        try:
+            self._loop.run_forever()
+            self._loop.run_until_complete(self._end())
+        finally:
+            self._loop.close()
+
+    async def _end(self) -> None:
+        for connection in self._loop.connections:
+            connection.abort()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await asyncio.sleep(0)  # an aborted connection closes its socket in the loop's next turn
+        await self._loop.shutdown_default_executor()
+
+
+class _Loop(asyncio.SelectorEventLoop):
+    """Remembers its connections: nats-py leaves one open when logging in fails, and waits for frozen servers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.connections: list[asyncio.Transport] = []
+
+    async def create_connection(self, *args: Any, **options: Any) -> Any:
+        transport, protocol = await super().create_connection(*args, **options)
+        self.connections.append(transport)
+        return transport, protocol
+
+    async def start_tls(self, *args: Any, **options: Any) -> Any:
+        transport = await super().start_tls(*args, **options)
+        if transport is not None:
+            self.connections.append(transport)
+        return transport

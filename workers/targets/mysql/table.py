@@ -1,0 +1,154 @@
+"""The table of a MySQL target: taken over as MinIO left it, or created as MinIO would (reference §4.11)."""
+
+from dataclasses import dataclass
+
+from workers.targets.base import TargetUnavailable
+from workers.targets.mysql.connection import MysqlConnection
+
+_VALUES = {"namespace": ("key_name", "value"), "access": ("event_time", "event_data")}
+_HASH = "key_hash"
+_ACCESS = "(event_time DATETIME NOT NULL, event_data JSON) ENGINE = InnoDB ROW_FORMAT = Dynamic"
+_NAMESPACE = (
+    "(key_name VARCHAR(3072) NOT NULL, key_hash {hash} PRIMARY KEY, value JSON) "
+    "ENGINE = InnoDB CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = Dynamic"
+)
+_GENERATED = "CHAR(64) GENERATED ALWAYS AS (SHA2(key_name, 256)) STORED NOT NULL"
+# MariaDB has no generated primary keys (§10). By a default MinIO's own statements can fill the column there, too.
+_DEFAULTED = "CHAR(64) NOT NULL DEFAULT (SHA2(key_name, 256))"
+
+_FIND = (
+    "SELECT t.table_type, t.engine, e.transactions FROM information_schema.tables t "
+    "LEFT JOIN information_schema.engines e ON e.engine = t.engine "
+    "WHERE t.table_schema = {schema} AND t.table_name = %s"
+)
+_COLUMNS = (
+    "SELECT column_name, is_nullable, column_default, extra, character_set_name, collation_name "
+    "FROM information_schema.columns "
+    "WHERE table_schema = {schema} AND table_name = %s ORDER BY ordinal_position"
+)
+_INDEXES = (
+    "SELECT index_name, non_unique, column_name, sub_part FROM information_schema.statistics "
+    "WHERE table_schema = {schema} AND table_name = %s ORDER BY index_name, seq_in_index"
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table that can be written: its name in SQL, its two columns, and how a row is found again."""
+
+    name: str
+    key: str
+    value: str
+    # Of a namespace:
+    index: str = ""  # the unique index on key_hash
+    sought: str = ""  # how `given.k` is compared with key_hash, so that the index serves
+    fills_hash: bool = False  # whether the server does not work key_hash out by itself
+
+
+@dataclass(frozen=True)
+class _Column:
+    is_required: bool
+    is_generated: bool
+    is_numbered: bool
+    charset: str
+    collation: str
+
+
+def identifier(name: str) -> str:
+    """The name in SQL."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def take_table(server: MysqlConnection, database: str, name: str, format: str) -> Table:  # noqa: A002 (the setting's name)
+    """The table, created if absent; the catalogue is asked, no row is read.
+
+    Raises `TargetUnavailable` where it cannot serve the format, PyMySQL's errors where the server refuses.
+    """
+    written = (f"{identifier(database)}." if database else "") + identifier(name)
+    catalogue = _Catalogue(server, database, name)
+    found = catalogue.rows(_FIND)
+    if not found:
+        columns = _NAMESPACE if format == "namespace" else _ACCESS
+        server.run(f"CREATE TABLE IF NOT EXISTS {written} " + columns.format(hash=_hash_column(server)))
+        found = catalogue.rows(_FIND)
+    if not found:
+        raise TargetUnavailable(f"MySQL: table {written} was created but does not stand in the catalogue")
+    ((_, engine, transactions),) = found
+    if engine and transactions != "YES":
+        raise TargetUnavailable(
+            f"MySQL: table {written} is kept by {engine}, which has no transactions; ALTER TABLE … ENGINE = InnoDB"
+        )
+    return _checked(catalogue, written, format)
+
+
+@dataclass(frozen=True)
+class _Catalogue:
+    server: MysqlConnection
+    database: str
+    name: str
+
+    def rows(self, query: str) -> list[tuple[str | None, ...]]:
+        schema = "%s" if self.database else "DATABASE()"
+        return self.server.ask(query.format(schema=schema), *filter(None, (self.database, self.name)))
+
+
+def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa: A002 (the setting's name)
+    columns = {str(name): _column(*rest) for name, *rest in catalogue.rows(_COLUMNS)}
+    key, value = _VALUES[format]
+    if missing := [column for column in (key, value) if column not in columns]:
+        raise TargetUnavailable(
+            f"MySQL: table {written} has no column {missing[0]}, which format {format} needs; "
+            f"it has {', '.join(columns)}. Give each format a table of its own"
+        )
+    ours = (key, value, _HASH) if format == "namespace" else (key, value)
+    if required := [name for name, column in columns.items() if column.is_required and name not in ours]:
+        raise TargetUnavailable(
+            f"MySQL: table {written} demands a value for {', '.join(required)}, which no event has; give it a default"
+        )
+    if format == "access":
+        return Table(written, key, value)
+    if not columns[key].charset.startswith("utf8"):
+        raise TargetUnavailable(
+            f"MySQL: table {written} keeps {key} in {columns[key].charset}, which cannot hold every key; "
+            "ALTER TABLE … CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+        )
+    index = _index(catalogue, written, columns)
+    hashed = columns[_HASH]
+    sought = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
+    return Table(written, key, value, index, sought, fills_hash=not hashed.is_generated)
+
+
+def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> str:
+    """The unique index by which rows are replaced; there must be no other, by which others' rows would be."""
+    unique: dict[str, list[tuple[str, str | None]]] = {}
+    for name, non_unique, column, part in catalogue.rows(_INDEXES):
+        if not int(non_unique or 0):
+            unique.setdefault(str(name), []).append((str(column), part))
+    found = next((name for name, parts in unique.items() if parts == [(_HASH, None)]), None)
+    if _HASH not in columns or found is None:
+        steps = [] if _HASH in columns else [f"ADD {_HASH} {_hash_column(catalogue.server)}"]
+        steps += ["DROP PRIMARY KEY"] * ("PRIMARY" in unique) + [f"ADD PRIMARY KEY ({_HASH})"]
+        raise TargetUnavailable(
+            f"MySQL: table {written} has no unique index on {_HASH} alone, so a row cannot be replaced; "
+            f"ALTER TABLE … {', '.join(steps)}"
+        )
+    for name, parts in unique.items():
+        numbered = any(columns[column].is_numbered for column, _ in parts if column in columns)
+        if _HASH not in [column for column, _ in parts] and not numbered:
+            raise TargetUnavailable(
+                f"MySQL: table {written} has a second unique index, {name}, by which an object's row would replace "
+                f"another's; ALTER TABLE … DROP INDEX {identifier(name)}"
+            )
+    return found
+
+
+def _hash_column(server: MysqlConnection) -> str:
+    return _DEFAULTED if server.is_mariadb else _GENERATED
+
+
+def _column(is_nullable: str | None, default: str | None, extra: str | None, *letters: str | None) -> _Column:
+    words = (extra or "").upper()
+    is_numbered = "AUTO_INCREMENT" in words
+    is_generated = any(kind in words for kind in ("VIRTUAL", "STORED", "PERSISTENT"))
+    is_required = is_nullable == "NO" and default is None and not is_generated and not is_numbered
+    return _Column(is_required, is_generated, is_numbered, *(each or "binary" for each in letters))

@@ -1,0 +1,168 @@
+"""Messages that are acknowledged one by one: what JetStream and NATS Streaming have in common.
+
+Up to `window` messages are under way at once, of each object only one: neither server promises that a later message
+waits for an earlier one that it did not take.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from app.events.model import Event
+from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Outcome, Rejected, Unavailable
+from workers.targets.base import LeaseCheck, TargetUnavailable
+from workers.targets.nats.connection import Connection
+from workers.targets.payloads import mark_not_attempted
+
+# What may be under way at once, so that writing never waits for the server and no acknowledgement waits for writing.
+_BYTES = 1_500_000
+
+NO_RESPONDERS = "503"
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What is to be published."""
+
+    subject: str
+    data: bytes
+    headers: dict[str, str] | None = None
+    overhead: int = 0  # what the server counts besides `data`
+
+    @property
+    def size(self) -> int:
+        """Bytes, as the server counts them against its limit."""
+        return len(self.data) + self.overhead
+
+
+def headed(subject: str, data: bytes, headers: dict[str, str]) -> Message:
+    """A message with headers: NATS/1.0, a line for each of them, and an empty line."""
+    return Message(subject, data, headers, 12 + sum(len(name) + len(value) + 4 for name, value in headers.items()))
+
+
+class Dialect(Protocol):
+    """How events are published, and what an acknowledgement says."""
+
+    def message(self, event: Event, number: int) -> Message:
+        """The event's message, `number` being its own on this connection."""
+
+    def outcome(self, answer: Msg) -> Outcome:
+        """What an acknowledgement says of its message."""
+
+
+@dataclass
+class Flight:
+    """One call's events: which may go, which are under way, and what became of them."""
+
+    events: Sequence[Event]
+    window: int
+    refused: Unavailable | None = None
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    under_way: dict[int, int] = field(default_factory=dict)
+    _waiting: deque[int] = field(default_factory=deque)
+    _next: dict[int, int] = field(default_factory=dict)
+    _bytes: int = 0
+
+    def __post_init__(self) -> None:
+        last: dict[str, int] = {}
+        for index, event in enumerate(self.events):
+            if event.path in last:
+                self._next[last[event.path]] = index
+            else:
+                self._waiting.append(index)
+            last[event.path] = index
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is under way and nothing may go any more."""
+        return not self.under_way and not self._waiting
+
+    def take(self) -> int | None:
+        """The index of an event that may go now."""
+        if self._waiting and len(self.under_way) < self.window and self._bytes < _BYTES:
+            return self._waiting.popleft()
+        return None
+
+    def sent(self, index: int, size: int) -> None:
+        """The event is under way."""
+        self.under_way[index] = size
+        self._bytes += size
+
+    def settle(self, index: int, outcome: Outcome) -> None:
+        """This became of it. Its object's next event may go if it got through or never will."""
+        self._bytes -= self.under_way.pop(index, 0)
+        self.outcomes[index] = outcome
+        if isinstance(outcome, Unavailable):
+            self.refuse(outcome)
+        if self.refused is None and isinstance(outcome, Delivered | Rejected) and index in self._next:
+            self._waiting.append(self._next[index])
+
+    def refuse(self, why: Unavailable) -> None:
+        """Nothing more may go."""
+        self.refused = self.refused or why
+        self._waiting.clear()
+
+    def settled(self) -> list[Outcome]:
+        """An outcome for each event."""
+        left = self.refused or NOT_ATTEMPTED
+        return mark_not_attempted(self.events, [self.outcomes.get(index, left) for index in range(len(self.events))])
+
+
+class Acknowledged:
+    """Publishing on one connection, with one inbox for all acknowledgements."""
+
+    def __init__(self, connection: Connection, dialect: Dialect) -> None:
+        self._connection = connection
+        self._dialect = dialect
+        self._inbox = connection.client.new_inbox()
+        self._flight = Flight((), 0)
+        self._numbers: dict[int, int] = {}  # the number of a message under way gives the index of its event
+        self._last_number = 0
+
+    async def begin(self) -> None:
+        """Listen for acknowledgements."""
+        await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
+
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+        """An outcome for each event. Never raises `TargetUnavailable`: some of them may have got through."""
+        flight = self._flight = Flight(events, window)
+        self._numbers.clear()
+        news = self._connection.news
+        while not flight.is_over:
+            news.clear()
+            try:
+                while (index := flight.take()) is not None:
+                    lease.check()
+                    await self._send(flight, index)
+                if flight.under_way:
+                    await self._connection.hear()
+            except TargetUnavailable as error:
+                flight.under_way.clear()
+                flight.refuse(Unavailable(error.reason))
+        return flight.settled()
+
+    async def _send(self, flight: Flight, index: int) -> None:
+        self._last_number += 1
+        message = self._dialect.message(flight.events[index], self._last_number)
+        size = message.size
+        connection = self._connection
+        if size > connection.client.max_payload:
+            flight.settle(index, connection.too_large(size))
+            return
+        self._numbers[self._last_number] = index
+        reply = f"{self._inbox}.{self._last_number}"
+        try:
+            await connection.client.publish(message.subject, message.data, reply, message.headers)
+        except NatsError as error:
+            raise connection.failed(error) from error
+        flight.sent(index, size)
+
+    async def _acknowledged(self, answer: Msg) -> None:
+        index = self._numbers.pop(int(answer.subject.rpartition(".")[2]), None)
+        if index is not None and index in self._flight.under_way:
+            self._flight.settle(index, self._dialect.outcome(answer))
+        self._connection.news.set()

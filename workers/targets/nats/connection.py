@@ -1,0 +1,229 @@
+"""One connection to a NATS server by nats-py, with what that client leaves to its user (reference libraries §1.1).
+
+Four things nats-py 2.16 does are dealt with here, each shown by a test of `tests/contract/test_nats.py`:
+
+* `flush` writes its PING ahead of what `publish` has buffered, so that its PONG confirms nothing.
+* It goes on without TLS, and with the password, where the server does not ask for TLS.
+* A call that waits for an answer is not told when the connection is lost.
+* A credentials file without a JWT in it is read for ever.
+"""
+
+import asyncio
+import base64
+import math
+import os
+import re
+import ssl
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import nkeys  # type: ignore[import-untyped]  # it ships no types
+from nats.aio.client import Client
+from nats.errors import Error as NatsError
+
+from app.config.targets.nats import NatsSettings
+from workers.delivery.outcomes import Rejected
+from workers.targets import tls
+from workers.targets.base import TargetUnavailable
+
+T = TypeVar("T")
+
+CLIENT_NAME = "Bucketwire"
+
+# The most that a message may have (64 MB) and then some: `publish` never waits for room, as we bound what is under way.
+_PENDING = 128 * 1024 * 1024
+_PING_INTERVAL = 120
+
+_DECORATED = re.compile(rb"-{3,}[^\n]*-{3,}\r?\n\s*(\S+)\s*\r?\n-{3,}[^\n]*-{3,}")
+_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
+
+
+class Connection:
+    """A connection that is open from `connect` until it is lost; `lost` says why it was."""
+
+    def __init__(self, settings: NatsSettings, is_encrypted: Callable[[], bool]) -> None:
+        self.settings = settings
+        self.where = f"NATS at {settings.address}"
+        self.client = Client()
+        self.news = asyncio.Event()  # an answer came, or the connection is lost
+        self._is_encrypted = is_encrypted
+        self._refusal = ""  # what the server said against a message of ours
+        self._connecting = True
+        self._patience: asyncio.Timeout | None = None  # of the call that waits for an answer
+
+    async def connect(self) -> None:
+        """Connect and log in. Raises `TargetUnavailable`."""
+        chosen = self.settings
+        context = tls.context(
+            chosen.cert_authority,
+            skip_verify=chosen.tls_skip_verify,
+            client_cert=chosen.client_cert,
+            client_key=chosen.client_key,
+        )
+        try:
+            async with asyncio.timeout(chosen.timeout):
+                await self.client.connect(
+                    servers=f"nats://{chosen.address}",
+                    name=CLIENT_NAME,
+                    error_cb=self._complained,
+                    closed_cb=self._closed,
+                    allow_reconnect=False,
+                    connect_timeout=math.ceil(chosen.timeout),
+                    ping_interval=math.ceil(chosen.ping_interval) or _PING_INTERVAL,
+                    pending_size=_PENDING,
+                    tls=context,
+                    tls_handshake_first=chosen.tls_handshake_first,
+                    **self._login(),
+                )
+        except (NatsError, OSError, TimeoutError, ValueError) as error:
+            raise TargetUnavailable(f"{self.where}: {self._words(error)}") from error
+        self._connecting = False
+        self._insist_on_tls()
+        if not self.client.is_connected:  # nats-py takes an end of the connection for an answer to its login
+            raise TargetUnavailable(f"{self.where}: the server closed the connection when we logged in")
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing can be sent any more."""
+        return self.client.is_closed
+
+    @property
+    def has_headers(self) -> bool:
+        """Whether the server takes messages with headers: before 2.2 it had none."""
+        return bool(self.client._server_info.get("headers"))
+
+    def trouble(self) -> TargetUnavailable | None:
+        """Why nothing more can be sent, where that is so: the connection is lost, or the server refused a message."""
+        if self.is_lost:
+            error = self.client.last_error
+            return TargetUnavailable(f"{self.where}: connection lost" + (f": {self._words(error)}" if error else ""))
+        return TargetUnavailable(f"{self.where}: {self._refusal}") if self._refusal else None
+
+    async def answered(self, answer: Awaitable[T]) -> T:
+        """The answer. Raises `TargetUnavailable` when the connection is lost meanwhile, or the time limit is over."""
+        try:
+            async with asyncio.timeout(self.settings.timeout) as self._patience:
+                return await answer
+        except TimeoutError as error:
+            raise self.trouble() or self.silent() from error
+        except NatsError as error:
+            raise self.failed(error) from error
+        finally:
+            self._patience = None
+
+    async def confirm(self) -> None:
+        """Return when the server has read all that was published before: the answer to a PING behind it.
+
+        Raises `TargetUnavailable`, also where the server has said something against these messages.
+        """
+        await self.answered(self._flush())
+        if trouble := self.trouble():
+            raise trouble
+
+    async def hear(self) -> None:
+        """Wait for `news`. Raises `TargetUnavailable` when they are bad, or do not come in time."""
+        await self.answered(self.news.wait())
+        if trouble := self.trouble():
+            raise trouble
+
+    def silent(self) -> TargetUnavailable:
+        """No answer came in time."""
+        return TargetUnavailable(f"{self.where}: no answer within {self.settings.timeout:g} s")
+
+    def failed(self, error: Exception) -> TargetUnavailable:
+        """What nats-py raised, as an exception of ours."""
+        return self.trouble() or TargetUnavailable(f"{self.where}: {self._words(error)}")
+
+    def too_large(self, size: int) -> Rejected:
+        """The server would close the connection over a message of this size."""
+        return Rejected(f"{self.where}: the message has {size} bytes, max_payload is {self.client.max_payload}")
+
+    async def _flush(self) -> None:
+        await asyncio.sleep(0)  # now nats-py writes what it has, unless the socket is full
+        limit = math.ceil(self.settings.timeout) + 1  # `answered` is to end it
+        while self.client.pending_data_size:
+            await self.client.flush(limit)
+        await self.client.flush(limit)
+
+    async def _complained(self, error: Exception) -> None:
+        """nats-py's `error_cb`: raising from it ends an attempt to connect, which it would repeat for minutes."""
+        if self._connecting:
+            raise error
+        self._refusal = self._words(error)
+        await self._closed()
+
+    async def _closed(self) -> None:
+        """End what waits for an answer."""
+        self.news.set()
+        if self._patience is not None:
+            self._patience.reschedule(asyncio.get_running_loop().time())
+
+    def _insist_on_tls(self) -> None:
+        if self.settings.uses_tls and not self._is_encrypted():
+            raise TargetUnavailable(f"{self.where}: the server does not ask for TLS, which the settings insist on")
+
+    def _secret(self, text: str) -> Callable[[], str]:
+        """nats-py asks for a secret when it is about to send it, which is the last moment to see that it may."""
+
+        def told() -> str:
+            self._insist_on_tls()
+            return text
+
+        return told
+
+    def _login(self) -> dict[str, Any]:
+        chosen = self.settings
+        if chosen.token:
+            return {"token": self._secret(chosen.token)}
+        if chosen.username:
+            return {"user": self._secret(chosen.username), "password": self._secret(chosen.password)}
+        if chosen.nkey_seed:
+            found = _SEED.search(_read("nkey_seed", chosen.nkey_seed))
+            seed = _usable("nkey_seed", chosen.nkey_seed, found[1] if found else b"")
+            return {"nkeys_seed_str": seed.decode()}
+        if chosen.user_credentials:
+            parts = _DECORATED.findall(_read("user_credentials", chosen.user_credentials))
+            jwt, seed = parts if len(parts) == 2 else (b"", b"")
+            _usable("user_credentials", chosen.user_credentials, seed)
+            told = self._secret(jwt.decode())
+            return {"user_jwt_cb": lambda: told().encode(), "signature_cb": lambda nonce: _signed(seed, nonce)}
+        return {}
+
+    def _words(self, error: Exception) -> str:
+        """What went wrong, as a person would say it."""
+        if isinstance(error, TimeoutError) and not error.errno:
+            words = f"no answer within {self.settings.timeout:g} s"
+            if self.settings.uses_tls and not self.settings.tls_handshake_first:
+                words += " (a server that begins with TLS needs tls_handshake_first=on)"
+            return words
+        if isinstance(error, ssl.SSLError):
+            return str(error)
+        if isinstance(error, OSError):
+            # asyncio puts words of its own in place of the system's.
+            numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
+            return ", ".join(map(os.strerror, sorted(numbers))) or str(error)
+        return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
+
+
+def _read(key: str, file: str) -> bytes:
+    try:
+        return Path(file).read_bytes()
+    except OSError as error:
+        raise TargetUnavailable(f"{key}: {file} cannot be read: {error.strerror}") from error
+
+
+def _usable(key: str, file: str, seed: bytes) -> bytes:
+    try:
+        nkeys.from_seed(bytearray(seed)).wipe()
+    except (nkeys.NkeysError, ValueError) as error:
+        raise TargetUnavailable(f"{key}: {file} does not hold what it should: a user's NKEY seed") from error
+    return seed
+
+
+def _signed(seed: bytes, nonce: str) -> bytes:
+    pair = nkeys.from_seed(bytearray(seed))
+    try:
+        return base64.b64encode(pair.sign(nonce.encode()))
+    finally:
+        pair.wipe()

@@ -1,0 +1,159 @@
+"""NATS Streaming (STAN) over nats-py: five messages of its protocol, written by hand.
+
+The server is no longer maintained (since June 2023), and no client of it runs on today's Python; why this is small
+enough to have is told in docs/explanation/client-libraries.md. Fields and numbers are those of `pb/protocol.proto` in
+stan.go 0.10.4.
+"""
+
+import uuid
+from collections.abc import Sequence
+
+from nats.aio.msg import Msg
+from nats.errors import NoRespondersError
+
+from app.events.model import Event
+from workers.delivery.outcomes import DELIVERED, Outcome, Unavailable
+from workers.targets.base import LeaseCheck, TargetUnavailable
+from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message
+from workers.targets.nats.connection import Connection
+from workers.targets.payloads import log
+
+# What stan.go has, so MinIO (§4.5).
+_MAX_PUB_ACKS_IN_FLIGHT = 16_384
+
+# ConnectRequest
+_CLIENT_ID, _HEARTBEATS, _PROTOCOL, _CONNECTION_ID = 1, 2, 3, 4
+# ConnectResponse
+_PUBLISH_TO, _CLOSE_AT, _CONNECT_ERROR = 1, 4, 5
+# PubMsg; its client is field 1, too
+_GUID, _SUBJECT, _DATA, _SENT_BY = 2, 3, 5, 6
+# PubAck
+_ACK_ERROR = 2
+
+Value = str | bytes | int
+
+
+class Streaming:
+    """A client of the cluster, with an id that no other ever had."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._settings = connection.settings
+        self._publishing = Acknowledged(connection, self)
+        self._id = f"bucketwire-{uuid.uuid4().hex}"
+        self._fixed = b""
+        self._publish_to = self._close_at = ""
+
+    async def begin(self) -> None:
+        """Have the cluster take us as a client. Raises `TargetUnavailable`."""
+        client = self._connection.client
+        heartbeats, connection_id = client.new_inbox(), uuid.uuid4().hex
+        await client.subscribe(heartbeats, cb=self._alive)
+        await self._publishing.begin()
+        asked = encoded(
+            {_CLIENT_ID: self._id, _HEARTBEATS: heartbeats, _PROTOCOL: 1, _CONNECTION_ID: connection_id.encode()}
+        )
+        answer = decoded(await self._ask(f"_STAN.discover.{self._settings.streaming_cluster_id}", asked))
+        if refusal := text(answer.get(_CONNECT_ERROR)):
+            raise TargetUnavailable(f"{self._connection.where}: {refusal}")
+        self._publish_to = f"{text(answer.get(_PUBLISH_TO))}.{self._settings.subject}"
+        self._close_at = text(answer.get(_CLOSE_AT))
+        self._fixed = encoded(
+            {_CLIENT_ID: self._id, _SUBJECT: self._settings.subject, _SENT_BY: connection_id.encode()}
+        )
+
+    async def end(self) -> None:
+        """Leave the cluster; it would otherwise wait some minutes for our heartbeats."""
+        await self._ask(self._close_at, encoded({_CLIENT_ID: self._id}))
+
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+        """One unacknowledged message, or with `streaming_async` up to `streaming_max_pub_acks_in_flight`."""
+        most = self._settings.streaming_max_pub_acks_in_flight or _MAX_PUB_ACKS_IN_FLIGHT
+        return await self._publishing.deliver(events, min(window, most) if self._settings.streaming_async else 1, lease)
+
+    def message(self, event: Event, number: int) -> Message:
+        """The envelope in a PubMsg."""
+        return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: log(event).encode()}))
+
+    def outcome(self, answer: Msg) -> Outcome:
+        """What the server said of the message. An error is of the channel, the store or our registration."""
+        where = self._connection.where
+        if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
+            return Unavailable(f"{where}: no NATS Streaming server listens any more")
+        try:
+            said = decoded(answer.data)
+        except (LookupError, ValueError):
+            return Unavailable(f"{where}: an acknowledgement cannot be read")
+        refusal = text(said.get(_ACK_ERROR))
+        return Unavailable(f"{where}: {refusal}") if refusal else DELIVERED
+
+    async def _ask(self, subject: str, asked: bytes) -> bytes:
+        return (await self._connection.answered(self._request(subject, asked))).data
+
+    async def _request(self, subject: str, asked: bytes) -> Msg:
+        connection = self._connection
+        try:
+            return await connection.client.request(subject, asked, timeout=connection.settings.timeout + 1)
+        except NoRespondersError as error:
+            raise TargetUnavailable(
+                f"{connection.where}: there is no NATS Streaming server of cluster "
+                f"{connection.settings.streaming_cluster_id!r}"
+            ) from error
+
+    async def _alive(self, heartbeat: Msg) -> None:
+        await self._connection.client.publish(heartbeat.reply, b"")
+
+
+def encoded(fields: dict[int, Value]) -> bytes:
+    """A protobuf message of these fields."""
+    made = bytearray()
+    for number, value in fields.items():
+        if isinstance(value, int):
+            made += _varint(number << 3) + _varint(value)
+        else:
+            content = value.encode() if isinstance(value, str) else value
+            made += _varint(number << 3 | 2) + _varint(len(content)) + content
+    return bytes(made)
+
+
+def decoded(message: bytes) -> dict[int, bytes | int]:
+    """The fields of a protobuf message that has only numbers and texts. Raises `LookupError` or `ValueError`."""
+    found: dict[int, bytes | int] = {}
+    at = 0
+    while at < len(message):
+        key, at = _number(message, at)
+        value, at = _number(message, at)
+        number, kind = divmod(key, 8)
+        if kind == 0:
+            found[number] = value
+        elif kind == 2 and at + value <= len(message):
+            found[number] = message[at : at + value]
+            at += value
+        else:
+            raise ValueError(f"field {number} of wire type {kind} cannot be read")
+    return found
+
+
+def text(value: bytes | int | None) -> str:
+    """A field's text; one that is not there is empty."""
+    return value.decode() if isinstance(value, bytes) else ""
+
+
+def _varint(value: int) -> bytes:
+    made = bytearray()
+    while value > 127:
+        made.append(value & 127 | 128)
+        value >>= 7
+    made.append(value)
+    return bytes(made)
+
+
+def _number(message: bytes, at: int) -> tuple[int, int]:
+    """The number that begins at this place, and the place behind it."""
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 127) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 128:
+            return value, at

@@ -1,0 +1,225 @@
+"""NATS: core, JetStream and NATS Streaming; each event is one message, the log envelope, on one subject (§4.5).
+
+| kind                       | Delivered means                                     | the message then                 |
+|----------------------------|-----------------------------------------------------|----------------------------------|
+| core                       | the server has read the message: it answered a PING | goes to whoever is subscribed    |
+| JetStream (`jetstream=on`) | the stream acknowledged it                          | is kept as the stream is set up  |
+| Streaming (`streaming=on`) | the server acknowledged it                          | is kept as the channel is set up |
+
+Core: up to `window` messages, then a PING. JetStream and Streaming: up to `window` messages unacknowledged, of each
+object one; JetStream is told the event's id and drops what it has had within its `duplicate_window`. Streams are never
+made (as MinIO), channels of NATS Streaming make themselves. A message beyond the server's `max_payload` is rejected
+before it is sent, as the server would close the connection over it. All else that goes wrong is the server's, the
+stream's or the login's: Unavailable.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import orjson
+from nats.aio.msg import Msg
+from nats.errors import Error as NatsError
+
+from app.config.targets.nats import NatsSettings
+from app.events.model import Event
+from app.events.trace import fields
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.event_loop_thread import EventLoopThread
+from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
+from workers.targets.nats.connection import Connection
+from workers.targets.nats.streaming import Streaming
+from workers.targets.payloads import log, mark_not_attempted
+
+# A PING follows after as much: what is written without one must get through within the time limit.
+_PORTION = 1_000_000
+
+# JetStream's error for a message beyond the stream's max_msg_size (err_code JSStreamMessageExceedsMaximumErr).
+_EXCEEDS_STREAM = 10054
+
+
+class Manner(Protocol):
+    """One of the three ways of publishing, over a connection that is open."""
+
+    async def begin(self) -> None:
+        """What is to be done once. Raises `TargetUnavailable`."""
+
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+        """An outcome for each event; `mark_not_attempted` is still to be applied."""
+
+    async def end(self) -> None:
+        """Take leave of a server that still listens."""
+
+
+class NatsTarget:
+    """One server, one connection, one thread that answers what the server asks between calls."""
+
+    def __init__(self, settings: NatsSettings) -> None:
+        self._settings = settings
+        self._loop: EventLoopThread | None = None
+        self._connection: Connection | None = None
+        self._manner: Manner | None = None
+
+    def open(self) -> None:
+        """Connect and log in; NATS Streaming is also told who we are. No stream or channel is looked for or made."""
+        self._connect()
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """Publish and await the confirmations; after an `Unavailable` nothing more is sent."""
+        loop, manner = self._ready()
+        if not events:
+            return []
+        try:
+            outcomes = loop.run(manner.deliver(events, window, lease))
+        except BaseException:
+            self.close()
+            raise
+        if any(isinstance(outcome, Unavailable) for outcome in outcomes):
+            # What came of the rest is not known; on a new connection no answer to an old message can be mistaken.
+            self.close()
+        return mark_not_attempted(events, outcomes)
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        loop, connection, manner = self._loop, self._connection, self._manner
+        self._loop = self._connection = self._manner = None
+        if loop is None or not loop.is_here:
+            return
+        if connection is not None and manner is not None and not connection.is_lost:
+            with suppress(Exception):  # the server sees a closed connection either way
+                loop.run(manner.end())
+        loop.close()
+
+    def _ready(self) -> tuple[EventLoopThread, Manner]:
+        loop, connection, manner = self._loop, self._connection, self._manner
+        if loop is None or connection is None or manner is None or connection.is_lost or not loop.is_here:
+            return self._connect()
+        return loop, manner
+
+    def _connect(self) -> tuple[EventLoopThread, Manner]:
+        self.close()
+        loop = self._loop = EventLoopThread("nats")
+        try:
+            self._connection, self._manner = loop.run(_connected(self._settings, loop))
+        except BaseException:
+            self.close()
+            raise
+        return loop, self._manner
+
+
+async def _connected(settings: NatsSettings, loop: EventLoopThread) -> tuple[Connection, Manner]:
+    connection = Connection(settings, lambda: loop.is_encrypted)
+    await connection.connect()
+    manner: Manner = Core(connection)
+    if settings.jetstream:
+        manner = JetStream(connection)
+    elif settings.streaming:
+        manner = Streaming(connection)
+    await manner.begin()
+    return connection, manner
+
+
+class Core:
+    """Messages, and a PING whose answer shows that the server has read them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def begin(self) -> None:
+        """Nothing."""
+
+    async def end(self) -> None:
+        """Nothing."""
+
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+        """Portion by portion."""
+        outcomes: list[Outcome] = []
+        try:
+            for portion in _portions(map(self._message, events), window):
+                lease.check()
+                outcomes += await self._publish(portion)
+        except TargetUnavailable as error:
+            outcomes += [Unavailable(error.reason)] * (len(events) - len(outcomes))
+        return outcomes
+
+    async def _publish(self, messages: Sequence[Message]) -> list[Outcome]:
+        connection = self._connection
+        client = connection.client
+        limit = client.max_payload
+        outcomes: list[Outcome] = []
+        try:
+            for message in messages:
+                if message.size > limit:
+                    outcomes.append(connection.too_large(message.size))
+                    continue
+                await client.publish(message.subject, message.data, headers=message.headers)
+                outcomes.append(DELIVERED)
+        except NatsError as error:
+            raise connection.failed(error) from error
+        await connection.confirm()
+        return outcomes
+
+    def _message(self, event: Event) -> Message:
+        subject, body = self._connection.settings.subject, log(event).encode()
+        if event.trace and self._connection.has_headers:
+            return headed(subject, body, dict(fields(event.trace)))
+        return Message(subject, body)
+
+
+def _portions(messages: Iterable[Message], window: int) -> Iterator[list[Message]]:
+    portion: list[Message] = []
+    size = 0
+    for message in messages:
+        if portion and (len(portion) == window or size + message.size > _PORTION):
+            yield portion
+            portion, size = [], 0
+        portion.append(message)
+        size += message.size
+    yield portion
+
+
+class JetStream:
+    """Messages that a stream acknowledges."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._subject = connection.settings.subject
+        self._publishing = Acknowledged(connection, self)
+
+    async def begin(self) -> None:
+        """Listen for acknowledgements. Whether there is a stream shows when it is published to."""
+        await self._publishing.begin()
+
+    async def end(self) -> None:
+        """Nothing."""
+
+    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+        """Up to `window` unacknowledged."""
+        return await self._publishing.deliver(events, window, lease)
+
+    def message(self, event: Event, _number: int) -> Message:
+        """The envelope, with the id by which the stream knows an event that it has had."""
+        headers = {"Nats-Msg-Id": event.id}
+        if event.trace:
+            headers |= fields(event.trace)
+        return headed(self._subject, log(event).encode(), headers)
+
+    def outcome(self, answer: Msg) -> Outcome:
+        """What the stream said."""
+        where = self._connection.where
+        if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
+            return Unavailable(
+                f"{where}: no JetStream stream takes subject {self._subject!r}; make one, such as by "
+                f"`nats stream add EVENTS --subjects={self._subject}`, or enable JetStream in the server"
+            )
+        try:
+            said = orjson.loads(answer.data)
+            error = said.get("error")
+            if error is None and said["stream"]:
+                return DELIVERED
+            code, words = error.get("err_code"), error["description"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Unavailable(f"{where}: who answered on subject {self._subject!r} is no JetStream stream")
+        reason = f"{where}: JetStream: {words} (error {code})"
+        return Rejected(reason) if code == _EXCEEDS_STREAM else Unavailable(reason)

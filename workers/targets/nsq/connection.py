@@ -1,0 +1,150 @@
+"""One connection to nsqd: V2 of its protocol over a blocking socket, as much of it as a producer needs."""
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import select
+import socket
+import ssl
+import struct
+from collections.abc import Sequence
+
+from app.config.targets.nsq import NsqSettings
+from workers.targets import tls
+from workers.targets.base import TargetUnavailable
+
+USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
+
+_ERROR = 1  # type of a frame; 0 is an answer
+
+
+class RefusedError(Exception):
+    """nsqd answered with an error, and has closed the connection."""
+
+    def __init__(self, code: str, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+
+
+class LostError(Exception):
+    """The connection ended without an answer."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class NsqConnection:
+    """A connection that is open, identified and, where the settings ask for it, encrypted."""
+
+    def __init__(self, settings: NsqSettings) -> None:
+        """Connect. Raises `TargetUnavailable`."""
+        self._settings = settings
+        self._where = f"NSQ at {settings.nsqd_address}"
+        self._topic = settings.topic.encode()
+        self._process = os.getpid()
+        context = self._context() if settings.tls else None
+        try:
+            self._socket: socket.socket = socket.create_connection(settings.nsqd_address, settings.timeout)
+        except OSError as error:
+            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+        try:
+            self._begin(context)
+        except (RefusedError, LostError) as error:
+            self.close()
+            raise TargetUnavailable(error.reason) from error
+        except OSError as error:
+            self.close()
+            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it is of no more use: closed by nsqd, which says nothing unasked, or made before we were forked."""
+        return os.getpid() != self._process or bool(select.select([self._socket], [], [], 0)[0])
+
+    def publish(self, bodies: Sequence[bytes]) -> None:
+        """Return when nsqd has taken all of these messages, in their order.
+
+        Raises `RefusedError`, `LostError`, or `TargetUnavailable` where it does not answer in time. After any of them
+        the connection is of no more use.
+        """
+        content = b"".join([struct.pack(">l", len(bodies)), *map(_sized, bodies)])
+        self._exchange(b"MPUB " + self._topic + b"\n" + _sized(content))
+
+    def close(self) -> None:
+        """Close the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _begin(self, context: ssl.SSLContext | None) -> None:
+        host = socket.gethostname()
+        identity = {
+            "client_id": host.partition(".")[0],
+            "hostname": host,
+            "user_agent": USER_AGENT,
+            "feature_negotiation": True,
+            "tls_v1": context is not None,
+            # Nobody would answer heartbeats between two calls, and nsqd notices a lost peer by TCP's keep-alive.
+            "heartbeat_interval": -1,
+        }
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        answer = self._exchange(b"  V2IDENTIFY\n" + _sized(json.dumps(identity).encode()))
+        agreed = json.loads(answer) if answer.startswith(b"{") else {}
+        if context is not None:
+            if not agreed.get("tls_v1"):
+                raise TargetUnavailable(f"{self._where}: nsqd offers no TLS; it needs -tls-cert and -tls-key")
+            self._socket = context.wrap_socket(self._socket, server_hostname=self._settings.nsqd_address.host)
+            self._answer()
+        if agreed.get("auth_required"):
+            raise TargetUnavailable(f"{self._where}: nsqd asks for AUTH, which this target does not have")
+
+    def _exchange(self, request: bytes) -> bytes:
+        try:
+            # An answer that came before the connection broke tells more than its breaking.
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                self._socket.sendall(request)
+            return self._answer()
+        except TimeoutError as error:
+            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+        except OSError as error:
+            raise LostError(f"{self._where}: {self._words(error)}") from error
+
+    def _answer(self) -> bytes:
+        size, kind = struct.unpack(">ll", self._exactly(8))
+        content = self._exactly(size - 4)
+        if kind == _ERROR:
+            words = content.decode(errors="replace")
+            raise RefusedError(words.partition(" ")[0], f"{self._where}: {words}")
+        return content
+
+    def _exactly(self, size: int) -> bytes:
+        found = bytearray()
+        while len(found) < size:
+            part = self._socket.recv(size - len(found))
+            if not part:
+                raise LostError(f"{self._where}: nsqd closed the connection")
+            found += part
+        return bytes(found)
+
+    def _context(self) -> ssl.SSLContext:
+        chosen = self._settings
+        return tls.context(
+            chosen.tls_ca,
+            skip_verify=chosen.tls_skip_verify,
+            client_cert=chosen.client_cert,
+            client_key=chosen.client_key,
+        )
+
+    def _words(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError) and not error.errno:
+            return f"no answer within {self._settings.timeout:g} s"
+        return error.strerror or str(error)
+
+
+def _sized(content: bytes) -> bytes:
+    return struct.pack(">l", len(content)) + content

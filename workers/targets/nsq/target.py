@@ -1,0 +1,138 @@
+"""NSQ: each event is one message, the log envelope, on one topic of one nsqd (reference §4.6).
+
+Delivered means: nsqd answered OK to the command that carried the event. It then has it in memory or on disk, as its
+`-mem-queue-size` says.
+
+A call is one MPUB for as many events as fit; nsqd reads and checks all of it before it takes any, and confirms it as
+one, so that `window` makes no difference. Over a blocking socket, one command at a time: why, and what it costs, is
+told in docs/explanation/client-libraries.md.
+
+| nsqd's answer                                       | outcome                                                      |
+|-----------------------------------------------------|--------------------------------------------------------------|
+| OK                                                  | Delivered                                                    |
+| E_BAD_MESSAGE, E_BAD_BODY to one event              | Rejected                                                     |
+| the same to several                                 | each half is sent by itself, until the event is found        |
+| any other error, no answer in time, no connection   | Unavailable                                                  |
+| connection lost, but nsqd takes a new one           | as E_BAD_BODY, but one event alone is Failed                 |
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from app.config.targets.nsq import NsqSettings
+from app.events.model import Event
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
+from workers.targets.payloads import log, mark_not_attempted
+
+# nsqd takes 5 MB in a command unless told otherwise, and no more is to be gained beyond some 500 KB.
+_PORTION = 1_000_000
+
+# nsqd names the error of a message that is too large and then closes the connection, over which the name may get lost.
+_ABOUT_MESSAGES = ("E_BAD_MESSAGE", "E_BAD_BODY")
+_LOSSES = 32  # more than it takes to find one event among 10,000, twice
+
+
+@dataclass
+class _Round:
+    """One call of `deliver`: an outcome for each event, and what may not be sent any more."""
+
+    events: Sequence[Event]
+    lease: LeaseCheck
+    outcomes: list[Outcome] = field(init=False)
+    stuck: set[str] = field(default_factory=set)
+    losses: int = 0
+
+    def __post_init__(self) -> None:
+        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
+
+    def settle(self, part: Sequence[int], outcome: Outcome) -> None:
+        """The same for each event of this part."""
+        for index in part:
+            self.outcomes[index] = outcome
+
+
+class NsqTarget:
+    """One nsqd, one connection."""
+
+    def __init__(self, settings: NsqSettings) -> None:
+        self._settings = settings
+        self._wire: NsqConnection | None = None
+
+    def open(self) -> None:
+        """Connect, say who we are and agree on TLS. nsqd makes the topic with its first message."""
+        self._connect()
+
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one MPUB is one)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
+        """One command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
+        if self._wire is None or self._wire.is_stale:
+            self._connect()
+        work = _Round(events, lease)
+        bodies = [log(event).encode() for event in events]
+        try:
+            for part in _parts(bodies):
+                self._publish(work, part, bodies)
+        except TargetUnavailable as error:
+            self.close()
+            left = [index for index, outcome in enumerate(work.outcomes) if outcome is NOT_ATTEMPTED]
+            work.settle(left, Unavailable(error.reason))
+        return mark_not_attempted(events, work.outcomes)
+
+    def close(self) -> None:
+        """Close the connection."""
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
+
+    def _connect(self) -> NsqConnection:
+        self.close()
+        self._wire = NsqConnection(self._settings)
+        return self._wire
+
+    def _publish(self, work: _Round, part: Sequence[int], bodies: Sequence[bytes]) -> None:
+        """Settle this part, by halves where nsqd does not take it as a whole. Raises `TargetUnavailable`."""
+        part = [index for index in part if work.events[index].path not in work.stuck]
+        if not part:
+            return
+        wire = self._wire or self._connect()
+        work.lease.check()
+        try:
+            wire.publish([bodies[index] for index in part])
+        except RefusedError as refused:
+            self.close()
+            if refused.code not in _ABOUT_MESSAGES:
+                raise TargetUnavailable(refused.reason) from refused
+            alone: Outcome = Rejected(refused.reason)
+        except LostError as lost:
+            self._connect()
+            work.losses += 1
+            if work.losses > _LOSSES:
+                raise TargetUnavailable(lost.reason) from lost
+            alone = Failed(lost.reason)
+        else:
+            work.settle(part, DELIVERED)
+            return
+        if len(part) > 1:
+            self._publish(work, part[: len(part) // 2], bodies)
+            self._publish(work, part[len(part) // 2 :], bodies)
+            return
+        work.settle(part, alone)
+        if isinstance(alone, Failed):
+            work.stuck.add(work.events[part[0]].path)
+
+
+def _parts(bodies: Sequence[bytes]) -> Iterator[range]:
+    start = size = 0
+    for index, body in enumerate(bodies):
+        if index > start and size + len(body) > _PORTION:
+            yield range(start, index)
+            start, size = index, 0
+        size += len(body)
+    if start < len(bodies):
+        yield range(start, len(bodies))

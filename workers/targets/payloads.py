@@ -1,0 +1,211 @@
+"""The texts that targets are given and what an event does to a namespace: decided here, once, for all targets.
+
+Nothing is parsed again: `Event.record` is the record's JSON text and goes into every envelope as it stands.
+No envelope ends with a newline except `line`, which is for document stores (as MinIO: §1.5).
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from json.encoder import encode_basestring
+
+import orjson
+
+from app.events.model import Effect, Event
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Unavailable
+
+# Looked up once: reaching a member through its class costs more than comparing with it.
+_UPSERT, _REMOVE, _REMOVE_VERSION = Effect.UPSERT, Effect.REMOVE, Effect.REMOVE_VERSION
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_ESCAPED_BY_GO = re.compile("[<>&\u2028\u2029]")
+
+
+def text(value: str) -> str:
+    """A JSON string with its quotes, spelt as Go spells it (as MinIO: §1.5)."""
+    quoted = encode_basestring(value)
+    if _ESCAPED_BY_GO.search(quoted) is None:
+        return quoted
+    return _ESCAPED_BY_GO.sub(lambda found: f"\\u{ord(found[0]):04x}", quoted)
+
+
+def timestamp(event: Event) -> str:
+    """The event's time as MinIO writes it: UTC with three decimals (§1.4)."""
+    seconds, milliseconds = divmod(event.time, 1000)
+    return f"{_second(seconds)}.{milliseconds:03d}Z"
+
+
+@lru_cache(maxsize=1024)  # events come many in a second, and formatting one costs more than the rest of its envelope
+def _second(seconds: int) -> str:
+    return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:-6]
+
+
+def log(event: Event) -> str:
+    """The envelope of webhook, AMQP, MQTT, NATS, NSQ and Kafka (as MinIO: §1.8)."""
+    return f'{{"EventName":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]}}'
+
+
+def records(event: Event) -> str:
+    """The envelope of both SQL formats and of the Redis namespace (as MinIO: §1.8)."""
+    return f'{{"Records":[{event.record}]}}'
+
+
+def line(event: Event) -> str:
+    """`records` with the trailing newline that Elasticsearch is given (as MinIO: §1.5)."""
+    return records(event) + "\n"
+
+
+def redis_access(event: Event, shape: str = "minio") -> str:
+    """One element of the Redis list (as MinIO: §1.8).
+
+    `guide` is the older shape that the guides describe: an array of the time and the list of records.
+    """
+    if shape == "guide":
+        return f'["{timestamp(event)}",[{event.record}]]'
+    return f'[{{"Event":[{event.record}],"EventTime":"{timestamp(event)}"}}]'
+
+
+@dataclass(frozen=True, slots=True)
+class Upsert:
+    """The path's row becomes `document`, an envelope as `records` makes it."""
+
+    path: str
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Remove:
+    """The path has no row any more, whatever it held."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveVersion:
+    """The path's row goes if it describes this version, else it stays; `version` as `version_name` spells it."""
+
+    path: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """One more entry, never changed again; `time` as `timestamp` spells it."""
+
+    time: str
+    document: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nothing:
+    """The event changes nothing in a namespace."""
+
+
+Change = Upsert | Remove | RemoveVersion | Append | Nothing
+NOTHING = Nothing()
+
+
+def change(event: Event, format: str) -> Change:  # noqa: A002 (the setting's name)
+    """What the event does at a store of this format; `event.effect` already holds what the policy decided."""
+    if format == "access":
+        return Append(timestamp(event), records(event))
+    effect = event.effect
+    if effect is _UPSERT:
+        return Upsert(event.path, records(event))
+    if effect is _REMOVE:
+        return Remove(event.path)
+    if effect is _REMOVE_VERSION:
+        return RemoveVersion(event.path, version_name(event.version))
+    return NOTHING
+
+
+def compatible_effect(event: Event) -> Effect:
+    """What MinIO does with the row: only `s3:ObjectRemoved:Delete` deletes it, all else replaces it (§1.11)."""
+    return Effect.REMOVE if event.name == "s3:ObjectRemoved:Delete" else Effect.UPSERT
+
+
+def version_name(version: str | None) -> str:
+    """One name for what S3 calls the null version: absent, empty and `null` mean the same object."""
+    return version or "null"
+
+
+def _described(document: str) -> str:
+    """The version that a document is about: not always the event's own, as a mirror's row may be an older survivor."""
+    try:
+        found = orjson.loads(document)["Records"][0]["s3"]["object"].get("versionId")
+    except (LookupError, TypeError, AttributeError):
+        return version_name(None)
+    return version_name(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a batch comes to: a path is in `documents`, in `removed`, or once or more in `versions` (path, version).
+
+    So the three may be carried out in any order, or at once.
+    """
+
+    documents: Mapping[str, str]
+    removed: Sequence[str]
+    versions: Sequence[tuple[str, str]]
+
+
+def collapse(changes: Iterable[Change]) -> Rows:
+    """The fewest changes that leave every path as all of `changes` in their order would."""
+    documents: dict[str, str] = {}
+    removed: dict[str, None] = {}
+    asked: dict[str, dict[str, None]] = {}
+    for each in changes:
+        if isinstance(each, Nothing):
+            continue
+        if isinstance(each, Append):
+            raise TypeError("entries of the access format do not collapse")
+        path = each.path
+        if isinstance(each, RemoveVersion):
+            document = documents.get(path)
+            if document is None:
+                if path not in removed:
+                    asked.setdefault(path, {})[each.version] = None
+                continue
+            if _described(document) != each.version:
+                continue
+        if isinstance(each, Upsert):
+            documents[path] = each.document
+            removed.pop(path, None)
+        else:
+            documents.pop(path, None)
+            removed[path] = None
+        asked.pop(path, None)
+    versions = [(path, version) for path, found in asked.items() for version in found]
+    return Rows(documents, list(removed), versions)
+
+
+def waves(events: Sequence[Event]) -> list[list[int]]:
+    """The indexes of `events` in lists of which each names a path once; an object's events keep their order.
+
+    For remotes that take many requests at once but promise no order among them.
+    """
+    made: list[list[int]] = []
+    seen: dict[str, int] = {}
+    for index, event in enumerate(events):
+        number = seen.get(event.path, 0)
+        seen[event.path] = number + 1
+        if number == len(made):
+            made.append([])
+        made[number].append(index)
+    return made
+
+
+def mark_not_attempted(events: Sequence[Event], outcomes: Sequence[Outcome]) -> list[Outcome]:
+    """The outcomes, with `NotAttempted` for all that follow one of the same object that did not get through."""
+    settled = list(outcomes)
+    first = next((index for index, outcome in enumerate(settled) if outcome is not DELIVERED), len(settled))
+    stuck: set[str] = set()
+    for index in range(first, len(settled)):
+        path = events[index].path
+        if path in stuck:
+            settled[index] = NOT_ATTEMPTED
+        elif isinstance(settled[index], Failed | Unavailable | NotAttempted):
+            stuck.add(path)
+    return settled

@@ -1,0 +1,1 @@
+"""What workers report: metrics, delivery log lines, redaction of secrets."""

@@ -1,0 +1,117 @@
+"""What a worker says of its work: a line for each settled batch, and one for each event that did not go well.
+
+Each line is a sentence for people and brings its members for programs. Nothing due, nothing said. Events that wait
+because their target is away did not fail; of them the line of the target tells, once.
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from app.events.model import Event
+from app.events.trace import fields
+from app.logs import printable
+from app.outbox.delivery.settlement_store import LoggedEvent, Settlement
+from workers.delivery.outcomes import Failed, Rejected
+from workers.delivery.settlement import Result
+
+log = logging.getLogger("bucketwire.partitions")
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAttempt:
+    """An attempt at one event that did not go well. `due` is when the next one is (ms), None for a dead letter."""
+
+    event: Event
+    outcome: str  # failed | rejected
+    attempt: int
+    due: int | None
+    reason: str
+
+
+def format_partitions(partitions: Iterable[int]) -> str:
+    """Partition numbers for people and for messages: `0-3,7`."""
+    runs: list[list[int]] = []
+    for partition in sorted(partitions):
+        if runs and runs[-1][-1] == partition - 1:
+            runs[-1][1:] = [partition]
+        else:
+            runs.append([partition])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def counts_text(counts: Mapping[str, int]) -> str:
+    """What became of how many: `delivered=7 parked=1`."""
+    return " ".join(f"{name}={count}" for name, count in sorted(counts.items()) if count)
+
+
+def counted(settlement: Settlement) -> Counter[str]:
+    """How many events a settlement moves to where."""
+    counts: Counter[str] = Counter()
+    for progress in settlement.progress.values():
+        counts["delivered"] += progress.delivered
+        counts["superseded"] += progress.superseded
+        counts["dead"] += progress.dead
+    counts["parked"] = len(settlement.park)
+    # Not a suspect's refusal: it is no attempt, and during an outage there is one at every probe.
+    counts["retried"] = sum(park.last_tried >= park.refused_at for park in settlement.repark)
+    return counts
+
+
+def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent, Result]]) -> Iterator[FailedAttempt]:
+    """The attempts that a settlement counts against its events, in no order."""
+    if not (settlement.park or settlement.repark or settlement.deaths):
+        return
+    tried = {
+        (logged.partition, logged.seq): (logged.event, result)
+        for logged, result in results
+        if isinstance(result, Failed | Rejected)
+    }
+    for park in chain(settlement.park, settlement.repark):
+        if park.attempts and (park.partition, park.seq) in tried:
+            event, result = tried[park.partition, park.seq]
+            yield FailedAttempt(event, "failed", park.attempts, park.not_before, result.reason)
+    for death in settlement.deaths:
+        event, result = tried[death.partition, death.seq]
+        outcome = "rejected" if isinstance(result, Rejected) else "failed"
+        yield FailedAttempt(event, outcome, death.attempts, None, result.reason)
+
+
+def log_batch(target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
+    """Say what a batch came to, unless that was nothing."""
+    if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
+        return
+    text = format_partitions(partitions)
+    members = {"target": target, "partitions": text, **counts, "duration": round(seconds, 6)}
+    log.info("%s partitions=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
+
+
+def log_failed_attempt(target: str, setback: FailedAttempt, seconds: float, now: int) -> None:
+    """Say that an event did not go well; a warning only where nothing more will be tried."""
+    again = None if setback.due is None else max(0, setback.due - now) / 1000
+    traced = dict(fields(setback.event.trace)[:1])  # of the two fields the one that a trace is found by
+    log.log(
+        logging.WARNING if again is None else logging.INFO,
+        "%s event=%s%s %s, attempt %d in %.3f s, %s: %s",
+        target,
+        setback.event.id,
+        "".join(f" {name}={value}" for name, value in traced.items()),
+        setback.outcome,
+        setback.attempt,
+        seconds,
+        "dead" if again is None else f"again in {again:.1f} s",
+        printable(setback.reason),
+        extra={
+            "target": target,
+            "event": setback.event.id,
+            **traced,
+            "outcome": setback.outcome,
+            "attempt": setback.attempt,
+            "duration": round(seconds, 6),
+            "dead": again is None,
+            "next_try_in": again,
+            "reason": setback.reason,
+        },
+    )

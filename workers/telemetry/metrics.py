@@ -1,0 +1,206 @@
+"""Figures of what workers do, for Prometheus: what no table knows, such as attempts and how long an event took.
+
+Recorded once for each settled batch, in files that the pool's processes share with their parent, which serves the sums.
+A process has the files of its place in the pool, and its successor goes on with them: nothing is lost or counted twice
+when a process is replaced, and there are never more files than places. (There are no gauges, hence nothing of dead
+processes to be taken out.) Nothing is recorded where `PROMETHEUS_MULTIPROC_DIR` names no folder for it.
+"""
+
+import logging
+import os
+import threading
+from bisect import bisect_right
+from collections import Counter as Tally
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, start_http_server, values
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from app.config.arn import TargetId, parse_target
+from app.config.fields.addresses import HostPort
+from app.supervisor.metrics_folder import VARIABLE
+from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
+
+log = logging.getLogger("bucketwire.worker")
+
+FOLDER = VARIABLE
+_OUTCOMES = {Delivered: "delivered", Failed: "failed", Rejected: "rejected", Unavailable: "unavailable"}
+_AGES = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400)
+_CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+_SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+_ROOM = 1 << 20  # bytes of each file, taken at once: enough for about a hundred targets
+_PATIENCE = 5.0  # seconds between two tries to listen
+
+
+class Bulk(Histogram):
+    """A histogram that takes many observations at the price of a few."""
+
+    def observe_all(self, observed: Iterable[float]) -> None:
+        """As `observe` for each."""
+        ordered = sorted(observed)
+        self._sum.inc(sum(ordered))
+        below = 0
+        # The client library has nothing of this kind; a test holds these two members against its `observe`.
+        for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
+            reached = bisect_right(ordered, bound)
+            if reached > below:
+                bucket.inc(reached - below)
+            below = reached
+            if below == len(ordered):
+                return
+
+
+class TargetMetrics:
+    """The figures of one target in this process."""
+
+    def __init__(self, figures: "WorkerMetrics", target: TargetId) -> None:
+        labels = (target.type, target.name)
+        self._attempts = {kind: figures.attempts.labels(*labels, word) for kind, word in _OUTCOMES.items()}
+        self._ages: Bulk = figures.ages.labels(*labels)
+        self._sizes = figures.sizes.labels(*labels)
+        self._calls = figures.calls.labels(*labels)
+        self._lease_losses = figures.lease_losses.labels(*labels)
+        self._openings = figures.openings.labels(*labels)
+
+    def called(self, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """Note a call to the target."""
+        self._sizes.observe(len(outcomes))
+        self._calls.observe(seconds)
+        kinds = Tally(map(type, outcomes))
+        del kinds[NotAttempted]
+        for kind, count in kinds.items():
+            self._attempts[kind].inc(count)
+
+    def delivered(self, received: Sequence[int], now: int) -> None:
+        """Note the settlement of events that were delivered; times of their acceptance and now, in milliseconds."""
+        if received:
+            self._ages.observe_all([max(0, now - at) / 1000 for at in received])
+
+    def lost_lease(self) -> None:
+        """Note that a lease ran out while it was worked on."""
+        self._lease_losses.inc()
+
+    def opened_breaker(self) -> None:
+        """Note that the target's breaker was opened here."""
+        self._openings.inc()
+
+
+class WorkerMetrics:
+    """Everything that one process records."""
+
+    def __init__(self) -> None:
+        labels = ("type", "name")
+        self.attempts = Counter(
+            "bucketwire_worker_attempts", "Events tried at the target.", [*labels, "outcome"], registry=None
+        )
+        self.ages = Bulk(
+            "bucketwire_worker_delivery_seconds",
+            "From an event's acceptance to its settlement as delivered; replays left out.",
+            labels,
+            buckets=_AGES,
+            registry=None,
+        )
+        self.sizes = Histogram(
+            "bucketwire_worker_batch_events", "Events in one call to the target.", labels, buckets=_SIZES, registry=None
+        )
+        self.calls = Histogram(
+            "bucketwire_worker_call_seconds",
+            "How long a call to the target took.",
+            labels,
+            buckets=_CALLS,
+            registry=None,
+        )
+        self.lease_losses = Counter(
+            "bucketwire_worker_lease_losses", "Leases that ran out while worked on.", labels, registry=None
+        )
+        self.openings = Counter(
+            "bucketwire_worker_breaker_openings", "Times that the target was found away.", labels, registry=None
+        )
+        self._of: dict[str, TargetMetrics] = {}
+
+    def of(self, arn: str) -> TargetMetrics:
+        """Those of one target."""
+        found = self._of.get(arn)
+        if found is None:
+            found = self._of[arn] = TargetMetrics(self, parse_target(arn))
+        return found
+
+
+_recorded: WorkerMetrics | None = None
+
+
+def begin(place: int) -> None:
+    """Record from now on, in this process, which has this place in its pool; where there is no folder, nothing."""
+    global _recorded  # noqa: PLW0603 - one for each process is the point
+    folder = os.environ.get(FOLDER)
+    if not folder:
+        return
+    try:
+        for kind in ("counter", "histogram"):
+            _take_room(Path(folder) / f"{kind}_{place}.db")
+    except OSError as error:
+        log.warning("no figures are recorded: %s: %s", folder, error.strerror)
+        return
+    values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]  # as the collector
+    _recorded = WorkerMetrics()
+
+
+def of(arn: str) -> TargetMetrics | None:
+    """The figures of a target, None where nothing is recorded."""
+    return None if _recorded is None else _recorded.of(arn)
+
+
+class Server:
+    """The figures of a worker's whole pool over HTTP, to be served by the pool's parent."""
+
+    def __init__(self, listen: HostPort, folder: str) -> None:
+        self._listen = listen
+        self._registry = CollectorRegistry()
+        MultiProcessCollector(self._registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
+        self._server: WSGIServer | None = None
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="figures", daemon=True)
+
+    def start(self) -> None:
+        """Serve from a thread. An address that is taken is tried again until it is free; says where it listens."""
+        self._thread.start()
+
+    def forget(self) -> None:
+        """In a forked child: close what it inherited, which would keep the address from the parent's successor."""
+        if self._server is not None:
+            self._server.socket.close()
+
+    def stop(self) -> None:
+        """Stop serving."""
+        self._over.set()
+        self._thread.join()
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    def _serve(self) -> None:
+        host, port = self._listen
+        refused = False
+        while not self._over.is_set():
+            try:
+                self._server, _ = start_http_server(port, host, self._registry)
+            except OSError as error:
+                if not refused:
+                    log.warning("the figures wait: nothing can listen on %s: %s", self._listen, error.strerror)
+                refused = True
+                self._over.wait(_PATIENCE)
+            else:
+                log.info("figures at http://%s/metrics", HostPort(host, self._server.server_port))
+                return
+
+
+def _take_room(path: Path) -> None:
+    """Have the disk give the file's room now: with a full one, the first write to a page would end the process."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        if os.fstat(descriptor).st_size < _ROOM:
+            os.posix_fallocate(descriptor, 0, _ROOM)
+    finally:
+        os.close(descriptor)

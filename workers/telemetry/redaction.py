@@ -1,0 +1,102 @@
+"""No secret of a target in the reasons that are logged, kept and shown, whatever its remote or its driver repeats."""
+
+import base64
+import re
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from app.config.errors import REDACTED
+from app.config.fields.fields import Field, fields_of
+from app.config.targets.base import TargetSettings
+from app.config.targets.mysql import MysqlSettings
+from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.postgresql_dsn import is_url, keywords
+from app.events.model import Event
+from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
+
+_SHORTEST = 4  # what is shorter would blot out words that are no secret
+_TELLING = re.compile(r"(?i)pass|token|secret|key|sig|auth")
+
+
+class RedactingTarget:
+    """A target whose reasons have its secrets taken out; in everything else the target itself."""
+
+    def __init__(self, target: Target, settings: TargetSettings) -> None:
+        self._target = target
+        found = sorted({word for word in secrets_of(settings) if len(word) >= _SHORTEST}, key=len, reverse=True)
+        self._secrets = re.compile("|".join(map(re.escape, found))) if found else None
+
+    def open(self) -> None:
+        """As the target, which may raise `TargetUnavailable`."""
+        with self._discretion():
+            self._target.open()
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """As the target, which may raise `TargetUnavailable` and `LeaseExpired`."""
+        with self._discretion():
+            outcomes = self._target.deliver(events, window, lease)
+        if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
+            return outcomes
+        return [self._told(outcome) for outcome in outcomes]
+
+    def close(self) -> None:
+        """As the target."""
+        self._target.close()
+
+    def _told(self, outcome: Outcome) -> Outcome:
+        return (
+            outcome
+            if isinstance(outcome, Delivered | NotAttempted)
+            else replace(outcome, reason=self._hidden(outcome.reason))
+        )
+
+    @contextmanager
+    def _discretion(self) -> Iterator[None]:
+        try:
+            yield
+        except LeaseExpired:
+            raise
+        except TargetUnavailable as error:
+            raise TargetUnavailable(self._hidden(error.reason), error.retry_after, pause=error.pause) from None
+        except Exception as error:
+            # A defect, which is logged with its trace: that may quote what the driver was given.
+            said = "".join(traceback.format_exception(error))
+            if self._hidden(said) == said:
+                raise
+            words = self._hidden(f"{type(error).__name__}: {error}")
+            raise RuntimeError(words).with_traceback(error.__traceback__) from None
+
+    def _hidden(self, reason: str) -> str:
+        return self._secrets.sub(REDACTED, reason) if self._secrets else reason
+
+
+def secrets_of(settings: TargetSettings) -> Iterator[str]:
+    """Every word that a target keeps secret, also those within URLs and connection strings."""
+    for name, key in fields_of(type(settings)).items():
+        value = str(getattr(settings, name))
+        if value:
+            yield from _within(key, value)
+    if isinstance(settings, MysqlSettings):
+        yield settings.dsn.password
+    if isinstance(settings, PostgresSettings) and not is_url(settings.dsn):
+        yield keywords(settings.dsn).get("password", "")
+
+
+def _within(key: Field, value: str) -> Iterator[str]:
+    if key.secret:
+        yield value
+        for word in value.split():
+            yield word
+            yield word.removeprefix("whsec_")
+    if "://" in value and (key.refers or key.kind.shown(value) != value):
+        parts = urlsplit(value)
+        if parts.password:
+            yield parts.password
+            yield unquote(parts.password)
+            login = f"{unquote(parts.username or '')}:{unquote(parts.password)}"
+            yield base64.b64encode(login.encode()).decode()
+        yield from (text for name, text in parse_qsl(parts.query) if _TELLING.search(name))
