@@ -132,13 +132,13 @@ def spark_session(heap: str, folder: Path) -> Iterator["SparkSession"]:
 
 def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """`bucketwire reconcile` with a session that is there already."""
-    from spark_jobs.posting import Api
-    from spark_jobs.reconcile import Wanted, reconcile
+    from spark_jobs.api_client import Api
+    from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
 
     database = migrated(f"sqlite:///{folder}/outbox.db")
     values = {"connection_string": options.dsn, "table": "rows"}
     add_target(database, TARGET.name, type_name=TARGET.type, values=values, bucket=BUCKET)
-    wanted = Wanted(
+    wanted = ReconcileConfig(
         bucket=BUCKET, target=TARGET, folder=folder / "reports", listing=str(folder / LISTING), listed_at=now_ms(),
         arrival=0.0,
     )  # fmt: skip
@@ -160,9 +160,9 @@ def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     from pyspark import StorageLevel
 
     from app.rules.model import Rule
-    from spark_jobs.drift import counts, drift, namespace
-    from spark_jobs.listings import from_parquet
-    from spark_jobs.report import write_findings
+    from spark_jobs.jobs.drift import counts, drift, namespace
+    from spark_jobs.listings.listing import from_parquet
+    from spark_jobs.reports.report import write_findings
 
     rule = Rule(bucket=BUCKET, events=("*",), prefix="", suffix="", target=TARGET)
 

@@ -14,12 +14,12 @@ from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.reconcile.runs import AlreadyRunning
 from app.outbox.reconcile.schedule import Schedule
-from spark_jobs import ending
+from spark_jobs import shutdown
 from spark_jobs.commands import options
 from spark_jobs.commands.backfill import backfill
 from spark_jobs.commands.journal import journal
 from spark_jobs.commands.scan import scan
-from spark_jobs.problems import reason
+from spark_jobs.errors import reason
 
 _DRIFT = 2  # the exit code of --check
 
@@ -67,16 +67,16 @@ def reconcile(
     """
     source = options.listed(listing, listed_at, inventory, endpoint)
     try:
-        from spark_jobs import reconcile as job  # noqa: PLC0415 - --help needs no Spark
-        from spark_jobs.posting import Api, Brakes  # noqa: PLC0415 - as above
+        from spark_jobs.api_client import Api, RepairLimits  # noqa: PLC0415 - as above
+        from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.session import session  # noqa: PLC0415 - as above
     except ImportError as missing:
         raise CommandError(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'") from None
     if scheduled:
-        ending.with_input()
+        shutdown.with_input()
     shell = CommandContext(as_json=as_json)
     settings = shell.settings
-    wanted = job.Wanted(
+    wanted = job.ReconcileConfig(
         bucket=bucket,
         target=target,
         folder=Path(report).absolute() if report else settings.folder / "reconciliations",
@@ -85,7 +85,7 @@ def reconcile(
         endpoint=endpoint,
         grace=options.grace(grace, inventory),
         repair=repair,
-        brakes=Brakes(most=max_repairs, removals=max_removals, rate=rate),
+        brakes=RepairLimits(most=max_repairs, removals=max_removals, rate=rate),
         kept=int(settings.report_retention * 1000),
     )
     try:
@@ -131,5 +131,5 @@ def _in_words(error: Exception) -> str | None:
 
 
 if __name__ == "__main__":
-    ending.by_sigterm()
+    shutdown.by_sigterm()
     run_command(jobs, words=_in_words, later=AlreadyRunning)

@@ -38,12 +38,12 @@ def backfill(
     source = options.listed(listing, listed_at, inventory, endpoint)
     shell = CommandContext(as_json=as_json)
     try:
-        from spark_jobs import backfill as job  # noqa: PLC0415 - --help needs no Spark
-        from spark_jobs.posting import Api  # noqa: PLC0415 - as above
+        from spark_jobs.api_client import Api  # noqa: PLC0415 - as above
+        from spark_jobs.jobs import backfill as job  # noqa: PLC0415 - --help needs no Spark
     except ImportError as missing:
         raise options.not_installed(missing) from None
     settings = shell.settings
-    wanted = job.Wanted(
+    wanted = job.BackfillConfig(
         bucket=bucket,
         target=target,
         folder=Path(folder).absolute() if folder else settings.folder / "reconciliations",

@@ -37,7 +37,7 @@ def compact(target: TargetId | None, folder: str | None, since: int | None, as_j
     shell = CommandContext(as_json=as_json)
     try:
         try:
-            from spark_jobs import journal_compact as job  # noqa: PLC0415 - --help needs no Spark
+            from spark_jobs.jobs import journal_compact as job  # noqa: PLC0415 - --help needs no Spark
         except ImportError as missing:
             raise options.not_installed(missing) from None
         if target:
@@ -69,9 +69,9 @@ def report(
     """Tell of operations by bucket, hour, user and type: a page with charts, tables as Parquet and CSV."""
     shell = CommandContext(as_json=as_json)
     try:
-        from spark_jobs import journal_report as job  # noqa: PLC0415 - --help needs no Spark
-        from spark_jobs.journal_compact import EVENTS, place  # noqa: PLC0415 - as above
-        from spark_jobs.journal_compact import journal as read  # noqa: PLC0415 - as above
+        from spark_jobs.jobs.journal_compact import EVENTS, place  # noqa: PLC0415 - as above
+        from spark_jobs.jobs.journal_compact import journal as read  # noqa: PLC0415 - as above
+        from spark_jobs.reports import journal_report as job  # noqa: PLC0415 - --help needs no Spark
     except ImportError as missing:
         raise options.not_installed(missing) from None
     kept, made = place(_kept(shell, folder), target), now_ms()

@@ -98,7 +98,7 @@ def listed(listing: str, listed_at: int | None, inventory: str, endpoint: str) -
     if listing:
         raise click.UsageError("--inventory and --listing both say where the listing is; give one of them")
     try:
-        from spark_jobs.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.listings.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
     except ImportError as missing:
         raise not_installed(missing) from None
     report = manifest(inventory, endpoint)

@@ -51,11 +51,11 @@ def scan(
     source = options.listed(listing, listed_at, inventory, endpoint)
     shell = CommandContext(as_json=as_json)
     try:
-        from spark_jobs import scanner as job  # noqa: PLC0415 - --help needs no Spark
-        from spark_jobs.posting import Api  # noqa: PLC0415 - as above
+        from spark_jobs.api_client import Api  # noqa: PLC0415 - as above
+        from spark_jobs.jobs import scan as job  # noqa: PLC0415 - --help needs no Spark
     except ImportError as missing:
         raise options.not_installed(missing) from None
-    wanted = job.Wanted(
+    wanted = job.ScanConfig(
         bucket=bucket,
         endpoint=endpoint,
         versions=versions,

@@ -11,7 +11,7 @@ from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
-from spark_jobs.drift import documents
+from spark_jobs.jobs.drift import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 

@@ -11,7 +11,7 @@ import redis
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.redis import RedisSettings
-from spark_jobs.drift import documents
+from spark_jobs.jobs.drift import documents
 from spark_jobs.stores.base import CannotRead
 
 _COUNT = 2000  # fields of one answer

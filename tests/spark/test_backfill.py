@@ -27,11 +27,11 @@ from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import open_registry
 from app.rules.model import Rule
-from spark_jobs.backfill import CannotBackfill, Result, Wanted, backfill, sorted_out
-from spark_jobs.posting import Api, NotPosted
-from spark_jobs.repair import told
-from spark_jobs.scanner import Limits, scan
-from spark_jobs.scanner import Wanted as Scan
+from spark_jobs.api_client import Api, NotPosted
+from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, sorted_out
+from spark_jobs.jobs.repair_events import repair_event
+from spark_jobs.jobs.scan import Limits, scan
+from spark_jobs.jobs.scan import ScanConfig as Scan
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
@@ -73,15 +73,15 @@ def test_rules_and_what_is_on_its_way_decide_what_is_told(spark: SparkSession) -
 def test_an_object_is_told_of_just_above_what_the_bucket_told_itself() -> None:
     entry = {"key": "a b", "etag": "e", "size": 5, "modified": T, "version": "v"}
     target = TargetId("redis", "rows")
-    first = told(entry, "b", target, "")
+    first = repair_event(entry, "b", target, "")
     assert (first["eventSource"], first["eventName"]) == ("bucketwire:backfill", PUT)
     assert first["s3"]["object"] == {
         "key": "a+b", "size": 5, "eTag": "e", "versionId": "v", "sequencer": f"{T * 1_000_000:X}",
     }  # fmt: skip
     known = comparable(f"{T * 1_000_000 + 123_456:X}")  # as MinIO told of the same object
-    assert known < comparable(told(entry, "b", target, known)["s3"]["object"]["sequencer"])
-    assert told(entry, "b", target, known) == told(entry, "b", target, known) != first
-    assert told(entry, "b", TargetId("redis", "other"), "") != first
+    assert known < comparable(repair_event(entry, "b", target, known)["s3"]["object"]["sequencer"])
+    assert repair_event(entry, "b", target, known) == repair_event(entry, "b", target, known) != first
+    assert repair_event(entry, "b", TargetId("redis", "other"), "") != first
 
 
 @dataclass
@@ -99,10 +99,10 @@ class Stage:
         place = f"{services.LOOPBACK}:{self.redis.port}"
         self.whole.add_target(f"redis:{name}", "b-old", events, address=place, key=name, format=form, **more)
 
-    def backfill(self, name: str, shown: Any = None, api: Api | None = None, **more: Any) -> Result:
+    def backfill(self, name: str, shown: Any = None, api: Api | None = None, **more: Any) -> BackfillResult:
         registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
         chosen = {"endpoint": self.minio.url, "folder": self.folder, "grace": 0} | more
-        wanted = Wanted(bucket="b-old", target=TargetId("redis", name), **chosen)
+        wanted = BackfillConfig(bucket="b-old", target=TargetId("redis", name), **chosen)
         return backfill(self.spark, self.whole.database, registry, wanted, api or Api(self.whole.api.url), shown)
 
     def listing(self) -> tuple[str, int]:

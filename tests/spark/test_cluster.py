@@ -22,7 +22,7 @@ import pytest
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from spark_jobs.report import LINES
+from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until
 from tests.services.spark import SparkMaster, SparkWorker

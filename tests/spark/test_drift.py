@@ -15,10 +15,10 @@ from pyspark.testing import assertDataFrameEqual
 from app.config.arn import TargetId
 from app.outbox.reconcile.runs import COUNTS
 from app.rules.model import Rule
-from spark_jobs.drift import counts, documents, drift, namespace
-from spark_jobs.judging import judge
-from spark_jobs.report import FINDINGS as FOLDER
-from spark_jobs.report import NotShared, Told, check_whole, write_findings, write_page
+from spark_jobs.jobs.drift import counts, documents, drift, namespace
+from spark_jobs.reports.report import FINDINGS as FOLDER
+from spark_jobs.reports.report import NotShared, ReportHeader, check_whole, write_findings, write_page
+from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 from tests.hostile import BUCKETS
 
@@ -122,7 +122,7 @@ def test_rules_say_which_keys_the_target_was_told_of(spark: SparkSession) -> Non
     ]
     columns = []
     for number, (rules, _, _) in enumerate(cases):
-        judged = judge(rules, "b", F.col("key"), versioned=False)
+        judged = rule_predicates(rules, "b", F.col("key"), versioned=False)
         columns += [judged.expected.alias(f"e{number}"), judged.removable.alias(f"r{number}")]
     rows = keys.select("key", *columns).collect()
     told = [
@@ -226,7 +226,7 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
         )
         findings = write_findings(compared, folder)
         found = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
-        told = Told("r" * 32, name, "redis:x", "mirror", False, T, found, f"it is {name}")
+        told = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, found, f"it is {name}")
         page = write_page(findings, told, folder).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page

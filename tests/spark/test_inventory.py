@@ -17,8 +17,8 @@ from uuid import uuid4
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs.inventory import manifest
-from spark_jobs.listings import BadListing, from_mc
+from spark_jobs.listings.inventory import manifest
+from spark_jobs.listings.listing import BadListing, from_mc
 from tests import services
 from tests.spark.test_reading import fill, held
 

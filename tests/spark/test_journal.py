@@ -21,7 +21,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from spark_jobs.journal import (
+from spark_jobs.jobs.journal import (
     ASIDE,
     ENTRIES,
     JOURNAL,
@@ -33,8 +33,8 @@ from spark_jobs.journal import (
     operations,
     unknown,
 )
-from spark_jobs.journal_compact import EVENTS, SET_ASIDE, AlreadyCompacting, compact, journal, place
-from spark_jobs.journal_report import chosen, write
+from spark_jobs.jobs.journal_compact import EVENTS, SET_ASIDE, AlreadyCompacting, compact, journal, place
+from spark_jobs.reports.journal_report import chosen, write
 from spark_jobs.stores import CannotRead
 from tests import provision, services
 from tests.builders import add_target, event, migrated, registry

@@ -21,10 +21,10 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
-from spark_jobs import s3
-from spark_jobs.drift import namespace
-from spark_jobs.listings import BadListing, Listing, from_mc, from_parquet
-from spark_jobs.problems import reason
+from spark_jobs.errors import reason
+from spark_jobs.jobs.drift import namespace
+from spark_jobs.listings import s3_listing
+from spark_jobs.listings.listing import BadListing, Listing, from_mc, from_parquet
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.contract import minio_life
@@ -111,14 +111,14 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
 ) -> None:
     name = f"b-{uuid4().hex[:8]}"
     wanted = fill(at_minio, name, versioned=versioned)
-    bucket = s3.Bucket.found(name, at_minio.url)
+    bucket = s3_listing.Bucket.found(name, at_minio.url)
     assert bucket.is_versioned() is versioned
-    assert held(s3.listing(spark, bucket, versioned=versioned, tasks=2)) == wanted
+    assert held(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == wanted
     # By every key as an end of a range, no object may fall between two.
     alone = [
         row[0]
-        for after, until in s3.between(wanted, 10 * len(wanted))
-        for row in s3.objects(bucket, (after, until), versioned=versioned)
+        for after, until in s3_listing.between(wanted, 10 * len(wanted))
+        for row in s3_listing.objects(bucket, (after, until), versioned=versioned)
     ]
     assert sorted(alone) == sorted(wanted)
 
@@ -131,9 +131,9 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
 
 
 def test_ranges_meet_and_cover_everything() -> None:
-    assert s3.between([], 4) == [("", None)]
-    assert s3.between(["b", "a", "b"], 2) == [("", "b"), ("b", None)]
-    assert s3.between("abcd", 4) == [("", "b"), ("b", "c"), ("c", "d"), ("d", None)]
+    assert s3_listing.between([], 4) == [("", None)]
+    assert s3_listing.between(["b", "a", "b"], 2) == [("", "b"), ("b", None)]
+    assert s3_listing.between("abcd", 4) == [("", "b"), ("b", "c"), ("c", "d"), ("d", None)]
 
 
 def test_lines_that_cannot_be_read_are_counted_and_a_failure_is_told(spark: SparkSession, tmp_path: Path) -> None:

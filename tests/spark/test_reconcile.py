@@ -23,11 +23,11 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
-from spark_jobs.inventory import manifest
-from spark_jobs.listings import BadListing
-from spark_jobs.posting import Api, Brakes
-from spark_jobs.reconcile import Result, Wanted, reconcile
-from spark_jobs.report import LINES
+from spark_jobs.api_client import Api, RepairLimits
+from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
+from spark_jobs.listings.inventory import manifest
+from spark_jobs.listings.listing import BadListing
+from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until
 from tests.spark import test_inventory as inventories
@@ -81,12 +81,12 @@ class Stage:
                     found[f"{bucket}/{one['Key']}"] = (one["ETag"].strip('"'), one["Size"], version)
         return found
 
-    def run(self, target: str, bucket: str, **more: Any) -> Result:
+    def run(self, target: str, bucket: str, **more: Any) -> ReconcileResult:
         settings = Settings.from_environ(self.whole.settings)
         registry: Registry = open_registry(self.whole.database, settings)
         kind, _, name = target.partition(":")
         chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "folder": self.folder} | more
-        wanted = Wanted(bucket=bucket, target=TargetId(kind, name), **chosen)
+        wanted = ReconcileConfig(bucket=bucket, target=TargetId(kind, name), **chosen)
         return reconcile(self.spark, self.whole.database, registry, wanted, Api(self.whole.api.url))
 
     def settle(self, target: str) -> None:
@@ -104,7 +104,7 @@ def described(rows: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
     }
 
 
-def lines(result: Result) -> dict[str, str]:
+def lines(result: ReconcileResult) -> dict[str, str]:
     """Every finding of the JSON lines: key to kind, with what differs, `~` before what is in flight.
 
     That the time differs, too, is left out: it counts only where more than a minute went by, as on a busy machine.
@@ -189,7 +189,7 @@ def fill(stage: Stage, bucket: str) -> None:
 def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage, target: str) -> None:
     bucket, rows, write = BUCKETS[target], stage.stores[target].all, stage.stores[target].set
     fill_untold(stage, bucket)
-    first = stage.run(target, bucket, repair=True, brakes=Brakes(rate=100_000))
+    first = stage.run(target, bucket, repair=True, brakes=RepairLimits(rate=100_000))
     assert (first.state, lines(first)) == ("repaired", {old(number): "missing" for number in range(OLD)})
     fill(stage, bucket)
     stage.settle(target)
@@ -233,7 +233,7 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
     wanted |= dict.fromkeys(["many/0/018", "new\nline\ttab", *deleted], "orphaned") | {"new and untold": "missing"}
 
     gone = sum(kind == "orphaned" for kind in wanted.values()) + ("nothing" in wanted)
-    found = stage.run(target, bucket, repair=True, brakes=Brakes(most=0, removals=0, few=gone - 1))
+    found = stage.run(target, bucket, repair=True, brakes=RepairLimits(most=0, removals=0, few=gone - 1))
     assert (found.state, lines(found), found.counts["repaired"]) == ("drift", wanted, 0)
     assert f"{gone} of" in found.problem
     page = found.page.read_text()
@@ -299,7 +299,7 @@ def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) 
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
     result = stage.run(
-        "postgresql:rows", bucket, listing=str(listing), listed_at=now, repair=True, brakes=Brakes(removals=100)
+        "postgresql:rows", bucket, listing=str(listing), listed_at=now, repair=True, brakes=RepairLimits(removals=100)
     )
     assert (result.counts["bad"], result.counts["repaired"]) == (1, 0)
     assert result.counts["orphaned"] == len(out) - len(out) // 2
@@ -319,7 +319,7 @@ def test_of_an_inventory_all_is_believed_or_nothing(stage: Stage, tmp_path: Path
     made.content["creationTimestamp"] = str(now)
     report = manifest(made.write())
     held.set(f"{bucket}/in the inventory", None)
-    more = {"inventory": report, "listed_at": report.begun, "repair": True, "brakes": Brakes(removals=100)}
+    more = {"inventory": report, "listed_at": report.begun, "repair": True, "brakes": RepairLimits(removals=100)}
 
     lost = made.files[0].read_bytes()
     made.files[0].unlink()

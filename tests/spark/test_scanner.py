@@ -11,7 +11,7 @@ from pyspark.testing import assertDataFrameEqual
 
 from app.events.minio_json import timestamp
 from app.events.parsing import parse
-from spark_jobs.scanner import BIG, LARGE, MANY, Limits, excesses, record
+from spark_jobs.jobs.scan import BIG, LARGE, MANY, Limits, excesses, record
 from spark_jobs.schemas import ENTRIES, EXCESSES
 
 DAY = 1_794_960_000_000  # the beginning of 2026-11-18

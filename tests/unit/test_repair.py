@@ -12,7 +12,7 @@ from app.events.model import Event
 from app.events.parsing import parse
 from app.events.sequencer import comparable
 from app.events.version_history import Absent, Entry, Present
-from spark_jobs.repair import body, record, sequencer
+from spark_jobs.jobs.repair_events import body, record, sequencer
 from tests.unit.events.test_version_history import current
 
 TARGET = TargetId("postgresql", "rows")

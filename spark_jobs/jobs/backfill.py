@@ -25,13 +25,13 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from app.rules.model import Rule
-from spark_jobs.judging import asked, is_asked
-from spark_jobs.posting import PORTION, Api, Sender, portions
-from spark_jobs.problems import reason
-from spark_jobs.repair import BACKFILL, PARTS, PUT, day, told
-from spark_jobs.runs import LEASE, alive
+from spark_jobs.api_client import PORTION, Api, Sender, portions
+from spark_jobs.errors import reason
+from spark_jobs.jobs.repair_events import BACKFILL, PARTS, PUT, day, repair_event
+from spark_jobs.listings.listing_source import Source
+from spark_jobs.rule_predicates import is_matched, matched_events
+from spark_jobs.run_lease import LEASE, alive
 from spark_jobs.schemas import LISTING
-from spark_jobs.source import Source
 
 TELL, OUTSIDE, IN_FLIGHT = "tell", "outside", "in_flight"
 _TASKS = 2  # ranges of keys for each processor, as they are not equally long
@@ -43,7 +43,7 @@ class CannotBackfill(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted(Source):
+class BackfillConfig(Source):
     """What to tell whom. Times are milliseconds since 1970, spans are milliseconds."""
 
     target: TargetId
@@ -68,7 +68,7 @@ class Wanted(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class BackfillResult:
     """What a run came to; one that is unfinished goes on with the next."""
 
     state: str
@@ -78,9 +78,9 @@ class Result:
 
 
 def backfill(
-    spark: SparkSession, database: Database, registry: Registry, wanted: Wanted, api: Api,
+    spark: SparkSession, database: Database, registry: Registry, wanted: BackfillConfig, api: Api,
     shown: Callable[[int, int], None] | None = None,
-) -> Result:  # fmt: skip
+) -> BackfillResult:  # fmt: skip
     """One run, registered from its beginning to its end; `shown` is called with how many of how many were told.
 
     Raises `CannotBackfill`, `AlreadyRunning`, `UnknownTarget`, `BadListing`, `NotPosted`, and what Spark and S3 raise;
@@ -88,7 +88,7 @@ def backfill(
     """
     registry.target(wanted.target)
     rules = [each.rule for each in registry.rules() if each.rule.target == wanted.target]
-    if not any(is_asked(rules, wanted.bucket, name) for name in (PUT, PARTS)):
+    if not any(is_matched(rules, wanted.bucket, name) for name in (PUT, PARTS)):
         raise CannotBackfill(
             f"no rule leads created objects of {wanted.bucket} to {wanted.target}: "
             f"make one first, such as `bucketwire event add {wanted.bucket} {wanted.target} --event put`"
@@ -117,7 +117,7 @@ def sorted_out(listing: DataFrame, moving: DataFrame, *, rules: Iterable[Rule], 
     are in flight as well. An object is asked for by the event that it would be told by.
     """
     rules, key = list(rules), F.col("key")
-    put, parts = (asked(rules, bucket, name, key) for name in (PUT, PARTS))
+    put, parts = (matched_events(rules, bucket, name, key) for name in (PUT, PARTS))
     is_asked_for = F.when(F.col("etag").contains("-"), parts).otherwise(put)
     on_its_way = F.col("moving").isNotNull() | (F.col("modified") >= young)
     fate = F.when(~is_asked_for, OUTSIDE).when(on_its_way, IN_FLIGHT).otherwise(TELL)
@@ -126,9 +126,9 @@ def sorted_out(listing: DataFrame, moving: DataFrame, *, rules: Iterable[Rule], 
 
 
 def _run(
-    spark: SparkSession, database: Database, wanted: Wanted, rules: Sequence[Rule], api: Api,
+    spark: SparkSession, database: Database, wanted: BackfillConfig, rules: Sequence[Rule], api: Api,
     shown: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event,
-) -> Result:  # fmt: skip
+) -> BackfillResult:  # fmt: skip
     if wanted.anew:
         wanted.checkpoint.unlink(missing_ok=True)
     behind = _read(wanted.checkpoint)
@@ -171,14 +171,16 @@ def _run(
     if done == total:
         wanted.checkpoint.unlink(missing_ok=True)
     state = r.BACKFILLED if done == total else r.UNFINISHED
-    return Result(state, counts, behind, " ".join(filter(None, said)))
+    return BackfillResult(state, counts, behind, " ".join(filter(None, said)))
 
 
-def _tell(database: Database, sender: Sender, wanted: Wanted, portion: Sequence[Row], counts: dict[str, int]) -> None:
+def _tell(
+    database: Database, sender: Sender, wanted: BackfillConfig, portion: Sequence[Row], counts: dict[str, int]
+) -> None:
     keys = [one["key"] for one in portion]
     # Without what backfills told: told again, an object must not become a newer event than it was.
     newest = r.newest_sequencers(database, wanted.bucket, keys, but_of=BACKFILL)
-    events = [told(one.asDict(), wanted.bucket, wanted.target, newest.get(one["key"], "")) for one in portion]
+    events = [repair_event(one.asDict(), wanted.bucket, wanted.target, newest.get(one["key"], "")) for one in portion]
     receipt = sender.send(events)
     counts["repaired"] += receipt["recorded"]
     counts["held"] += receipt["repeated"]

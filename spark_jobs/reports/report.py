@@ -8,10 +8,10 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs import pages
-from spark_jobs.drift import DRIFT, OUTSIDE
-from spark_jobs.pages import Bars
-from spark_jobs.repair import day
+from spark_jobs.jobs.drift import DRIFT, OUTSIDE
+from spark_jobs.jobs.repair_events import day
+from spark_jobs.reports import html_report
+from spark_jobs.reports.html_report import Bars
 
 PAGE, FINDINGS, LINES = "index.html", "findings.parquet", "findings.jsonl"
 _COLOURS = {"missing": "#4c78a8", "stale": "#f0a63a", "orphaned": "#b3352b", "malformed": "#7a5195"}
@@ -23,7 +23,7 @@ _OLDER = "older"
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class ReportHeader:
     """What the page tells beside the findings."""
 
     run: str
@@ -59,7 +59,7 @@ def check_whole(written: DataFrame, expected: int, path: str) -> None:
         raise NotShared(f"not all findings are in {path}: on a cluster it has to be a folder that all machines share")
 
 
-def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:
+def write_page(findings: DataFrame, told: ReportHeader, folder: Path) -> Path:
     """Write the page; its path."""
     drift = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight"))
     found = {kind: told.counts[kind] for kind in DRIFT}
@@ -67,11 +67,11 @@ def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:
     charts = []
     if total:
         charts = [
-            ("Drift by kind", pages.bars([(kind, {kind: count}) for kind, count in found.items()], _COLOURS)),
-            ("Drift by folder", pages.bars(_by_folder(drift), _COLOURS)),
+            ("Drift by kind", html_report.bars([(kind, {kind: count}) for kind, count in found.items()], _COLOURS)),
+            ("Drift by folder", html_report.bars(_by_folder(drift), _COLOURS)),
             (
                 "Drift by age of the object, or of the row where there is none",
-                pages.bars(_by_age(drift, told.looked), _COLOURS),
+                html_report.bars(_by_age(drift, told.looked), _COLOURS),
             ),
         ]
     verdict = (
@@ -81,7 +81,7 @@ def write_page(findings: DataFrame, told: Told, folder: Path) -> Path:
     )
     figures = [("objects", "objects"), ("rows", "held"), *((kind, kind) for kind in DRIFT)]
     figures += [("in flight", "in_flight"), (OUTSIDE, OUTSIDE), ("bad lines", "bad"), ("repaired", "repaired")]
-    page = pages.page(
+    page = html_report.page(
         "page.html",
         run=told.run,
         bucket=told.bucket,

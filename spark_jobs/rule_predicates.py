@@ -19,7 +19,7 @@ _EVERYTHING = b"*"
 
 
 @dataclass(frozen=True, slots=True)
-class Judge:
+class RulePredicates:
     """What a target's rules promise about a key."""
 
     expected: Column  # however the object was made, the target was told
@@ -27,25 +27,25 @@ class Judge:
     removable: Column  # if the object went, the target was told
 
 
-def judge(rules: Iterable[Rule], bucket: str, key: Column, *, versioned: bool) -> Judge:
+def rule_predicates(rules: Iterable[Rule], bucket: str, key: Column, *, versioned: bool) -> RulePredicates:
     """What `rules`, all of one target, promise about the keys of a bucket."""
     ours = _ours(rules, bucket)
     patterns = {name: _patterns(ours, name) for name in (*_CREATIONS, _REMOVAL, _MARKER)}
     creations = [patterns[name] for name in _CREATIONS]
     removals = [patterns[_REMOVAL], patterns[_MARKER]] if versioned else [patterns[_REMOVAL]]
-    return Judge(
+    return RulePredicates(
         expected=_all(creations, key),
         possible=_matches(frozenset().union(*creations), key),
         removable=_all(removals, key),
     )
 
 
-def asked(rules: Iterable[Rule], bucket: str, name: str, key: Column) -> Column:
+def matched_events(rules: Iterable[Rule], bucket: str, name: str, key: Column) -> Column:
     """Whether `rules` lead events of that name about a key of the bucket to their target."""
     return _matches(_patterns(_ours(rules, bucket), name), key)
 
 
-def is_asked(rules: Iterable[Rule], bucket: str, name: str) -> bool:
+def is_matched(rules: Iterable[Rule], bucket: str, name: str) -> bool:
     """Whether they do so for any key."""
     return bool(_patterns(_ours(rules, bucket), name))
 

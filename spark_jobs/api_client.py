@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
-from spark_jobs.drift import DRIFT
-from spark_jobs.repair import body, record
+from spark_jobs.jobs.drift import DRIFT
+from spark_jobs.jobs.repair_events import body, record
 
 PORTION = 500
 _T = TypeVar("_T")
@@ -32,7 +32,7 @@ class _QueueFull(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Brakes:
+class RepairLimits:
     """What keeps a mad reconciliation from doing harm."""
 
     most: int = 100_000  # repairs in one run
@@ -74,7 +74,7 @@ class Api:
             yield Sender(client, "/v1/events", {}, rate, patience)
 
     def post(
-        self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, looked: int, brakes: Brakes,
+        self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, looked: int, brakes: RepairLimits,
         newest: Callable[[Sequence[str]], Mapping[str, str]],
     ) -> int:  # fmt: skip
         """Post the repairs of the findings, at most as many as the brakes allow; how many are recorded now.

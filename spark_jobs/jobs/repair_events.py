@@ -39,7 +39,7 @@ def record(finding: Mapping[str, Any], bucket: str, target: TargetId, newest: st
     return _record(name, bucket, thing, written, SOURCE, target, {"x-bucketwire-finding": finding["kind"]})
 
 
-def told(entry: Mapping[str, Any], bucket: str, target: TargetId, newest: str) -> dict[str, Any]:
+def repair_event(entry: Mapping[str, Any], bucket: str, target: TargetId, newest: str) -> dict[str, Any]:
     """The event that tells the target of an object in a LISTING; `newest` as for `record`, but of true events."""
     thing = _thing(entry) | {"sequencer": sequencer(newest, "", entry["modified"])}
     return _record(_made_by(entry), bucket, thing, entry["modified"], BACKFILL, target, {})

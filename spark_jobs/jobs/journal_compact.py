@@ -18,8 +18,8 @@ from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.outbox.reconcile.runs import AlreadyRunning
 from app.outbox.registry import Registry
-from spark_jobs.journal import ASIDE, JOURNAL, of_entries, of_log, unknown
-from spark_jobs.journal_sources import entries, recorded
+from spark_jobs.jobs.journal import ASIDE, JOURNAL, of_entries, of_log, unknown
+from spark_jobs.jobs.journal_sources import entries, recorded
 
 EVENTS, SET_ASIDE = "events", "aside"
 _TASKS = 2  # reads for each processor, as they are not equally long

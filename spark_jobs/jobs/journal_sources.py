@@ -17,7 +17,7 @@ from app.config.targets.redis import RedisSettings
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import LogReader, log_end
-from spark_jobs.journal import ENTRIES, RECORDED
+from spark_jobs.jobs.journal import ENTRIES, RECORDED
 from spark_jobs.stores import mysql, postgresql
 from spark_jobs.stores.base import CannotRead
 from spark_jobs.stores.redis import check, connect

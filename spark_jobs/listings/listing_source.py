@@ -7,9 +7,9 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs import s3
-from spark_jobs.inventory import Manifest
-from spark_jobs.listings import Listing, from_mc, from_parquet
+from spark_jobs.listings import s3_listing
+from spark_jobs.listings.inventory import Manifest
+from spark_jobs.listings.listing import Listing, from_mc, from_parquet
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +31,9 @@ class Source:
         if self.is_written:
             found = self._written(spark)
             return replace(found, frame=found.frame.where(F.col("key") > after)) if after else found
-        bucket = s3.Bucket.found(self.bucket, self.endpoint)
+        bucket = s3_listing.Bucket.found(self.bucket, self.endpoint)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
-        return s3.listing(spark, bucket, versioned=versioned, known=known, tasks=tasks, after=after)
+        return s3_listing.listing(spark, bucket, versioned=versioned, known=known, tasks=tasks, after=after)
 
     @property
     def is_written(self) -> bool:

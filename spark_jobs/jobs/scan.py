@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.minio_json import encode_key, timestamp
-from spark_jobs.listings import BadListing
-from spark_jobs.posting import PORTION, Api, portions
+from spark_jobs.api_client import PORTION, Api, portions
+from spark_jobs.listings.listing import BadListing
+from spark_jobs.listings.listing_source import Source
 from spark_jobs.schemas import EXCESSES
-from spark_jobs.source import Source
 
 MANY, LARGE, BIG = "s3:Scanner:ManyVersions", "s3:Scanner:LargeVersions", "s3:Scanner:BigPrefix"
 SOURCE = "bucketwire:scanner"
@@ -38,7 +38,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted(Source):
+class ScanConfig(Source):
     """What to scan."""
 
     limits: Limits = Limits()
@@ -46,7 +46,7 @@ class Wanted(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ScanResult:
     """What a scan came to: how many events by name, and what the API's receipts said of them."""
 
     found: Mapping[str, int]
@@ -93,7 +93,7 @@ def record(excess: Mapping[str, Any], bucket: str, looked: int) -> dict[str, Any
     }
 
 
-def look(spark: SparkSession, wanted: Wanted) -> tuple[list[dict[str, Any]], str]:
+def look(spark: SparkSession, wanted: ScanConfig) -> tuple[list[dict[str, Any]], str]:
     """Every excess, in the order of keys, and why there may be more, "" if there is no reason to think so.
 
     Raises `BadListing`, and what Spark and S3 raise.
@@ -109,14 +109,14 @@ def look(spark: SparkSession, wanted: Wanted) -> tuple[list[dict[str, Any]], str
     return found, " ".join(filter(None, said))
 
 
-def scan(spark: SparkSession, wanted: Wanted, api: Api, now: int) -> Result:
+def scan(spark: SparkSession, wanted: ScanConfig, api: Api, now: int) -> ScanResult:
     """Look, and post an event for each excess. Raises as `look` does, and `NotPosted`."""
     found, problem = look(spark, wanted)
     receipt = Counter[str]()
     with api.to_all(rate=wanted.rate) as sender:
         for portion in portions(found, PORTION):
             receipt += sender.send([record(one, wanted.bucket, wanted.listed_at or now) for one in portion])
-    return Result(counted(found), receipt, problem)
+    return ScanResult(counted(found), receipt, problem)
 
 
 def counted(found: Iterable[Mapping[str, Any]]) -> dict[str, int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs import pages
-from spark_jobs.journal import by, operations
-from spark_jobs.repair import day
+from spark_jobs.jobs.journal import by, operations
+from spark_jobs.jobs.repair_events import day
+from spark_jobs.reports import html_report
 
 PAGE, OPERATIONS = "index.html", "operations.parquet"
 BY = ("bucket", "hour", "user", "type")
@@ -26,7 +26,7 @@ _STEPS = {"hour": (16, timedelta(hours=1)), "day": (10, timedelta(days=1)), "mon
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class JournalReport:
     """What a report tells."""
 
     operations: int
@@ -47,7 +47,7 @@ def chosen(journal: DataFrame, *, since: int = 0, before: int = 0, bucket: str =
     return journal.where(F.col("bucket") == bucket) if bucket else journal
 
 
-def write(journal: DataFrame, folder: Path, *, source: str, made: int) -> Reported:
+def write(journal: DataFrame, folder: Path, *, source: str, made: int) -> JournalReport:
     """Write tables and page into a folder that is not there yet; `made` is the time (ms)."""
     folder.mkdir(parents=True)
     path = str(folder / OPERATIONS)
@@ -64,12 +64,13 @@ def write(journal: DataFrame, folder: Path, *, source: str, made: int) -> Report
     charts = []
     if count:
         title, step, course = _course(found, first, last)
-        charts.append((title, pages.course(course, _COLOURS, step)))
+        charts.append((title, html_report.course(course, _COLOURS, step)))
         charts += [
-            (f"Operations by {name}", pages.bars(_ranked(found, name), _COLOURS)) for name in ("bucket", "user", "type")
+            (f"Operations by {name}", html_report.bars(_ranked(found, name), _COLOURS))
+            for name in ("bucket", "user", "type")
         ]
     numbers = zip((f"{name}s" for name in BY), distinct, strict=True)
-    page = pages.page(
+    page = html_report.page(
         "journal.html",
         source=source,
         made=day(made),
@@ -80,7 +81,7 @@ def write(journal: DataFrame, folder: Path, *, source: str, made: int) -> Report
         tables=[(name.capitalize(), _largest(found, name)) for name in ("bucket", "user", "type")] if count else [],
     )
     (folder / PAGE).write_text(page)
-    return Reported(count or 0, folder / PAGE)
+    return JournalReport(count or 0, folder / PAGE)
 
 
 def _csv(frame: DataFrame, folder: Path, name: str) -> None:
@@ -101,7 +102,7 @@ def _family() -> Column:
     return F.when(family.isin(*_COLOURS), family).otherwise(_OTHER)
 
 
-def _ranked(found: DataFrame, name: str) -> pages.Bars:
+def _ranked(found: DataFrame, name: str) -> html_report.Bars:
     """The largest, and all others as one."""
     largest = [bar for bar, *_ in _largest(found, name)]
     bar = F.when(F.col(name).isin(largest), F.col(name)).alias("bar")

@@ -22,20 +22,20 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from spark_jobs import stores
-from spark_jobs.drift import DRIFT, counts, drift, namespace
-from spark_jobs.listings import Listing
-from spark_jobs.posting import Api, Brakes, repairable
-from spark_jobs.problems import reason
-from spark_jobs.report import Told, write_findings, write_page
-from spark_jobs.runs import LEASE, alive
-from spark_jobs.source import Source
+from spark_jobs.api_client import Api, RepairLimits, repairable
+from spark_jobs.errors import reason
+from spark_jobs.jobs.drift import DRIFT, counts, drift, namespace
+from spark_jobs.listings.listing import Listing
+from spark_jobs.listings.listing_source import Source
+from spark_jobs.reports.report import ReportHeader, write_findings, write_page
+from spark_jobs.run_lease import LEASE, alive
 
 _SAMPLE = 20_000  # keys by which a bucket's listing is divided
 _TASKS = 2  # ranges of keys for each processor, as they are not equally long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted(Source):
+class ReconcileConfig(Source):
     """What to compare, and what to do about it. Times are milliseconds since 1970."""
 
     target: TargetId
@@ -43,13 +43,13 @@ class Wanted(Source):
     grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have come yet
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     repair: bool = False
-    brakes: Brakes = field(default_factory=Brakes)
+    brakes: RepairLimits = field(default_factory=RepairLimits)
     run: str = ""  # one that the schedule has registered
     kept: int = 90 * 86_400_000  # ms for which earlier runs of the same and their reports are kept
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ReconcileResult:
     """What a run came to."""
 
     state: str
@@ -63,15 +63,17 @@ class Result:
         return sum(self.counts[kind] for kind in DRIFT)
 
 
-def reconcile(spark: SparkSession, database: Database, registry: Registry, wanted: Wanted, api: Api) -> Result:
+def reconcile(
+    spark: SparkSession, database: Database, registry: Registry, wanted: ReconcileConfig, api: Api
+) -> ReconcileResult:
     """As `run`, in a session that is there already."""
     return run(lambda: nullcontext(spark), database, registry, wanted, api)
 
 
 def run(
-    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry, wanted: Wanted,
+    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry, wanted: ReconcileConfig,
     api: Api,
-) -> Result:  # fmt: skip
+) -> ReconcileResult:  # fmt: skip
     """One run, registered from its beginning to its end: who is not the first does not wait for Spark to hear of it.
 
     Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then
@@ -104,9 +106,9 @@ def _forget(reports: Mapping[str, str]) -> None:
 
 
 def _run(
-    spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings, wanted: Wanted, api: Api,
+    spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings, wanted: ReconcileConfig, api: Api,
     run: str, lost: threading.Event,
-) -> Result:  # fmt: skip
+) -> ReconcileResult:  # fmt: skip
     looked, mark = wanted.listed_at or now_ms(), r.mark(database, wanted.target, wanted.bucket)
     rules = [each.rule for each in registry.rules() if each.rule.target == wanted.target]
     tasks = _TASKS * spark.sparkContext.defaultParallelism
@@ -137,8 +139,10 @@ def _run(
     for frame in (rows, listed):
         frame.unpersist()
     state = r.CLEAN if not total else r.REPAIRED if found["repaired"] == total else r.DRIFT
-    told = Told(run, wanted.bucket, str(wanted.target), settings.policy, listing.versioned, looked, found, problem)
-    return Result(state, found, write_page(findings, told, folder), problem)
+    told = ReportHeader(
+        run, wanted.bucket, str(wanted.target), settings.policy, listing.versioned, looked, found, problem
+    )
+    return ReconcileResult(state, found, write_page(findings, told, folder), problem)
 
 
 def _known(rows: DataFrame, held: int) -> list[str]:
@@ -156,7 +160,7 @@ def _doubts(listing: Listing, bad: int) -> str:
 
 
 def _repair(
-    database: Database, findings: DataFrame, wanted: Wanted, api: Api, after: int, looked: int, held: int, doubts: str,
+    database: Database, findings: DataFrame, wanted: ReconcileConfig, api: Api, after: int, looked: int, held: int, doubts: str,
     lost: threading.Event,
 ) -> tuple[int, str]:  # fmt: skip
     if lost.is_set():

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange, names
 from app.rules.model import Rule
-from spark_jobs.judging import judge
+from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, milliseconds, version, whole
 
 MISSING, STALE, ORPHANED, MALFORMED, OUTSIDE = "missing", "stale", "orphaned", "malformed", "outside"
@@ -101,7 +101,7 @@ def counts(findings: DataFrame) -> dict[str, int]:
 
 
 def _kind(rules: Sequence[Rule], bucket: str, *, versioned: bool, policy: str) -> Column:
-    promised = judge(rules, bucket, F.col("key"), versioned=versioned)
+    promised = rule_predicates(rules, bucket, F.col("key"), versioned=versioned)
     held, row = F.col("l_key").isNotNull(), F.col("n_key").isNotNull()
     orphaned, missing = promised.removable, promised.expected
     if policy == "compatible":

@@ -19,8 +19,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs import s3
-from spark_jobs.listings import BadListing, Listing, from_columns
+from spark_jobs.listings import s3_listing
+from spark_jobs.listings.listing import BadListing, Listing, from_columns
 
 _REMOTE = "s3://"
 _CHECKSUM = "manifest.checksum"
@@ -69,7 +69,7 @@ class Manifest:
         """Where the files are, each of them looked through from its beginning to its end."""
         source = None
         if self.place.startswith(_REMOTE):
-            source = s3.Bucket.found(_split(self.place)[0], endpoint)
+            source = s3_listing.Bucket.found(_split(self.place)[0], endpoint)
             folder = Path(tempfile.mkdtemp(prefix="bucketwire-inventory-"))
             atexit.register(shutil.rmtree, folder, ignore_errors=True)
             # Spark overlooks names that begin with a dot or an underscore, and goes by how they end.
@@ -150,7 +150,7 @@ def _fetched(place: str, endpoint: str) -> tuple[bytes, bytes]:
         except OSError as error:
             raise BadListing(f"{place} cannot be read: {error.strerror}") from None
     name, key = _split(place)
-    client = s3.Bucket.found(name, endpoint).client()
+    client = s3_listing.Bucket.found(name, endpoint).client()
     try:
         text = client.get_object(Bucket=name, Key=key)["Body"].read()
         try:
@@ -177,7 +177,7 @@ def _beside(manifest: Path, key: str) -> str:
     return str(manifest.absolute().parent / parts[-1])
 
 
-def _look(source: s3.Bucket | None, file: File, path: str) -> str:
+def _look(source: s3_listing.Bucket | None, file: File, path: str) -> str:
     """What is wrong with a file, after it was fetched if there is a source; "" if nothing is."""
     try:
         if source:

@@ -15,7 +15,7 @@ import boto3  # type: ignore[import-untyped]  # ships no types
 from botocore.config import Config
 from pyspark.sql import SparkSession
 
-from spark_jobs.listings import Listing
+from spark_jobs.listings.listing import Listing
 from spark_jobs.schemas import ENTRIES, LISTING
 
 Row = tuple[str, str, int, int, str]  # LISTING

@@ -1,0 +1,1 @@
+"""Bucket listings: S3, S3 Inventory, mc, Parquet."""
