@@ -29,7 +29,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
-from tests.builders import add_target, event, migrated, registry
+from tests.support.builders import add_target, event, migrated, registry
 from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker
 from workers.target_pool import policy, schedule, window
 from workers.targets import create

@@ -22,8 +22,8 @@ from app.outbox import tables
 from bench.deliver import Deliverer, fill, rewind, timed
 from bench.report import show
 from tests import services
-from tests.builders import add_target, migrated
-from tests.system import system
+from tests.support.builders import add_target, migrated
+from tests.support.service_processes import system
 
 
 def through_the_service(stack: ExitStack, events: int) -> float:

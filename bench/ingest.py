@@ -26,8 +26,8 @@ import psycopg2.extras
 
 from bench.report import show
 from tests import services
-from tests.builders import add_target, migrated
-from tests.services.child import Server
+from tests.services.server_process import Server
+from tests.support.builders import add_target, migrated
 
 FIXTURE = Path(__file__).parents[1] / "tests/fixtures/minio_webhook_events.jsonl"
 BATCH = 1000

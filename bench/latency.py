@@ -16,8 +16,8 @@ import redis
 
 from bench.report import show
 from tests import services
-from tests.builders import add_target, event
-from tests.system import system
+from tests.support.builders import add_target, event
+from tests.support.service_processes import system
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from app.config.arn import TargetId
 from app.outbox.engine.database import now_ms
 from bench.report import show
 from tests import provision, services
-from tests.builders import add_target, migrated, registry
+from tests.support.builders import add_target, migrated, registry
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

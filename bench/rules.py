@@ -17,7 +17,7 @@ from app.rules.model import EVERY_BUCKET, Rule
 from bench.ingest import BATCH, Api, drive, makers
 from bench.report import show
 from tests import services
-from tests.builders import add_target, migrated, registry
+from tests.support.builders import add_target, migrated, registry
 
 FEW, MANY = 10, 10_000
 BUCKET = "plain"  # of the events

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from bench.deliver import fill
 from bench.report import show
 from tests import services
-from tests.builders import add_target
-from tests.system import start_all, system
+from tests.support.builders import add_target
+from tests.support.service_processes import start_all, system
 
 DELAY = 0.02  # seconds
 

@@ -25,7 +25,7 @@ from bench import messaging
 from bench.deliver import BATCH, Case, postgres_cases, redis_cases, webhook_cases
 from bench.report import show
 from tests import services
-from tests.builders import event
+from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED
 from workers.targets import create
 

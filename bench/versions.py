@@ -23,7 +23,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from bench.report import show
 from tests import services
-from tests.builders import DELETE, add_target, event, migrated
+from tests.support.builders import DELETE, add_target, event, migrated
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Outcome
 from workers.delivery.partition_worker import BatchSizer, OpenTarget, PartitionWorker

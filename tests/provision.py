@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs import connectors
-from tests import assemble_elasticsearch
+from tests.support import assemble_elasticsearch
 
 CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
 POLICY = Path("/usr/sbin/policy-rc.d")

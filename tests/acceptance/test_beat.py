@@ -10,7 +10,7 @@ from kombu import Connection
 
 from tests import services
 from tests.services import until
-from tests.system import start_all, system
+from tests.support.service_processes import start_all, system
 
 MOST = 20  # messages that wait for whoever serves the queue next
 

@@ -10,11 +10,11 @@ from uuid import uuid4
 import pytest
 
 from tests import services
-from tests.acceptance.arrivals import posted
-from tests.acceptance.flow import Flow, Poster
 from tests.services import until
 from tests.services.clock import Clock
-from tests.system import System, start_all, system
+from tests.support.service_processes import System, start_all, system
+from tests.support.target_readers import posted
+from tests.support.traffic import Poster, Traffic
 
 AHEAD = 10  # seconds
 LEASE = 4
@@ -39,7 +39,7 @@ def everything_is_delivered(whole: System, receiver: services.Receiver) -> None:
     # Slow enough that both workers have partitions in hand, again and again, while the other looks for work.
     receiver.set(delay=0.05)
     whole.add_target("webhook:slow", endpoint=receiver.url, max_in_flight="4")
-    flow = Flow(whole, [Poster(number, Random(number)) for number in range(2)])
+    flow = Traffic(whole, [Poster(number, Random(number)) for number in range(2)])
     with flow.running():
         for _ in range(3):
             flow.allow_more(100)

@@ -15,10 +15,10 @@ import pytest
 
 from app.events.model import Event
 from tests import services
-from tests.acceptance.arrivals import Expected, Record, listed, posted
-from tests.builders import event
 from tests.services import until
-from tests.system import Role, System, drain_worker, start_all, stop_all, system
+from tests.support.builders import event
+from tests.support.service_processes import Role, System, drain_worker, start_all, stop_all, system
+from tests.support.target_readers import Expected, Record, listed, posted
 
 LEASE = 4  # seconds: what a lost hint may cost
 BROKER_PASSWORD = "br0ker-passw0rd"

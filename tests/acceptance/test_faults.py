@@ -20,10 +20,10 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from tests import services
-from tests.acceptance.arrivals import appended, create_log, listed, posted
-from tests.acceptance.flow import Flow, Poster
 from tests.services import Proxy, until
-from tests.system import System, system
+from tests.support.service_processes import System, system
+from tests.support.target_readers import appended, create_log, listed, posted
+from tests.support.traffic import Poster, Traffic
 
 PATIENCE = 90  # seconds for what comes within few on a quiet machine
 SHARE = 40  # events that each poster has for a fault, and again after it
@@ -63,7 +63,7 @@ class Ward:
             query = sa.select(c.partition).where(c.leased_until > now_ms()).limit(1)
             return connection.execute(query).first() is None
 
-    def recovers(self, flow: Flow, fault: str) -> None:
+    def recovers(self, flow: Traffic, fault: str) -> None:
         """Heal everything; what was recorded goes out by itself, and what comes now too."""
         for proxy in (self.database, self.broker, *self.targets):
             proxy.heal()
@@ -73,7 +73,7 @@ class Ward:
         until(self.whole.settled, PATIENCE, what=f"everything delivered after: {fault}")
         self.took[fault] = time.monotonic() - began
 
-    def check(self, flow: Flow) -> None:
+    def check(self, flow: Traffic) -> None:
         """All of it arrived at each target, in order for each object, and the counters say so."""
         table, expected = self.table, flow.expected()
         assert expected.count == flow.taken
@@ -141,9 +141,9 @@ def over_rabbitmq(
 
 
 @contextmanager
-def posting(sick: Ward) -> Iterator[Flow]:
+def posting(sick: Ward) -> Iterator[Traffic]:
     """Two frontends that post, of which everything posted so far has arrived."""
-    flow = Flow(sick.whole, [Poster(number, Random(number)) for number in range(2)])
+    flow = Traffic(sick.whole, [Poster(number, Random(number)) for number in range(2)])
     try:
         with flow.running():
             sick.recovers(flow, "nothing")
@@ -154,13 +154,13 @@ def posting(sick: Ward) -> Iterator[Flow]:
         raise
 
 
-def tell(capsys: pytest.CaptureFixture[str], sick: Ward, flow: Flow) -> None:
+def tell(capsys: pytest.CaptureFixture[str], sick: Ward, flow: Traffic) -> None:
     with capsys.disabled():
         took = ", ".join(f"{fault} {seconds:.1f} s" for fault, seconds in sick.took.items())
         sys.stdout.write(f"\n  all delivered after {took}; {flow.taken} events, refused {dict(flow.refused)}\n")
 
 
-def answered(flow: Flow, refused: int, when: str) -> None:
+def answered(flow: Traffic, refused: int, when: str) -> None:
     """Return when everything was taken, or something refused."""
     until(lambda: flow.all_taken or flow.refused.total() > refused, PATIENCE, what=f"an answer {when}")
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from tests import services
-from tests.builders import event
 from tests.services import until
-from tests.system import Role, System, system
+from tests.support.builders import event
+from tests.support.service_processes import Role, System, system
 
 
 class Flower(Role):

@@ -10,11 +10,21 @@ from random import Random
 
 import pytest
 
-from tests.acceptance.arrivals import appended, hashed, listed, posted, rows
-from tests.acceptance.flow import Flow, Poster
-from tests.acceptance.killing import PATIENCE, Servers, Victim, Watch, kill, make_targets, serving, texts, victims
 from tests.services import until
-from tests.system import system
+from tests.support.fault_injection import (
+    PATIENCE,
+    Servers,
+    Victim,
+    Watch,
+    kill,
+    make_targets,
+    serving,
+    texts,
+    victims,
+)
+from tests.support.service_processes import system
+from tests.support.target_readers import appended, hashed, listed, posted, rows
+from tests.support.traffic import Poster, Traffic
 
 EVENTS = 20_000
 POSTERS = 4
@@ -27,7 +37,7 @@ def servers() -> Iterator[Servers]:
         yield running
 
 
-def report(flow: Flow, marked: Sequence[Victim], took: float, repeats: dict[str, int]) -> str:
+def report(flow: Traffic, marked: Sequence[Victim], took: float, repeats: dict[str, int]) -> str:
     """What it came to, for people."""
     again = flow.refused.total()
     kills = sum(len(victim.resumed) for victim in marked)
@@ -48,7 +58,7 @@ def test_whatever_is_killed_nothing_is_lost_and_every_object_stays_in_order(
     with system(servers.create_outbox(), servers.broker.url) as whole:
         make_targets(whole, servers)
         began = time.monotonic()
-        flow = Flow(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
+        flow = Traffic(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
         marked = victims(whole, servers, rng)
         order = [victim for _ in range(ROUNDS) for victim in rng.sample(marked, len(marked))]
         share = EVENTS // POSTERS // (len(order) + 1)

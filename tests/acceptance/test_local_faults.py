@@ -21,12 +21,12 @@ import pytest
 
 from app.outbox.log.spool import Spool
 from tests import services
-from tests.acceptance.arrivals import Expected, Record, appended, create_log, listed, text
-from tests.acceptance.flow import Flow, Poster
 from tests.acceptance.test_end_to_end import length, records, some
 from tests.services import until
 from tests.services.clock import Clock
-from tests.system import System, start_all, system
+from tests.support.service_processes import System, start_all, system
+from tests.support.target_readers import Expected, Record, appended, create_log, listed, text
+from tests.support.traffic import Poster, Traffic
 
 PATIENCE = 90
 HOUR = 3600
@@ -174,7 +174,7 @@ def test_a_clock_that_is_set_an_hour_on_and_back_loses_nothing_and_changes_no_or
     postgres_server.create_database(name)
     create_log(postgres_server, name, "log")
     whole.add_target("postgresql:log", connection_string=postgres_server.dsn(name), table="log", format="access")
-    flow = Flow(whole, [Poster(number, Random(number)) for number in range(2)])
+    flow = Traffic(whole, [Poster(number, Random(number)) for number in range(2)])
     with flow.running():
         for ahead in (0, HOUR, 0, -HOUR, 0):
             flow.allow_more(200)

@@ -20,9 +20,9 @@ from minio.deleteobjects import DeleteObject
 
 from app.outbox import tables
 from tests import services
-from tests.acceptance.arrivals import Expected, Record, appended, create_log, hashed, listed, path, posted, rows
 from tests.services import until
-from tests.system import BUCKETWIRE, System, system
+from tests.support.service_processes import BUCKETWIRE, System, system
+from tests.support.target_readers import Expected, Record, appended, create_log, hashed, listed, path, posted, rows
 
 PLAIN, VERSIONED = "plain", "versioned"
 EVENTS = ["s3:ObjectCreated:*", "s3:ObjectAccessed:*", "s3:ObjectRemoved:*"]

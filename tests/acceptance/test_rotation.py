@@ -31,9 +31,9 @@ from app.outbox.registry import Registry
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.acceptance.test_end_to_end import body
-from tests.builders import event
 from tests.services import Request, until
-from tests.system import BUCKETWIRE, System, start_all, system
+from tests.support.builders import event
+from tests.support.service_processes import BUCKETWIRE, System, start_all, system
 
 PATIENCE = 60
 

@@ -19,10 +19,10 @@ import yaml
 
 from app.events.model import Event
 from tests import services
-from tests.acceptance.arrivals import Expected, Record, hashed, listed, path, posted, text
-from tests.builders import event
 from tests.services import until
-from tests.system import Api, Role, System, start_all, stop_all, system
+from tests.support.builders import event
+from tests.support.service_processes import Api, Role, System, start_all, stop_all, system
+from tests.support.target_readers import Expected, Record, hashed, listed, path, posted, text
 
 LEASE = 120  # seconds: what waits for a lease to run out is late for every deadline here
 PATIENCE = 60

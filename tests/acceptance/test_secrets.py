@@ -23,9 +23,9 @@ from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES
 from tests import services
 from tests.acceptance.test_flower import Flower
-from tests.builders import event
 from tests.services import until
-from tests.system import BUCKETWIRE, System, start_all, system
+from tests.support.builders import event
+from tests.support.service_processes import BUCKETWIRE, System, start_all, system
 
 CLOSED = f"{services.LOOPBACK}:{services.free_port()}"
 

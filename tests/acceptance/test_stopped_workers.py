@@ -16,11 +16,11 @@ import orjson
 import pytest
 
 from tests import services
-from tests.acceptance.arrivals import Record, hashed, listed, path, posted, rows
 from tests.acceptance.test_end_to_end import body, records
-from tests.builders import DELETE, event
 from tests.services import Proxy, until
-from tests.system import Role, System, start_all, system
+from tests.support.builders import DELETE, event
+from tests.support.service_processes import Role, System, start_all, system
+from tests.support.target_readers import Record, hashed, listed, path, posted, rows
 
 LEASE = 2  # seconds
 PATIENCE = 60

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests import services
-from tests.system import Role
+from tests.support.service_processes import Role
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial/first-event-to-kafka.md").read_text()

@@ -21,11 +21,11 @@ from app.events.model import Event
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
 from tests import services
-from tests.acceptance.arrivals import Expected, posted
 from tests.acceptance.test_end_to_end import body, records, some
 from tests.services import until
-from tests.services.child import run_to_end
-from tests.system import BUCKETWIRE, Api, Role, System, start_all, stop_all
+from tests.services.server_process import run_to_end
+from tests.support.service_processes import BUCKETWIRE, Api, Role, System, start_all, stop_all
+from tests.support.target_readers import Expected, posted
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90

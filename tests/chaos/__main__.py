@@ -16,14 +16,14 @@ import time
 from collections.abc import Sequence
 from random import Random
 
-from tests.acceptance.flow import Flow, Poster
-from tests.acceptance.killing import BROKERS, OUTBOXES, make_targets, serving
-from tests.acceptance.ledger import Ledger
 from tests.chaos.operations import Operator
 from tests.chaos.plan import KILL, PARTS, STOP, draw, parts_of
 from tests.chaos.rounds import HEADINGS, Chaos, Row
 from tests.chaos.verification import Verification
-from tests.system import stop_all, system
+from tests.support.fault_injection import BROKERS, OUTBOXES, make_targets, serving
+from tests.support.ledger import Ledger
+from tests.support.service_processes import stop_all, system
+from tests.support.traffic import Poster, Traffic
 
 POSTERS = 4
 SET_UPS = (("postgresql", "redis"), ("mariadb", "rabbitmq"), ("sqlite", "redis"))
@@ -51,7 +51,7 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
         ) as whole,
     ):
         make_targets(whole, servers)
-        flow = Flow(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
+        flow = Traffic(whole, [Poster(number, Random(rng.random())) for number in range(POSTERS)])
         ledger = Ledger()
         operator = Operator(whole, servers, ledger, given.lease)
         operator.make_targets()

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import psutil
 
-from tests.acceptance.killing import Servers
 from tests.chaos.plan import KILL, Fault
 from tests.services import Server
-from tests.system import Role, System
+from tests.support.fault_injection import Servers
+from tests.support.service_processes import Role, System
 
 MEANWHILE = 10
 

@@ -16,10 +16,10 @@ import httpx
 
 from app.outbox.engine.database import now_ms
 from tests import services
-from tests.acceptance.killing import Servers, target_settings
-from tests.acceptance.ledger import Ledger, Stream, Window
 from tests.services import Answer
-from tests.system import System
+from tests.support.fault_injection import Servers, target_settings
+from tests.support.ledger import Ledger, Stream, Window
+from tests.support.service_processes import System
 
 RULE = {"bucket": "plain", "prefix": "some folder/0+", "events": ["*"]}  # one frontend's objects in one bucket
 REFUSED = "%2F0%2B1"  # in the records of objects that the strict webhook refuses at times

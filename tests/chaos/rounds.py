@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass, field
 
-from tests.acceptance.flow import Flow
-from tests.acceptance.killing import Servers, Victim, Watch, target_settings
 from tests.chaos.faults import MEANWHILE, Effect, carry_out, effects, timeline
 from tests.chaos.operations import Operator
 from tests.chaos.plan import Round
 from tests.chaos.verification import Figures, Verification
 from tests.services import until
-from tests.system import System
+from tests.support.fault_injection import Servers, Victim, Watch, target_settings
+from tests.support.service_processes import System
+from tests.support.traffic import Traffic
 
 RESUME_WITHIN = 60  # seconds from the end of the last fault until events come in and go out again, everywhere
 AT_FIRST, DURING = 0.4, 0.5  # shares of a round's events; few come after the faults: they would hide what went back
@@ -56,7 +56,7 @@ class Chaos:
 
     whole: System
     servers: Servers
-    flow: Flow
+    flow: Traffic
     operator: Operator
     verification: Verification
 

@@ -12,12 +12,12 @@ import orjson
 
 from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database
-from tests.acceptance.arrivals import Record, hashed, rows
-from tests.acceptance.flow import Flow
-from tests.acceptance.killing import Servers, target_settings, texts
-from tests.acceptance.ledger import UNKNOWN, Counts, Ledger, Stream
 from tests.chaos.operations import Operator
-from tests.system import System
+from tests.support.fault_injection import Servers, target_settings, texts
+from tests.support.ledger import UNKNOWN, Counts, Ledger, Stream
+from tests.support.service_processes import System
+from tests.support.target_readers import Record, hashed, rows
+from tests.support.traffic import Traffic
 
 CORE = ("webhook", "Redis list", "PostgreSQL log")  # streams that get everything
 
@@ -46,7 +46,7 @@ class Verification:
 
     whole: System
     servers: Servers
-    flow: Flow
+    flow: Traffic
     ledger: Ledger
     operator: Operator
     _counts: Counts = field(default_factory=Counts)

@@ -16,10 +16,10 @@ import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.test_reference_pages import consumers, output
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -90,7 +90,7 @@ def test_events_go_to_the_exchange_with_the_routing_key(rabbit: Queue, type_: st
     target = rabbit.target(exchange="minio", exchange_type=type_, routing_key="bucket.events")
     target.open()
     bound(rabbit, routing_key="bucket.*" if type_ == "topic" else "bucket.events")
-    event = events.put("a")
+    event = sample_events.put("a")
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert rabbit.held() == [("images/a", payloads.log(event))]
@@ -99,7 +99,7 @@ def test_events_go_to_the_exchange_with_the_routing_key(rabbit: Queue, type_: st
 def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
     for mode in ("0", "1", "2"):
         rabbit.renew()
-        event = events.put("a")
+        event = sample_events.put("a")
         target = rabbit.target(delivery_mode=mode)
         assert list(target.deliver([event], 1)) == [DELIVERED]
         target.close()
@@ -115,10 +115,13 @@ def test_the_message_is_minios_and_has_the_events_id(rabbit: Queue) -> None:
 
 def test_a_trace_context_is_two_headers_more(rabbit: Queue) -> None:
     target = rabbit.target()
-    assert list(target.deliver([events.traced(events.put("a")), events.put("b")], 100)) == [DELIVERED] * 2
+    assert (
+        list(target.deliver([sample_events.traced(sample_events.put("a")), sample_events.put("b")], 100))
+        == [DELIVERED] * 2
+    )
     target.close()
     minios = {"minio-bucket": "images", "minio-event": "s3:ObjectCreated:Put"}
-    assert [properties.headers for properties, _ in rabbit.messages()] == [minios | events.TRACE, minios]
+    assert [properties.headers for properties, _ in rabbit.messages()] == [minios | sample_events.TRACE, minios]
 
 
 @pytest.mark.parametrize("no_wait", ["off", "on"])
@@ -134,7 +137,7 @@ def test_declaring_without_waiting_works_too(rabbit: Queue) -> None:
     target = rabbit.target(exchange="minio", exchange_type="fanout", no_wait="on")
     target.open()
     bound(rabbit)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     assert len(rabbit.held()) == 1
 
@@ -151,7 +154,7 @@ def test_an_exchange_without_a_type_is_taken_as_it_is_and_has_to_be_there(rabbit
     with rabbit.channel() as channel:
         channel.exchange_declare("minio", "fanout", durable=True, auto_delete=True)
     bound(rabbit)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     assert len(rabbit.held()) == 1
 
@@ -161,17 +164,17 @@ def test_an_exchange_that_vanished_is_unavailable_once_and_then_declared_again(r
     target.open()
     with rabbit.channel() as channel:
         channel.exchange_delete("minio")
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "NOT_FOUND - no exchange 'minio'" in outcome.reason
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_an_internal_exchange_refuses_events(rabbit: Queue) -> None:
     target = rabbit.target(exchange="minio", exchange_type="fanout", internal="on")
     target.open()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert "ACCESS_REFUSED - cannot publish to internal exchange 'minio'" in outcome.reason
@@ -184,7 +187,7 @@ def test_an_internal_exchange_refuses_events(rabbit: Queue) -> None:
 def test_a_mandatory_event_without_a_queue_is_rejected_with_the_servers_words(rabbit: Queue, window: int) -> None:
     target = rabbit.target(exchange="minio", exchange_type="direct", routing_key="nobody", mandatory="on")
     target.open()
-    batch = [events.put(f"object-{number % 3}") for number in range(10)]
+    batch = [sample_events.put(f"object-{number % 3}") for number in range(10)]
     words = "NO_ROUTE (312): exchange 'minio' with routing key 'nobody'"
     assert list(target.deliver(batch, window)) == [Rejected(words)] * 10
     bound(rabbit, routing_key="nobody")
@@ -200,7 +203,7 @@ def test_a_mandatory_event_without_a_queue_is_rejected_with_the_servers_words(ra
 def test_immediate_is_unavailable_on_this_server(rabbit: Queue, window: int) -> None:
     target = rabbit.target(immediate="on")
     target.open()
-    outcomes = attempt(target, [events.put("a"), events.put("b")], window)
+    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], window)
     target.close()
     assert all(isinstance(outcome, Unavailable) and "NOT_IMPLEMENTED" in outcome.reason for outcome in outcomes)
 
@@ -211,7 +214,7 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
         channel.queue_delete(QUEUE)
         channel.queue_declare(QUEUE, arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     target = rabbit.target()
-    first, second, third = events.put("a"), events.put("b"), events.put("b")
+    first, second, third = sample_events.put("a"), sample_events.put("b"), sample_events.put("b")
     outcomes = list(target.deliver([first, second, third], window))
     assert outcomes[0] == DELIVERED
     assert isinstance(outcomes[1], Failed)
@@ -226,8 +229,8 @@ def test_a_full_queue_that_refuses_makes_events_fail_and_the_next_of_an_object_w
 
 @WINDOWS
 def test_an_event_larger_than_the_server_takes_is_rejected_and_the_rest_goes_on(rabbit: Queue, window: int) -> None:
-    batch = [events.put(f"object-{number}") for number in range(20)]
-    large = events.put("large", metadata="x" * 5000)
+    batch = [sample_events.put(f"object-{number}") for number in range(20)]
+    large = sample_events.put("large", metadata="x" * 5000)
     ctl(rabbit.server, "eval", "application:set_env(rabbit, max_message_size, 4000).")
     try:
         target = rabbit.target()
@@ -254,10 +257,10 @@ def test_who_may_only_write_can_use_an_exchange_that_is_there(rabbit: Queue) -> 
         with rabbit.channel() as channel:
             channel.exchange_declare("minio", "fanout", durable=True)
         bound(rabbit)
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         ctl(rabbit.server, "set_permissions", "writer", "^$", "^$", "^$")
         target.close()  # RabbitMQ remembers for a while what a channel may do
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert isinstance(outcome, Unavailable)
         assert "ACCESS_REFUSED" in outcome.reason
         target.close()
@@ -277,7 +280,7 @@ def test_escapes_in_the_url_and_a_password_of_its_own_are_understood(rabbit: Que
             for changes in ({"url": f"amqp://{login}@{place}"},
                             {"url": f"amqp://{quote(name, safe='')}@{place}", "password": password}):  # fmt: skip
                 target = rabbit.target(**changes, mandatory="on")
-                assert [type(outcome) for outcome in target.deliver([events.put("a")], 1)] == [Rejected]
+                assert [type(outcome) for outcome in target.deliver([sample_events.put("a")], 1)] == [Rejected]
                 target.close()
     finally:
         ctl(rabbit.server, "delete_vhost", vhost)
@@ -300,16 +303,16 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(rabbit: Que
     target = rabbit.target()
     target.open()
     ctl(rabbit.server, "close_all_connections", "maintenance")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_a_connection_idle_for_longer_than_its_heartbeat_costs_nothing(rabbit: Queue) -> None:
     target = rabbit.target(url=f"{rabbit.server.url}?heartbeat=1")
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     services.until(lambda: "missed heartbeats from client" in rabbit.server.tail(), what="the server gives us up")
-    assert list(target.deliver([events.put("b")], 100)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
     target.close()
     assert [path for path, _ in rabbit.held()] == ["images/a", "images/b"]
 
@@ -321,7 +324,7 @@ def test_a_server_that_falls_silent_is_found_out_by_its_heartbeat(rabbit: Queue)
         target.open()
         wire.mute()
         began = time.monotonic()
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert time.monotonic() - began < LIMIT
         target.close()
     assert isinstance(outcome, Unavailable)
@@ -334,7 +337,7 @@ def test_no_more_than_the_window_is_ever_unconfirmed(rabbit: Queue, window: int)
         target = rabbit.target(rabbit.at_port(wire.port))
         target.open()
         wire.mute()
-        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
+        outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(300)], window)
         target.close()
     assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
     assert len(rabbit.held()) == window
@@ -346,7 +349,7 @@ def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Q
         target = rabbit.target(rabbit.at_port(wire.port))
         target.open()
         wire.mute()
-        attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], window)
+        attempt(target, [sample_events.put(f"object-{number % 7}") for number in range(70)], window)
         target.close()
     assert len(rabbit.held()) == min(window, 7)
 
@@ -354,7 +357,7 @@ def test_an_objects_next_event_waits_until_the_one_before_is_confirmed(rabbit: Q
 def test_a_blocked_connection_is_unavailable_at_once_and_is_kept(rabbit: Queue) -> None:
     target = rabbit.target(timeout="60s")
     target.open()
-    batch = [events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
+    batch = [sample_events.put(f"object-{number % 5}", number=number + 1) for number in range(20)]
     ctl(rabbit.server, "set_disk_free_limit", "1000000GB")
     try:
         services.until(lambda: "alarm" in rabbit.server.tail())
@@ -394,7 +397,7 @@ def test_a_refusal_leaves_no_socket_open(rabbit: Queue, certificates: services.C
 
 def test_verification_can_be_waived(rabbit: Queue, certificates: services.Certificates) -> None:
     target = rabbit.target(rabbit.by_tls(certificates.other_ca), tls_skip_verify="on")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -410,20 +413,20 @@ def test_a_client_certificate_is_shown_and_can_be_the_login(certificates: servic
     with probe.server.start():
         probe.renew()
         values = probe.by_tls(certificates.ca)
-        (refused,) = attempt(probe.target(values), [events.put("a")], 1)
+        (refused,) = attempt(probe.target(values), [sample_events.put("a")], 1)
         assert isinstance(refused, Unavailable)
         by_password = probe.target(values | ours)
-        assert list(by_password.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(by_password.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         by_password.close()
         place = f"amqps://127.0.0.1:{probe.server.tls_port}?auth_mechanism=external"
         with user(probe.server, "client", "unused", ".*", ".*", ".*"):
             target = probe.target(values | ours, url=place)
-            assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+            assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
             target.close()
             files = {"certfile": certificates.client_cert, "keyfile": certificates.client_key}
             in_url = "".join(f"&{name}={quote(str(file))}" for name, file in files.items())
             target = probe.target(values, url=place + in_url)
-            assert list(target.deliver([events.put("c")], 1)) == [DELIVERED]
+            assert list(target.deliver([sample_events.put("c")], 1)) == [DELIVERED]
             target.close()
         assert [path for path, _ in probe.held()] == ["images/a", "images/b", "images/c"]
 
@@ -440,8 +443,8 @@ def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(py_amqp.Connection, "blocking_read", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            target.deliver([events.put("a")], 1)
-    assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+            target.deliver([sample_events.put("a")], 1)
+    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -453,7 +456,7 @@ def test_the_consumer_of_the_page_reads_what_was_delivered(rabbit: Queue) -> Non
     with rabbit.channel() as channel:
         channel.queue_declare("thumbnails", durable=True)
         channel.queue_bind("thumbnails", "bucketevents")
-    assert list(target.deliver([events.put("cat.jpg")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("cat.jpg")], 1)) == [DELIVERED]
     target.close()
     assert output(program) == ["s3:ObjectCreated:Put images cat.jpg"]
     with rabbit.channel() as channel:

@@ -12,9 +12,9 @@ import urllib3
 from app.events.highwayhash import document_ids
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Access, Namespace
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -77,14 +77,14 @@ def raw(probe: Namespace, path: str) -> bytes:
 
 
 def test_the_document_is_stored_byte_for_byte_under_the_id_that_minio_would_make(mirror: Namespace) -> None:
-    made = [events.put(key) for key in events.ODD_KEYS]
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     assert set(deliver(mirror, made)) == {DELIVERED}
     for event, id_ in zip(made, document_ids([event.path for event in made]), strict=True):
         assert raw(mirror, f"{mirror.index}/_source/{id_}").decode() == payloads.records(event)
 
 
 def test_the_vector_of_the_reference_is_an_id(mirror: Namespace) -> None:
-    assert deliver(mirror, [events.put("zero.bin")]) == [DELIVERED]
+    assert deliver(mirror, [sample_events.put("zero.bin")]) == [DELIVERED]
     (document,) = mirror.documents()
     assert document["_id"] == "K_CIkX7mqe_SQzyFmq8jruSjiN7Mv5tq4PLgBBZqBwc="
 
@@ -92,7 +92,7 @@ def test_the_vector_of_the_reference_is_an_id(mirror: Namespace) -> None:
 def test_a_document_is_sent_as_a_line_of_its_own(
     mirror: Namespace, requests: list[tuple[str, str, bytes | None]]
 ) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     assert deliver(mirror, [event]) == [DELIVERED]
     (body,) = [body for _, path, body in requests if path.endswith("/_bulk")]
     assert body is not None
@@ -101,18 +101,23 @@ def test_a_document_is_sent_as_a_line_of_its_own(
 
 
 def test_plain_ids_are_the_path_and_are_taken_away_by_it(mirror: Namespace) -> None:
-    kept = [key for key in events.ODD_KEYS if len(f"images/{key}".encode()) <= 512]
-    made = [events.put(key) for key in kept]
+    kept = [key for key in sample_events.ODD_KEYS if len(f"images/{key}".encode()) <= 512]
+    made = [sample_events.put(key) for key in kept]
     assert set(deliver(mirror, made, id_style="plain")) == {DELIVERED}
     assert {document["_id"] for document in mirror.documents()} == {event.path for event in made}
-    gone = [events.delete(key) for key in kept]
+    gone = [sample_events.delete(key) for key in kept]
     assert set(deliver(mirror, gone, id_style="plain")) == {DELIVERED}
     assert mirror.documents() == []
 
 
 def test_a_path_too_long_for_a_plain_id_is_rejected_alone(mirror: Namespace) -> None:
     longest = "é" * 252 + "x"  # with images/ 512 bytes
-    batch = [events.put("a"), events.put(longest), events.put(longest + "x"), events.put("b")]
+    batch = [
+        sample_events.put("a"),
+        sample_events.put(longest),
+        sample_events.put(longest + "x"),
+        sample_events.put("b"),
+    ]
     outcomes = deliver(mirror, batch, id_style="plain")
     assert [type(outcome).__name__ for outcome in outcomes] == ["Delivered", "Delivered", "Rejected", "Delivered"]
     assert "513 of at most 512 bytes" in getattr(outcomes[2], "reason", "")
@@ -120,7 +125,7 @@ def test_a_path_too_long_for_a_plain_id_is_rejected_alone(mirror: Namespace) -> 
 
 
 def test_an_event_of_the_access_format_gets_an_id_from_the_server(journal: Access) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     assert deliver(journal, [event, event]) == [DELIVERED] * 2
     first, second = (document["_id"] for document in journal.documents())
     assert first != second
@@ -137,7 +142,7 @@ def test_a_batch_is_one_request_and_in_sync_mode_one_for_each_document(
     target = mirror.target()
     target.open()
     requests.clear()
-    batch = [events.put(f"object-{number % 50}") for number in range(300)] + [events.delete("object-1")]
+    batch = [sample_events.put(f"object-{number % 50}") for number in range(300)] + [sample_events.delete("object-1")]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
     assert [path for _, path, _ in requests] == [f"/{mirror.index}/_bulk"] * needed
@@ -151,7 +156,7 @@ def test_an_object_is_in_a_request_of_the_access_format_only_once(
     target = journal.target()
     target.open()
     requests.clear()
-    batch = [events.put(key, number=number) for number, key in enumerate("abcabcaaz", 1)]
+    batch = [sample_events.put(key, number=number) for number, key in enumerate("abcabcaaz", 1)]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     target.close()
     assert len(requests) == needed
@@ -160,11 +165,11 @@ def test_an_object_is_in_a_request_of_the_access_format_only_once(
 
 
 def numbers(probe: Access) -> list[tuple[str, int]]:
-    return [(path, events.number_of(text)) for path, text in probe.held()]
+    return [(path, sample_events.number_of(text)) for path, text in probe.held()]
 
 
 def test_a_large_batch_goes_in_portions(mirror: Namespace, requests: list[tuple[str, str, bytes | None]]) -> None:
-    batch = [events.put(f"object-{number}", metadata="x y " * 500_000) for number in range(7)]
+    batch = [sample_events.put(f"object-{number}", metadata="x y " * 500_000) for number in range(7)]
     assert set(deliver(mirror, batch, timeout="30s")) == {DELIVERED}
     sizes = [len(body) for _, path, body in requests if path.endswith("/_bulk") and body]
     assert len(sizes) == 2
@@ -174,36 +179,43 @@ def test_a_large_batch_goes_in_portions(mirror: Namespace, requests: list[tuple[
 def test_deleting_what_is_not_there_is_delivered_with_and_without_an_index(mirror: Namespace) -> None:
     target = mirror.target()
     target.open()
-    assert list(target.deliver([events.delete("absent")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.delete("absent")], 1)) == [DELIVERED]
     with mirror.client() as client:
         client.indices.delete(index=mirror.index)
-    assert list(target.deliver([events.delete("absent"), events.delete_version("absent", "v1")], 1)) == [DELIVERED] * 2
+    assert (
+        list(target.deliver([sample_events.delete("absent"), sample_events.delete_version("absent", "v1")], 1))
+        == [DELIVERED] * 2
+    )
     target.close()
 
 
 def test_what_a_head_does_to_a_mirror_is_nothing(mirror: Namespace) -> None:
-    put = events.put("a")
-    assert deliver(mirror, [put, events.head("a"), events.head("b")]) == [DELIVERED] * 3
+    put = sample_events.put("a")
+    assert deliver(mirror, [put, sample_events.head("a"), sample_events.head("b")]) == [DELIVERED] * 3
     assert [path for path, _ in mirror.held()] == ["images/a"]
 
 
 @WINDOWS
 def test_a_rejected_document_gives_way_to_the_one_before_it(mirror: Namespace, window: int) -> None:
     """A mirror sends the last document of an object only, until the server will not have it."""
-    first, poison, second = events.put("a"), mirror.poison("a"), mirror.poison("a")
-    only, gone = mirror.poison("b"), events.delete("c")
-    outcomes = deliver(mirror, [first, poison, only, events.put("c"), second, gone, events.head("a")], window)
+    first, poison, second = sample_events.put("a"), mirror.poison("a"), mirror.poison("a")
+    only, gone = mirror.poison("b"), sample_events.delete("c")
+    outcomes = deliver(
+        mirror, [first, poison, only, sample_events.put("c"), second, gone, sample_events.head("a")], window
+    )
     kinds = [type(outcome).__name__ for outcome in outcomes]
     assert kinds == ["Delivered", "Rejected", "Rejected", "Delivered", "Rejected", "Delivered", "Delivered"]
     assert "document_parsing_exception" in getattr(outcomes[1], "reason", "")
-    assert [events.number_of(text) for _, text in mirror.held()] == [events.number_of(payloads.records(first))]
+    assert [sample_events.number_of(text) for _, text in mirror.held()] == [
+        sample_events.number_of(payloads.records(first))
+    ]
 
 
 def test_more_fields_than_an_index_may_have_are_rejected_with_the_limit(mirror: Namespace) -> None:
-    event = events.put("a", metadata="many")
+    event = sample_events.put("a", metadata="many")
     fields = ",".join(f'"f{number}":1' for number in range(1100))
     many = event._replace(record=event.record.replace('"note":"many"', f'"userMetadata":{{{fields}}}'))
-    outcomes = deliver(mirror, [many, events.put("b")])
+    outcomes = deliver(mirror, [many, sample_events.put("b")])
     assert isinstance(outcomes[0], Rejected)
     assert "Limit of total fields [1000]" in outcomes[0].reason
     assert outcomes[1] == DELIVERED
@@ -216,7 +228,7 @@ def test_user_metadata_as_one_field_takes_any_names(mirror: Namespace) -> None:
         names = {"properties": {level: names}}
     with mirror.client() as client:
         client.indices.create(index=mirror.index, mappings=names)
-    event = events.put("a", metadata="many")
+    event = sample_events.put("a", metadata="many")
     fields = ",".join(f'"f{number}":"1"' for number in range(1100))
     many = event._replace(record=event.record.replace('"note":"many"', f'"userMetadata":{{{fields}}}'))
     assert deliver(mirror, [many, mirror.poison("b")]) == [DELIVERED, DELIVERED]
@@ -232,7 +244,11 @@ def test_a_version_is_removed_only_while_the_document_describes_it(
 ) -> None:
     target = mirror.target(id_style=id_style)
     target.open()
-    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    rows = [
+        sample_events.put("versioned", version="v2"),
+        sample_events.put("plain"),
+        sample_events.put("null", version="null"),
+    ]
     assert set(target.deliver(rows, window)) == {DELIVERED}
     foreign = "images/not-ours"
     with mirror.client() as client:
@@ -240,11 +256,11 @@ def test_a_version_is_removed_only_while_the_document_describes_it(
         client.index(index=mirror.index, id=id_, document={"something": "else"}, refresh=True)
 
     others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
-    assert set(target.deliver([events.delete_version(*each) for each in others], window)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
     assert len(mirror.documents()) == 4
 
     same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
-    assert set(target.deliver([events.delete_version(*each) for each in same], window)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
     target.close()
     assert [document["_source"] for document in mirror.documents()] == [{"something": "else"}]
 
@@ -255,7 +271,7 @@ def meddled(
     """The outcomes of removing version v1 while, between reading and removing, another writes what `change` makes."""
     target = mirror.target()
     other = mirror.target()
-    assert list(target.deliver([events.put("a", version="v1")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a", version="v1")], 1)) == [DELIVERED]
     usual = Node.request
     left = iter(range(times))
 
@@ -266,7 +282,7 @@ def meddled(
         return answer
 
     monkeypatch.setattr(Node, "request", request)
-    outcomes = list(target.deliver([events.delete_version("a", "v1"), events.put("b")], 100))
+    outcomes = list(target.deliver([sample_events.delete_version("a", "v1"), sample_events.put("b")], 100))
     for each in (target, other):
         each.close()
     return outcomes
@@ -275,7 +291,7 @@ def meddled(
 def test_a_document_that_changes_while_its_version_is_looked_at_stays(
     mirror: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = events.put("a", version="v2")
+    newer = sample_events.put("a", version="v2")
     assert meddled(mirror, monkeypatch, lambda: newer, 1) == [DELIVERED, DELIVERED]
     assert {path for path, _ in mirror.held()} == {"images/a", "images/b"}
 
@@ -283,14 +299,14 @@ def test_a_document_that_changes_while_its_version_is_looked_at_stays(
 def test_a_document_that_is_written_again_is_looked_at_again(
     mirror: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert meddled(mirror, monkeypatch, lambda: events.put("a", version="v1"), 2) == [DELIVERED, DELIVERED]
+    assert meddled(mirror, monkeypatch, lambda: sample_events.put("a", version="v1"), 2) == [DELIVERED, DELIVERED]
     assert {path for path, _ in mirror.held()} == {"images/b"}
 
 
 def test_a_document_that_never_stands_still_fails_for_this_time(
     mirror: Namespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcomes = meddled(mirror, monkeypatch, lambda: events.put("a", version="v1"), 100)
+    outcomes = meddled(mirror, monkeypatch, lambda: sample_events.put("a", version="v1"), 100)
     assert isinstance(outcomes[0], Failed)
     assert outcomes[1] == DELIVERED
 
@@ -303,13 +319,13 @@ def test_a_document_that_never_stands_still_fails_for_this_time(
 )
 def test_an_index_that_takes_nothing_is_unavailable_until_it_does(mirror: Namespace, block: str, word: str) -> None:
     target = mirror.target()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     with mirror.client() as client:
         if block == "closed":
             client.indices.close(index=mirror.index)
         else:
             client.indices.put_settings(index=mirror.index, settings={f"index.blocks.{block}": True})
-        outcomes = attempt(target, [events.put("b"), events.put("b")], 1)
+        outcomes = attempt(target, [sample_events.put("b"), sample_events.put("b")], 1)
         if block == "closed":
             client.indices.open(index=mirror.index)
         else:
@@ -318,7 +334,7 @@ def test_an_index_that_takes_nothing_is_unavailable_until_it_does(mirror: Namesp
     assert isinstance(outcomes[0], Unavailable)
     assert word in outcomes[0].reason
     assert outcomes[1] == NOT_ATTEMPTED
-    assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -326,7 +342,7 @@ def test_an_index_without_a_shard_to_write_to_is_unavailable_with_the_servers_wo
     with mirror.client() as client:
         nowhere = {"index.routing.allocation.require._name": "another-node"}
         client.indices.create(index=mirror.index, settings=nowhere, wait_for_active_shards=0)
-    outcomes = deliver(mirror, [events.put("a"), events.delete_version("b", "v1")])
+    outcomes = deliver(mirror, [sample_events.put("a"), sample_events.delete_version("b", "v1")])
     assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
     assert "primary shard is not active" in str(outcomes) or "no_shard_available" in str(outcomes)
 
@@ -361,9 +377,9 @@ def tidy(mirror: Namespace) -> Iterator[None]:
 @pytest.mark.usefixtures("tidy")
 def test_an_alias_of_one_index_counts_as_being_there(mirror: Namespace) -> None:
     alias = aliased(mirror, "one")
-    assert deliver(mirror, [events.put("a")], index=alias) == [DELIVERED]
+    assert deliver(mirror, [sample_events.put("a")], index=alias) == [DELIVERED]
     assert len(mirror.documents("one")) == 1
-    assert deliver(mirror, [events.delete("a")], index=alias) == [DELIVERED]
+    assert deliver(mirror, [sample_events.delete("a")], index=alias) == [DELIVERED]
     assert mirror.documents("one") == []
 
 
@@ -374,7 +390,7 @@ def test_an_alias_of_several_indices_takes_events_where_it_can_be_written_to(mir
     with pytest.raises(TargetUnavailable, match="2 indices, none of them to write to"):
         journal.target(index=alias).open()
     aliased(mirror, "one", "two", write="two")
-    assert deliver(journal, [events.put("a")], index=alias) == [DELIVERED]
+    assert deliver(journal, [sample_events.put("a")], index=alias) == [DELIVERED]
     assert len(journal.documents("two")) == 1
     with pytest.raises(TargetUnavailable, match="format namespace needs an alias of one"):
         mirror.target(index=alias).open()
@@ -385,9 +401,9 @@ def test_an_alias_that_loses_its_write_index_blames_no_event(mirror: Namespace) 
     journal = Access(mirror.server)
     alias = aliased(mirror, "one")
     target = journal.target(index=alias)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     aliased(mirror, "two")
-    (outcome,) = attempt(target, [events.put("b")], 1)
+    (outcome,) = attempt(target, [sample_events.put("b")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert "no write index" in outcome.reason
@@ -408,7 +424,7 @@ def stream(mirror: Namespace) -> str:
 def test_a_data_stream_takes_events_but_is_no_mirror(mirror: Namespace, stream: str) -> None:
     journal = Access(mirror.server)
     for number in (1, 2):  # the first makes it, the second finds it
-        assert deliver(journal, [events.put("a")], index=stream) == [DELIVERED]
+        assert deliver(journal, [sample_events.put("a")], index=stream) == [DELIVERED]
         assert len(journal.documents(stream)) == number
         with pytest.raises(TargetUnavailable, match="data stream, in which nothing can be replaced"):
             mirror.target(index=stream).open()
@@ -430,9 +446,14 @@ def test_an_api_key_needs_only_the_documented_rights(mirror: Namespace, form: st
     text = key["encoded"] if form == "encoded" else f"{key['id']}:{key['api_key']}"
     target = mirror.target(username="", password="", api_key=text)
     target.open()
-    batch = [events.put("a", version="v1"), events.put("b"), events.delete("c"), events.delete_version("d", "v1")]
+    batch = [
+        sample_events.put("a", version="v1"),
+        sample_events.put("b"),
+        sample_events.delete("c"),
+        sample_events.delete_version("d", "v1"),
+    ]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
-    assert list(target.deliver([events.delete_version("a", "v1")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.delete_version("a", "v1")], 1)) == [DELIVERED]
     target.close()
     assert {path for path, _ in mirror.held()} == {"images/b"}
 
@@ -449,22 +470,22 @@ def test_a_missing_right_is_named_when_opening(mirror: Namespace, missing: str, 
 
 
 def test_a_right_that_is_missing_while_delivering_is_unavailable(mirror: Namespace) -> None:
-    deliver(mirror, [events.put("a", version="v1")])
+    deliver(mirror, [sample_events.put("a", version="v1")])
     rights = ["view_index_metadata", "read"]
     key = api_key(mirror, cluster=["monitor"], indices=[{"names": [mirror.index], "privileges": rights}])
     login = {"username": "", "password": "", "api_key": key["encoded"]}
-    (outcome,) = deliver(mirror, [events.put("b")], **login)
+    (outcome,) = deliver(mirror, [sample_events.put("b")], **login)
     assert isinstance(outcome, Unavailable)
     assert "unauthorized" in outcome.reason
     rights = ["view_index_metadata", "write"]
     key = api_key(mirror, cluster=["monitor"], indices=[{"names": [mirror.index], "privileges": rights}])
-    (outcome,) = deliver(mirror, [events.delete_version("a", "v1")], **login | {"api_key": key["encoded"]})
+    (outcome,) = deliver(mirror, [sample_events.delete_version("a", "v1")], **login | {"api_key": key["encoded"]})
     assert isinstance(outcome, Unavailable)
     assert "the privilege read of the index is needed" in outcome.reason
 
 
 def test_a_wrong_api_key_is_unavailable_and_not_told(mirror: Namespace) -> None:
-    (outcome,) = deliver(mirror, [events.put("a")], username="", password="", api_key="wrong:s3cret")
+    (outcome,) = deliver(mirror, [sample_events.put("a")], username="", password="", api_key="wrong:s3cret")
     assert isinstance(outcome, Unavailable)
     assert "check the login" in outcome.reason
     assert "s3cret" not in outcome.reason
@@ -476,7 +497,7 @@ def test_a_login_in_the_url_is_used_and_not_told(mirror: Namespace) -> None:
     login = {"username": "", "password": ""}
     good = mirror.server.url.replace("://", "://a%20b:p%40ss%3A%2Fword%25@")
     target = mirror.target(mirror.values() | login | {"url": good})
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     bad = mirror.server.url.replace("://", "://elastic:wr0ng@")
     with pytest.raises(TargetUnavailable) as caught:
@@ -519,7 +540,7 @@ def test_a_server_that_is_not_wanted_says_so_itself(
 
 def test_a_proxy_that_asks_for_patience_gets_it(receiver: services.Receiver) -> None:
     receiver.set(status=429, headers={"Retry-After": "7"}, body='{"error":"slow down"}')
-    (outcome,) = attempt(at(receiver), [events.put("a")], 1)
+    (outcome,) = attempt(at(receiver), [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert outcome.retry_after == 7
     assert "slow down" in outcome.reason

@@ -9,9 +9,9 @@ import pytest
 import urllib3
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Namespace
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 
@@ -59,9 +59,9 @@ def guarded() -> Iterator[Guarded]:
 
 def test_a_client_certificate_is_shown(guarded: Guarded) -> None:
     target = guarded.target(index="shown")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
-    (refused,) = attempt(guarded.target(index="shown", client_cert="", client_key=""), [events.put("a")], 1)
+    (refused,) = attempt(guarded.target(index="shown", client_cert="", client_key=""), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
 
 
@@ -78,7 +78,7 @@ def test_a_certificate_file_that_cannot_be_read_is_named(guarded: Guarded) -> No
 
 def test_a_request_that_is_too_large_goes_in_halves_and_the_next_ones_smaller(guarded: Guarded) -> None:
     target = guarded.target(index="halves")
-    batch = [events.put(f"object-{number}", metadata="x" * 8_000) for number in range(100)]
+    batch = [sample_events.put(f"object-{number}", metadata="x" * 8_000) for number in range(100)]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
@@ -88,8 +88,8 @@ def test_a_request_that_is_too_large_goes_in_halves_and_the_next_ones_smaller(gu
 def test_a_document_that_is_too_large_is_told_from_a_node_that_is_busy(guarded: Guarded, kilobytes: int) -> None:
     """Above its limit for a request the node will never take it; above that for its memory it says: not now."""
     target = guarded.target(index="large")
-    large = events.put("large", metadata="x" * kilobytes * 1000)
-    outcomes = attempt(target, [events.put("a"), large, events.put("b")], 100)
+    large = sample_events.put("large", metadata="x" * kilobytes * 1000)
+    outcomes = attempt(target, [sample_events.put("a"), large, sample_events.put("b")], 100)
     target.close()
     if kilobytes > MOST:
         assert [type(outcome).__name__ for outcome in outcomes] == ["Delivered", "Rejected", "Delivered"]

@@ -14,9 +14,9 @@ import pytest
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
@@ -80,7 +80,7 @@ def delivered(probe: Log, made: list[Event], window: int = 1, **settings: str) -
 
 def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka: Log) -> None:
     began = time.time() * 1000
-    made = events.put("folder/a file+é.txt")
+    made = sample_events.put("folder/a file+é.txt")
     assert delivered(kafka, [made]) == [DELIVERED]
     (message,) = kafka.messages()
     assert message.key() == "images/folder/a file+é.txt".encode()
@@ -89,16 +89,16 @@ def test_a_message_has_the_path_as_key_no_headers_and_the_time_of_sending(kafka:
 
 
 def test_a_trace_context_is_the_headers_of_its_message_alone(kafka: Log) -> None:
-    made = [events.put("a"), events.traced(events.put("a")), events.put("a")]
+    made = [sample_events.put("a"), sample_events.traced(sample_events.put("a")), sample_events.put("a")]
     assert delivered(kafka, made) == [DELIVERED] * 3
-    traced = [(name, value.encode()) for name, value in events.TRACE.items()]
+    traced = [(name, value.encode()) for name, value in sample_events.TRACE.items()]
     assert [message.headers() for message in kafka.messages()] == [None, traced, None]
     assert [message.value().decode() for message in kafka.messages()] == [kafka.expected(event) for event in made]
 
 
 @WINDOWS
 def test_the_partition_is_the_one_that_minio_would_choose(kafka: Log, window: int) -> None:
-    made = [events.put(key) for key in (*events.ODD_KEYS, *(f"object-{number}" for number in range(200)))]
+    made = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, *(f"object-{number}" for number in range(200)))]
     assert set(delivered(kafka, made, window)) == {DELIVERED}
     found = {message.key(): message.partition() for message in kafka.messages()}
     assert found == {event.path.encode(): partition_of(event.path.encode(), PARTITIONS) for event in made}
@@ -130,14 +130,14 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[int], int]
 def test_window_1_has_one_batch_of_one_partition_under_way(
     kafka: Log, requests: list[tuple[int, list[int], int]]
 ) -> None:
-    made = [events.put(f"object-{number}") for number in range(100)]
+    made = [sample_events.put(f"object-{number}") for number in range(100)]
     assert set(delivered(kafka, made, 1)) == {DELIVERED}
     assert len(requests) == PARTITIONS
     assert all(acks == -1 and len(partitions) == 1 and open_ == 1 for acks, partitions, open_ in requests)
 
 
 def test_a_wider_window_sends_to_all_partitions_at_once(kafka: Log, requests: list[tuple[int, list[int], int]]) -> None:
-    made = [events.put(f"object-{number}") for number in range(100)]
+    made = [sample_events.put(f"object-{number}") for number in range(100)]
     assert set(delivered(kafka, made, 100)) == {DELIVERED}
     assert [acks for acks, _, _ in requests] == [-1] * len(requests)
     assert len(requests) == 1
@@ -148,9 +148,9 @@ def test_a_wider_window_sends_to_all_partitions_at_once(kafka: Log, requests: li
 def test_a_call_larger_than_a_batch_keeps_its_order(kafka: Log, window: int) -> None:
     kafka.topic = f"{kafka.topic}-long"
     kafka.create_topic(kafka.topic, 1)
-    made = [events.of_kilobyte(number, 3) for number in range(4000)]
+    made = [sample_events.of_kilobyte(number, 3) for number in range(4000)]
     assert set(delivered(kafka, made, window, timeout="10s")) == {DELIVERED}
-    assert [events.number_of(document) for _, document in kafka.held()] == list(range(1, 4001))
+    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 4001))
     assert 4 <= len(batches(kafka, kafka.topic)) <= 8
 
 
@@ -160,7 +160,7 @@ def test_the_broker_recognises_what_is_sent_twice_unless_told_otherwise(
 ) -> None:
     kafka.topic = f"{kafka.topic}-one"
     kafka.create_topic(kafka.topic, 1)
-    assert set(delivered(kafka, [events.put("a"), events.put("b")], **setting)) == {DELIVERED}
+    assert set(delivered(kafka, [sample_events.put("a"), sample_events.put("b")], **setting)) == {DELIVERED}
     ((_, producer, records),) = batches(kafka, kafka.topic)
     assert records == 2
     assert (producer >= 0) is producers
@@ -170,7 +170,7 @@ def test_the_broker_recognises_what_is_sent_twice_unless_told_otherwise(
 def test_batches_are_compressed_by_each_codec(kafka: Log, codec: str) -> None:
     kafka.topic = f"{kafka.topic}-{codec}"
     kafka.create_topic(kafka.topic, 1)
-    made = [events.of_kilobyte(number, 50) for number in range(200)]
+    made = [sample_events.of_kilobyte(number, 50) for number in range(200)]
     assert set(delivered(kafka, made, compression_codec=codec)) == {DELIVERED}
     assert {found for found, _, _ in batches(kafka, kafka.topic)} == {CODECS[codec]}
     assert sorted(kafka.held()) == sorted((event.path, kafka.expected(event)) for event in made)
@@ -180,7 +180,7 @@ def test_each_target_of_a_process_has_its_own_level(kafka: Log) -> None:
     """The library has no levels, so what gives it some must not mix them up."""
     words = random.Random(1)
     texts = [" ".join(words.choices(["bucket", "object", "notification", "event"], k=80)) for _ in range(200)]
-    made = [events.put(f"object-{number}", metadata=text) for number, text in enumerate(texts)]
+    made = [sample_events.put(f"object-{number}", metadata=text) for number, text in enumerate(texts)]
     levels = (("gzip", "1"), ("gzip", "9"), ("zstd", "1"), ("zstd", "19"), ("lz4", "1"), ("lz4", "12"))
     open_targets, topics = [], {}
     for codec, level in levels:
@@ -215,7 +215,7 @@ def test_each_sasl_mechanism_logs_in(
         values |= {"tls": "on", "tls_ca": str(certificates.ca), "brokers": brokers}
     target = kafka.target(values)
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -236,11 +236,11 @@ def test_a_port_that_wants_tls_is_suspected(kafka: Log) -> None:
 
 def test_a_client_certificate_is_shown(kafka: Log, certificates: services.Certificates) -> None:
     values = kafka.by_tls(certificates.ca) | {"brokers": f"{services.LOOPBACK}:{kafka.server.mtls_port}"}
-    (refused,) = attempt(kafka.target(values), [events.put("a")], 1)
+    (refused,) = attempt(kafka.target(values), [sample_events.put("a")], 1)
     pair = {"client_tls_cert": str(certificates.client_cert), "client_tls_key": str(certificates.client_key)}
     target = kafka.target(values, **pair)
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     assert isinstance(refused, Unavailable)
 
@@ -258,7 +258,7 @@ def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
     kafka.server.freeze()
     began = time.monotonic()
     try:
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         took = time.monotonic() - began
     finally:
         kafka.server.thaw()
@@ -271,28 +271,28 @@ def test_a_server_frozen_before_the_tls_handshake_does_not_hang_the_worker(
 @pytest.mark.parametrize("codec", ["none", "gzip", "lz4"])
 def test_an_old_broker_is_spoken_to_in_its_own_tongue(old: Log, version: str, codec: str) -> None:
     old.renew()
-    made = [events.put(key) for key in (*events.ODD_KEYS, "same", "same")]
+    made = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, "same", "same")]
     assert set(delivered(old, made, 100, version=version, compression_codec=codec)) == {DELIVERED}
     assert sorted(old.held()) == sorted((event.path, old.expected(event)) for event in made)
 
 
 def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: Log) -> None:
     old.renew()
-    made = [events.put("a"), events.traced(events.put("b"))]  # nor headers
+    made = [sample_events.put("a"), sample_events.traced(sample_events.put("b"))]  # nor headers
     assert delivered(old, made, version="0.8.2.2") == [DELIVERED] * 2
     assert [message.headers() for message in old.messages()] == [None] * 2
 
 
 @pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])
 def test_a_new_broker_is_spoken_to_in_an_older_tongue(kafka: Log, version: str) -> None:
-    assert delivered(kafka, [events.put("a"), events.put("a")], version=version) == [DELIVERED] * 2
+    assert delivered(kafka, [sample_events.put("a"), sample_events.put("a")], version=version) == [DELIVERED] * 2
     assert len(kafka.held()) == 2
 
 
 def test_a_version_that_the_broker_no_longer_speaks_is_unavailable(kafka: Log) -> None:
     target = kafka.target(version="0.10.2.0")
     began = time.monotonic()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert time.monotonic() - began < LIMIT
     assert isinstance(outcome, Unavailable)
@@ -303,13 +303,13 @@ def test_one_living_broker_of_the_list_is_enough(kafka: Log) -> None:
     dead = [f"{services.LOOPBACK}:{services.free_port()}" for _ in range(12)]
     target = kafka.target(kafka.values() | {"brokers": ", ".join([*dead[:6], kafka.server.brokers, *dead[6:]])})
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_a_broker_that_makes_topics_makes_this_one(kafka: Log) -> None:
     kafka.topic = f"{kafka.topic}-new"
-    assert delivered(kafka, [events.put("a")]) == [DELIVERED]
+    assert delivered(kafka, [sample_events.put("a")]) == [DELIVERED]
     assert len(kafka.held()) == 1
 
 
@@ -320,10 +320,10 @@ def test_a_topic_with_small_messages_gets_small_batches(kafka: Log, window: int)
     target = kafka.target()
     target.open()
     for first in (0, 400):
-        made = [events.of_kilobyte(number, 7) for number in range(first, first + 400)]
+        made = [sample_events.of_kilobyte(number, 7) for number in range(first, first + 400)]
         assert set(target.deliver(made, window)) == {DELIVERED}
     target.close()
-    assert [events.number_of(document) for _, document in kafka.held()] == list(range(1, 801))
+    assert [sample_events.number_of(document) for _, document in kafka.held()] == list(range(1, 801))
 
 
 @WINDOWS
@@ -332,10 +332,10 @@ def test_only_the_message_that_is_too_large_is_blamed(kafka: Log, window: int, i
     """Whatever else was under way: beside it in its batch, or on its way to other partitions."""
     kafka.topic = f"{kafka.topic}-strict"
     kafka.create_topic(kafka.topic, PARTITIONS, **{"max.message.bytes": "100000"})
-    made = [events.put(f"object-{number % 20}", number=number + 1) for number in range(60)]
+    made = [sample_events.put(f"object-{number % 20}", number=number + 1) for number in range(60)]
     large = {17: "object-17", 30: "object-3", 31: "another"}
     for place, key in large.items():
-        made[place] = events.put(key, metadata="x" * 150_000)
+        made[place] = sample_events.put(key, metadata="x" * 150_000)
     outcomes = delivered(kafka, made, window, idempotent=idempotent, timeout="5s")
     for place, outcome in enumerate(outcomes):
         if place in large:
@@ -356,9 +356,9 @@ def test_a_renewed_certificate_is_taken_up(kafka: Log, certificates: services.Ce
     target.open()
     ca.write_text(certificates.other_ca.read_text())
     with pytest.raises(TargetUnavailable, match="certificate"):
-        target.deliver([events.put("a")], 1)
+        target.deliver([sample_events.put("a")], 1)
     ca.write_text(certificates.ca.read_text())
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 

@@ -19,9 +19,9 @@ from confluent_kafka.admin import (
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import Log
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka.target import partition_of
@@ -76,18 +76,18 @@ def test_a_topic_that_is_not_there_is_unavailable_until_it_is(strict: Log) -> No
     assert time.monotonic() - began < LIMIT
     assert strict.topic in caught.value.reason
     strict.create_topic(strict.topic, 3)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_a_topic_that_is_deleted_meanwhile_is_unavailable(strict: Log) -> None:
     target = strict.target()
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     admin = strict.admin()
     admin.delete_topics([strict.topic])[strict.topic].result(20)
     began = time.monotonic()
-    outcomes = attempt(target, [events.put("a"), events.put("a")], 1)
+    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a")], 1)
     assert time.monotonic() - began < LIMIT
     target.close()
     assert isinstance(outcomes[0], Unavailable)
@@ -121,7 +121,7 @@ def test_a_user_needs_only_the_right_to_write(strict: Log, idempotent: str) -> N
     with pytest.raises(TargetUnavailable, match=r"needs Describe and Write|UnknownTopic"):
         target.open()
     grant(strict, AclOperation.WRITE)
-    services.until(lambda: list(attempt(target, [events.put("a")], 1)) == [DELIVERED], timeout=20)
+    services.until(lambda: list(attempt(target, [sample_events.put("a")], 1)) == [DELIVERED], timeout=20)
     target.close()
 
 
@@ -129,7 +129,7 @@ def test_a_user_that_may_only_look_is_unavailable(strict: Log) -> None:
     grant(strict, AclOperation.DESCRIBE)
     target = strict.target(strict.by_sasl("plain"))
     services.until(lambda: opened(target), timeout=20)
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert "the user needs" in outcome.reason
@@ -171,7 +171,7 @@ def on_partition(number: int, of: int, count: int) -> list[Event]:
     """PUTs of different objects that all belong to one partition."""
     keys = (f"object-{each}" for each in range(10_000))
     chosen = [key for key in keys if partition_of(f"images/{key}".encode(), of) == number]
-    return [events.put(key) for key in chosen[:count]]
+    return [sample_events.put(key) for key in chosen[:count]]
 
 
 def back(second: Broker) -> None:
@@ -193,7 +193,7 @@ def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(
     ours, theirs = on_partition(0, 2, 5), on_partition(1, 2, 5)
     assert set(target.deliver([*ours, *theirs], window)) == {DELIVERED}
     second.kill()
-    again = [events.put(theirs[0].key), *on_partition(0, 2, 5), events.put(theirs[0].key)]
+    again = [sample_events.put(theirs[0].key), *on_partition(0, 2, 5), sample_events.put(theirs[0].key)]
     began = time.monotonic()
     outcomes = attempt(target, again, window)
     assert time.monotonic() - began < LIMIT
@@ -204,7 +204,7 @@ def test_a_lost_leader_holds_up_its_own_partitions_only_until_it_is_back(
     services.until(lambda: set(attempt(target, again, window)) == {DELIVERED}, timeout=40, what="a leader")
     target.close()
     numbers = probe.numbers()[theirs[0].path]
-    sent = [events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
+    sent = [sample_events.number_of(probe.expected(event)) for event in (theirs[0], again[0], again[-1])]
     assert list(dict.fromkeys(numbers)) == sent
 
 
@@ -214,7 +214,7 @@ def test_the_other_replica_takes_over(cluster: tuple[Log, Broker]) -> None:
     created(probe, [[2, 1]])
     target = probe.target()
     target.open()
-    made = [events.put("a"), events.put("b")]
+    made = [sample_events.put("a"), sample_events.put("b")]
     assert set(target.deliver(made, 1)) == {DELIVERED}
     second.kill()
     services.until(lambda: set(attempt(target, made, 1)) == {DELIVERED}, timeout=40, what="another leader")
@@ -228,18 +228,20 @@ def test_too_few_replicas_are_unavailable(cluster: tuple[Log, Broker]) -> None:
     created(probe, [[1, 2]], **{"min.insync.replicas": "2"})
     target = probe.target()
     target.open()
-    services.until(lambda: set(attempt(target, [events.put("a")], 1)) == {DELIVERED}, timeout=30)
+    services.until(lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=30)
     second.kill()
     reasons = []
 
     def told() -> bool:
         # Until the controller misses the broker, the leader itself waits for it in vain.
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert isinstance(outcome, Unavailable)
         reasons.append(outcome.reason)
         return "NotEnoughReplicas" in outcome.reason
 
     services.until(told, timeout=40, what=f"the broker's word for it; got {reasons}")
     back(second)
-    services.until(lambda: set(attempt(target, [events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas")
+    services.until(
+        lambda: set(attempt(target, [sample_events.put("a")], 1)) == {DELIVERED}, timeout=40, what="both replicas"
+    )
     target.close()

@@ -17,10 +17,10 @@ import pytest
 from paho.mqtt import client as paho
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
 from tests.contract.test_reference_pages import consumers
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -78,7 +78,7 @@ def test_every_scheme_leads_to_the_broker(
     if scheme not in ("tcp", "ws"):
         changes["tls_ca"] = str(certificates.ca)
     target = broker.target(version=version, **changes)
-    made = [events.put(f"object-{number}") for number in range(50)]
+    made = [sample_events.put(f"object-{number}") for number in range(50)]
     assert list(target.deliver(made, 100)) == [DELIVERED] * 50
     target.close()
     assert broker.held() == [(event.path, payloads.log(event)) for event in made]
@@ -91,18 +91,18 @@ def test_a_client_certificate_is_shown(broker: Qos1, certificates: services.Cert
         "tls_ca": str(certificates.ca),
         "version": version,
     }
-    (refused,) = attempt(broker.target(**values), [events.put("a")], 1)
+    (refused,) = attempt(broker.target(**values), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
     assert "certificate required" in refused.reason.lower()
     ours = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
     target = broker.target(**values, **ours)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_verification_can_be_waived(broker: Qos1, certificates: services.Certificates) -> None:
     target = broker.target(broker.by_tls(certificates.other_ca), tls_skip_verify="on")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -124,7 +124,7 @@ def test_a_login_may_stand_in_the_url(broker: Qos1, version: str) -> None:
         return False
 
     services.until(opens, what="the broker knows the new user")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -149,7 +149,7 @@ def test_many_workers_have_each_a_name_of_its_own_that_any_broker_takes(broker: 
     for target in targets:
         target.open()
     for target in targets:
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
     names = [line.split()[0] for line in connections(broker)[before:]]
     assert len(set(names)) == len(names) == 30
@@ -181,7 +181,7 @@ def test_a_refusal_leaves_no_socket_open(broker: Qos1, certificates: services.Ce
 
 @QUALITIES
 def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(broker: Qos1, qos: str) -> None:
-    made = [events.put("a"), events.traced(events.put("a"))]
+    made = [sample_events.put("a"), sample_events.traced(sample_events.put("a"))]
     subscriber = Subscriber(version=5)
     subscriber.subscribe(broker.server.port)
     for version in ("3.1.1", "5"):
@@ -191,16 +191,20 @@ def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(brok
     services.until(lambda: len(subscriber.heard()) == 4)
     subscriber.leave()
     assert subscriber.payloads == [payloads.log(event) for event in made] * 2
-    assert subscriber.properties == [{}, {}, {}, events.TRACE]
+    assert subscriber.properties == [{}, {}, {}, sample_events.TRACE]
 
 
 def test_a_trace_context_counts_for_the_brokers_limit() -> None:
     with configured("max_packet_size 20000") as broker:
-        plain = len(payloads.log(events.put("a", metadata="x", number=1)).encode())
+        plain = len(payloads.log(sample_events.put("a", metadata="x", number=1)).encode())
         # The fixed header, the topic, the identifier, the properties with their length.
-        around = 4 + 2 + len(TOPIC) + 2 + 1 + sum(5 + len(name) + len(value) for name, value in events.TRACE.items())
+        around = (
+            4 + 2 + len(TOPIC) + 2 + 1 + sum(5 + len(name) + len(value) for name, value in sample_events.TRACE.items())
+        )
         room = 20_000 - around - plain + 1
-        beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more), number=1)) for more in (1, 0))
+        beyond, fits = (
+            sample_events.traced(sample_events.put("a", metadata="x" * (room + more), number=1)) for more in (1, 0)
+        )
         target = broker.target(version="5")
         first, second = target.deliver([beyond, fits], 1)
         target.close()
@@ -213,7 +217,7 @@ def test_a_trace_context_counts_for_the_brokers_limit() -> None:
 def test_the_broker_keeps_the_last_event_only_if_asked(broker: Qos1, version: str, qos: str, retain: str) -> None:
     topic = f"{TOPIC}/{version}/{qos}/{retain}"
     target = broker.target(version=version, qos=qos, retain=retain, topic=topic)
-    batch = [events.put("a"), events.put("b")]
+    batch = [sample_events.put("a"), sample_events.put("b")]
     assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     target.close()
     later = Subscriber(topic)
@@ -233,9 +237,9 @@ def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> Non
         limits.write_text(re.sub("message_size_limit.*", "", limits.read_text()))
         broker.server.stop()
         broker.server.start()
-        large = events.put("large", metadata="x" * 3_000_000)
+        large = sample_events.put("large", metadata="x" * 3_000_000)
         target = broker.target(version=version, qos=qos, timeout="20s")
-        assert list(target.deliver([large, events.put("small")], window)) == [DELIVERED] * 2
+        assert list(target.deliver([large, sample_events.put("small")], window)) == [DELIVERED] * 2
         target.close()
         assert broker.held()[0] == (large.path, payloads.log(large))
 
@@ -263,7 +267,7 @@ def test_a_topic_that_is_not_ours_is_unavailable_where_the_broker_can_say_so(
     rights = tmp_path / "rights"
     rights.write_text(f"user {services.USER}\ntopic read #\n")
     with configured(f"acl_file {rights}") as broker:
-        batch = [events.put(f"object-{number % 20}") for number in range(60)]
+        batch = [sample_events.put(f"object-{number % 20}") for number in range(60)]
         target = broker.target(version="5", qos=qos)
         outcomes = attempt(target, batch, window)
         assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
@@ -279,12 +283,12 @@ def test_a_topic_that_is_not_ours_is_unavailable_where_the_broker_can_say_so(
 @WINDOWS
 @QUALITIES
 def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(window: int, qos: str) -> None:
-    fits = events.put("x")
+    fits = sample_events.put("x")
     size = len(payloads.log(fits).encode()) + len(TOPIC) + 2 + (2 if qos != "0" else 0) + 1 + 3  # to the byte
     with configured(f"max_packet_size {size}") as broker:
         target = broker.target(version="5", qos=qos)
         target.open()
-        batch = [fits, events.put("xy"), events.put("x", metadata="x" * 5000), fits]
+        batch = [fits, sample_events.put("xy"), sample_events.put("x", metadata="x" * 5000), fits]
         outcomes = list(target.deliver(batch, window))
         assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, Rejected, type(DELIVERED)]
         assert "more than the broker takes" in str(outcomes[1])
@@ -296,7 +300,10 @@ def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(wi
 @WINDOWS
 @pytest.mark.parametrize("qos", ["1", "2"])
 def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_others(window: int, qos: str) -> None:
-    large, others = events.put("large", metadata="x" * 5000), [events.put(f"object-{number}") for number in range(5)]
+    large, others = (
+        sample_events.put("large", metadata="x" * 5000),
+        [sample_events.put(f"object-{number}") for number in range(5)],
+    )
     with configured("max_packet_size 2000") as broker:
         target = broker.target(qos=qos)
         (*before, last) = target.deliver([*others, large], window)
@@ -305,7 +312,7 @@ def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_othe
         if window == 1:
             assert last is failed[0]
         assert [type(each) for each in target.deliver([large], window)] == [Failed]
-        assert list(target.deliver([large, events.put("large")], window))[1] == NOT_ATTEMPTED
+        assert list(target.deliver([large, sample_events.put("large")], window))[1] == NOT_ATTEMPTED
         assert list(target.deliver(others, window)) == [DELIVERED] * 5
         broker.server.kill()
         (outcome,) = attempt(target, [large], window)
@@ -343,20 +350,20 @@ def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, chang
 @QUALITIES
 def test_a_connection_idle_for_longer_than_its_keep_alive_costs_nothing(broker: Qos1, version: str, qos: str) -> None:
     target = broker.target(keep_alive_interval="1s", version=version, qos=qos)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     name = connections(broker)[-1].split()[0]
     services.until(lambda: f"Client {name} has exceeded timeout" in broker.server.said())
-    assert list(target.deliver([events.put("b")], 100)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("b")], 100)) == [DELIVERED]
     target.close()
     assert [path for path, _ in broker.held()] == ["images/a", "images/b"]
 
 
 def test_a_connection_that_the_broker_closed_meanwhile_costs_nothing(broker: Qos1) -> None:
     target = broker.target(keep_alive_interval="10m")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     broker.server.stop()
     broker.server.start()
-    assert list(target.deliver([events.put("b")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("b")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -369,7 +376,7 @@ def test_a_broker_that_falls_silent_is_found_out_by_the_keep_alive(broker: Qos1,
         target.open()
         wire.mute()
         began = time.monotonic()
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         assert time.monotonic() - began < LIMIT
         target.close()
     assert isinstance(outcome, Unavailable)
@@ -388,7 +395,7 @@ def test_no_more_than_the_window_is_ever_unconfirmed_nor_more_than_the_broker_al
         target = broker.target(broker.at_port(wire.port), version=version, qos=qos)
         target.open()
         wire.mute()
-        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(300)], window)
+        outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(300)], window)
         target.close()
     assert all(isinstance(outcome, Unavailable) and "no answer within 2 s" in outcome.reason for outcome in outcomes)
     assert len(broker.held()) == most
@@ -400,7 +407,7 @@ def test_an_objects_next_event_waits_where_the_one_before_may_be_refused(broker:
         target = broker.target(broker.at_port(wire.port), version=version)
         target.open()
         wire.mute()
-        attempt(target, [events.put(f"object-{number % 7}") for number in range(70)], 100)
+        attempt(target, [sample_events.put(f"object-{number % 7}") for number in range(70)], 100)
         target.close()
     assert len(broker.held()) == most
 
@@ -411,12 +418,12 @@ def test_what_was_given_up_is_not_sent_behind_our_back(broker: Qos1, version: st
     target = broker.target(version=version, qos=qos)
     target.open()
     broker.server.freeze()
-    given_up = [events.put(f"object-{number}") for number in range(50)]
+    given_up = [sample_events.put(f"object-{number}") for number in range(50)]
     assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, given_up, 100))
     broker.server.kill()
     broker.server.start()
     broker.renew()
-    event = events.put("next")
+    event = sample_events.put("next")
     assert list(target.deliver([event], 100)) == [DELIVERED]
     assert broker.held() == [("images/next", payloads.log(event))]
     target.close()
@@ -435,8 +442,8 @@ def test_an_interrupted_call_does_not_leave_its_connection_to_the_next(
     with monkeypatch.context() as patch:
         patch.setattr(paho.Client, "loop_write", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            target.deliver([events.put("a")], 1)
-    event = events.put("b")
+            target.deliver([sample_events.put("a")], 1)
+    event = sample_events.put("b")
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert len(connections(broker)) == before + 1
@@ -458,7 +465,7 @@ def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
 
             def delivered_and_read() -> bool:
                 assert child.poll() is None, log.read_text()
-                assert list(target.deliver([events.put("cat.jpg")], 1)) == [DELIVERED]
+                assert list(target.deliver([sample_events.put("cat.jpg")], 1)) == [DELIVERED]
                 return "s3:ObjectCreated:Put images cat.jpg\n" in log.read_text()
 
             services.until(delivered_and_read)

@@ -13,9 +13,9 @@ import pytest
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mysql import DATABASE, Access, Namespace
+from tests.support import sample_events, sql_cases
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -102,22 +102,22 @@ def test_an_access_table_is_created_as_minio_creates_it(either: Namespace) -> No
 
 def test_the_hash_is_the_same_in_mariadb_and_minios_statements_work_there(mariadb_server: services.MariaDB) -> None:
     probe = Namespace(mariadb_server)
-    batch = [events.put(key) for key in events.ODD_KEYS]
+    batch = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     assert set(delivered(probe, batch)) == {DELIVERED}
     rows = probe.ask("SELECT key_name, key_hash FROM bucketevents")
     assert dict(rows) == {event.path: hashlib.sha256(event.path.encode()).hexdigest() for event in batch}
     probe.ask("INSERT INTO bucketevents (key_name, value) VALUES ('images/é', '{}') "
               "ON DUPLICATE KEY UPDATE value=VALUES(value)")  # fmt: skip
     assert probe.ask("SELECT key_hash FROM bucketevents WHERE key_hash = SHA2('images/é', 256)")
-    assert delivered(probe, [events.delete("é")]) == [DELIVERED]
+    assert delivered(probe, [sample_events.delete("é")]) == [DELIVERED]
     assert not probe.ask("SELECT key_hash FROM bucketevents WHERE key_name = 'images/é'")
 
 
 def test_a_table_that_minio_left_is_taken_over_with_its_rows(mysql: Namespace) -> None:
     mysql.ask(MINIOS, """INSERT INTO bucketevents (key_name, value) VALUES ('images/old', '{"Records":[]}'),
               ('images/new', '{"Records":[]}'), ('images/gone', NULL)""")  # fmt: skip
-    event = events.put("new")
-    assert set(delivered(mysql, [event, events.delete("gone"), events.delete("absent")])) == {DELIVERED}
+    event = sample_events.put("new")
+    assert set(delivered(mysql, [event, sample_events.delete("gone"), sample_events.delete("absent")])) == {DELIVERED}
     held = dict(mysql.held())
     assert held.keys() == {"images/old", "images/new"}
     assert mysql.same(held["images/new"], payloads.records(event))
@@ -126,7 +126,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(mysql: Namespace) -
 def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.MariaDB) -> None:
     probe = Namespace(mariadb_server)
     probe.ask(MINIOS.replace("STORED NOT NULL PRIMARY KEY", "STORED UNIQUE KEY"))
-    batch = [events.put("a"), events.put("a"), events.put("b"), events.delete("b")]
+    batch = [sample_events.put("a"), sample_events.put("a"), sample_events.put("b"), sample_events.delete("b")]
     assert set(delivered(probe, batch)) == {DELIVERED}
     assert [path for path, _ in probe.held()] == ["images/a"]
 
@@ -137,7 +137,7 @@ def test_a_generated_unique_hash_in_mariadb_does_too(mariadb_server: services.Ma
 )
 def test_a_table_is_called_what_mysql_would_call_it(either: Namespace, setting: str, stored: str) -> None:
     for _ in range(2):
-        assert delivered(either, [events.put("a"), events.delete("b")], table=setting) == [DELIVERED] * 2
+        assert delivered(either, [sample_events.put("a"), sample_events.delete("b")], table=setting) == [DELIVERED] * 2
     quoted = "`" + stored.replace("`", "``") + "`"
     assert either.ask(f"SELECT key_name FROM {quoted}") == [("images/a",)]
     either.ask(f"DROP TABLE {quoted}")
@@ -147,7 +147,7 @@ def test_a_table_may_stand_in_another_database(mysql: Namespace) -> None:
     mysql.ask("CREATE DATABASE `else-where`")
     try:
         for _ in range(2):
-            assert delivered(mysql, [events.put("a")], table="`else-where`.events") == [DELIVERED]
+            assert delivered(mysql, [sample_events.put("a")], table="`else-where`.events") == [DELIVERED]
         assert mysql.ask("SELECT key_name FROM `else-where`.events") == [("images/a",)]
         assert mysql.held() == []
     finally:
@@ -160,9 +160,9 @@ def test_a_value_column_of_another_type_is_written_too(either: Namespace, kind: 
         "CREATE TABLE bucketevents (id int AUTO_INCREMENT PRIMARY KEY, key_name varchar(500) CHARACTER SET utf8mb4, "
         f"key_hash char(64) NOT NULL UNIQUE, value {kind}, at timestamp NOT NULL DEFAULT CURRENT_TIMESTAMP)"
     )
-    batch = [events.put("a", version="v1"), events.put("b"), events.delete("b")]
+    batch = [sample_events.put("a", version="v1"), sample_events.put("b"), sample_events.delete("b")]
     assert delivered(either, batch) == [DELIVERED] * 3
-    assert delivered(either, [events.delete_version("a", "v1")]) == [DELIVERED]
+    assert delivered(either, [sample_events.delete_version("a", "v1")]) == [DELIVERED]
     assert either.held() == []
 
 
@@ -192,7 +192,7 @@ def test_a_mirror_without_a_unique_hash_is_refused_with_the_remedy(either: Names
     hashed = ", SHA2('images/old', 256)" if "char(64)" in ddl else ""
     either.ask(f"INSERT INTO bucketevents ({columns}) VALUES ('images/old', '{{}}'{hashed})")
     either.ask(f"ALTER TABLE bucketevents {remedy}")
-    assert delivered(either, [events.put("a"), events.delete("old")]) == [DELIVERED] * 2
+    assert delivered(either, [sample_events.put("a"), sample_events.delete("old")]) == [DELIVERED] * 2
     assert [path for path, _ in either.held()] == ["images/a"]
 
 
@@ -217,10 +217,10 @@ def test_many_workers_may_create_the_table_at_once(either: Namespace) -> None:
 
 def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(mysql: Namespace, target: Target) -> None:
     mysql.renew()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "(error 1146)" in outcome.reason
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_user_may_write_without_the_right_to_create(mysql: Namespace) -> None:
@@ -232,7 +232,7 @@ def test_a_user_may_write_without_the_right_to_create(mysql: Namespace) -> None:
         with pytest.raises(TargetUnavailable, match="CREATE command denied"):
             mysql.target(dsn_string=dsn).open()
         mysql.ask(MINIOS)
-        batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v")]
+        batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v")]
         assert delivered(mysql, batch, dsn_string=dsn) == [DELIVERED] * 3
     finally:
         mysql.ask("DROP USER writer")
@@ -249,7 +249,9 @@ def test_a_poison_event_is_rejected_with_the_servers_words(mysql: Namespace, for
 
 def test_a_name_too_long_for_the_column_is_rejected_alone_and_never_cut(either: Namespace) -> None:
     outcomes = delivered(
-        either, [events.put("a"), events.put("k" * 3066), events.put("b")], dsn_string=either.dsn("sql_mode=%27%27")
+        either,
+        [sample_events.put("a"), sample_events.put("k" * 3066), sample_events.put("b")],
+        dsn_string=either.dsn("sql_mode=%27%27"),
     )
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
     assert "(error 1406)" in str(outcomes[1])
@@ -258,10 +260,10 @@ def test_a_name_too_long_for_the_column_is_rejected_alone_and_never_cut(either: 
 
 def test_keys_of_1024_bytes_that_differ_at_their_end_are_different_objects(either: Namespace) -> None:
     keys = ["\U0001f600" * 255 + end for end in ("aaaa", "aaab", "aaa ", "aaa\0")] + ["A", "a", "ä", "a ", "a\0"]
-    batch = [events.put(key) for key in keys]
+    batch = [sample_events.put(key) for key in keys]
     assert set(delivered(either, batch)) == {DELIVERED}
     assert {path for path, _ in either.held()} == {event.path for event in batch}
-    assert set(delivered(either, [events.delete(key) for key in keys[1:]])) == {DELIVERED}
+    assert set(delivered(either, [sample_events.delete(key) for key in keys[1:]])) == {DELIVERED}
     assert [path for path, _ in either.held()] == [batch[0].path]
 
 
@@ -277,8 +279,8 @@ def test_the_tables_own_rules_reject_one_event_alone(either: Namespace) -> None:
         "CREATE TRIGGER refuse BEFORE INSERT ON bucketevents FOR EACH ROW BEGIN IF JSON_EXTRACT(NEW.value, "
         "'$.Records[0].s3.object.size') = 666 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no beasts'; END IF; END"
     )
-    made = [events.put(f"object-{number}", number=number + 1) for number in range(20)]
-    outcomes = delivered(either, [*made[:7], events.put("object-beast", number=666), *made[7:]])
+    made = [sample_events.put(f"object-{number}", number=number + 1) for number in range(20)]
+    outcomes = delivered(either, [*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
     assert outcomes.pop(7) == Rejected("no beasts (error 1644)")
     assert set(outcomes) == {DELIVERED}
     assert len(either.held()) == 20
@@ -289,8 +291,8 @@ def test_an_event_larger_than_a_packet_is_rejected_and_a_batch_larger_than_one_i
     try:
         target = mysql.target()
         target.open()
-        large = [events.put("large", metadata="'" * 40_000), events.put("larger", metadata="é" * 40_000)]
-        small = [events.put(f"object-{number}", metadata="x" * 10_000) for number in range(30)]
+        large = [sample_events.put("large", metadata="'" * 40_000), sample_events.put("larger", metadata="é" * 40_000)]
+        small = [sample_events.put(f"object-{number}", metadata="x" * 10_000) for number in range(30)]
         outcomes = list(target.deliver([*small[:15], *large, *small[15:]], 1))
         target.close()
     finally:
@@ -320,8 +322,11 @@ def test_workers_that_write_into_one_table_never_lock_each_other_up(either: Name
         rng, target = random.Random(worker), either.target()
         found: set[Outcome] = set()
         for _ in range(12):
-            made = [rng.choice([events.put, events.delete])(f"{worker}-{rng.randrange(60)}") for _ in range(100)]
-            made += [events.delete_version(f"{worker}-{rng.randrange(60)}", "v") for _ in range(20)]
+            made = [
+                rng.choice([sample_events.put, sample_events.delete])(f"{worker}-{rng.randrange(60)}")
+                for _ in range(100)
+            ]
+            made += [sample_events.delete_version(f"{worker}-{rng.randrange(60)}", "v") for _ in range(20)]
             found |= set(target.deliver(made, 1))
         target.close()
         return found
@@ -331,7 +336,7 @@ def test_workers_that_write_into_one_table_never_lock_each_other_up(either: Name
 
 
 def test_a_deadlock_is_unavailable_and_over_with_the_next_try(mysql: Namespace, target: Target) -> None:
-    batch = [events.put("a"), events.put("b")]
+    batch = [sample_events.put("a"), sample_events.put("b")]
     assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     first, second = sorted(batch, key=lambda event: hashlib.sha256(event.path.encode()).hexdigest())
     with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
@@ -360,7 +365,7 @@ def is_waiting_for_a_lock(mysql: Namespace) -> bool:
 def test_a_locked_row_is_unavailable_within_the_time_limit(mysql: Namespace) -> None:
     target = mysql.target(timeout="3s")
     target.open()
-    batch = [events.put("a"), events.put("a")]
+    batch = [sample_events.put("a"), sample_events.put("a")]
     assert list(target.deliver(batch, 1)) == [DELIVERED] * 2
     with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -380,7 +385,7 @@ def test_a_server_that_takes_no_more_connections_is_unavailable(mysql: Namespace
     with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
         cursor.execute("SET GLOBAL max_connections = 1")
         try:
-            (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(user="few:pass")), [events.put("a")], 1)
+            (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(user="few:pass")), [sample_events.put("a")], 1)
         finally:
             cursor.execute("SET GLOBAL max_connections = DEFAULT")
             cursor.execute("DROP USER few")
@@ -390,7 +395,7 @@ def test_a_server_that_takes_no_more_connections_is_unavailable(mysql: Namespace
 
 def test_a_server_that_takes_no_writes_is_unavailable(mysql: Namespace) -> None:
     create_table(mysql)
-    (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn("transaction_read_only=1")), [events.put("a")], 1)
+    (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn("transaction_read_only=1")), [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "(error 1792)" in outcome.reason
 
@@ -400,11 +405,11 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(mysql: Name
     ((number,),) = mysql.ask(ours)
     mysql.ask(f"KILL {number}")
     services.until(lambda: not mysql.ask(ours))
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_a_connection_that_is_killed_while_it_writes_is_unavailable(mysql: Namespace, target: Target) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     assert list(target.deliver([event], 1)) == [DELIVERED]
     with mysql.server.connection(DATABASE) as connection, connection.cursor() as cursor:
         cursor.execute("BEGIN")
@@ -424,7 +429,11 @@ def test_a_batch_is_one_transaction(mysql: Namespace) -> None:
     target = mysql.target()
     target.open()
     before = dict(mysql.ask(written))
-    batch = [events.put("a"), events.delete("b"), *[events.put(f"object-{number}") for number in range(100)]]
+    batch = [
+        sample_events.put("a"),
+        sample_events.delete("b"),
+        *[sample_events.put(f"object-{number}") for number in range(100)],
+    ]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
     after = dict(mysql.ask(written))
@@ -447,7 +456,7 @@ def test_the_time_column_holds_what_minio_would_write(
     request: pytest.FixtureRequest, server: str, parameter: str, text: str
 ) -> None:
     journal = Access(request.getfixturevalue(f"{server}_server"))
-    event = events.put("a")
+    event = sample_events.put("a")
     moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_582, event.record, Effect.NONE)
     assert delivered(journal, [moved], dsn_string=journal.dsn(parameter)) == [DELIVERED]
     assert journal.ask("SELECT CAST(event_time AS CHAR) FROM bucketevents") == [(text,)]
@@ -455,11 +464,13 @@ def test_the_time_column_holds_what_minio_would_write(
 
 @pytest.mark.parametrize("mode", ["", "ANSI", "NO_BACKSLASH_ESCAPES", "TRADITIONAL,PAD_CHAR_TO_FULL_LENGTH"])
 def test_the_servers_sql_mode_changes_nothing(mysql: Namespace, mode: str) -> None:
-    batch = [events.put(key) for key in events.ODD_KEYS]
+    batch = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     dsn = mysql.dsn(f"sql_mode=%27{mode}%27")
     assert set(delivered(mysql, batch, dsn_string=dsn)) == {DELIVERED}
     assert {path for path, _ in mysql.held()} == {event.path for event in batch}
-    assert set(delivered(mysql, [events.delete(key) for key in events.ODD_KEYS], dsn_string=dsn)) == {DELIVERED}
+    assert set(delivered(mysql, [sample_events.delete(key) for key in sample_events.ODD_KEYS], dsn_string=dsn)) == {
+        DELIVERED
+    }
     assert mysql.held() == []
 
 
@@ -468,7 +479,7 @@ def test_a_proxy_that_hides_the_servers_sql_mode_is_found_out_before_a_text_is_w
         return answer.replace(b"\0\0\0\2\2\0\0", b"\0\0\0\2\0\0\0")
 
     with services.proxy(mysql.server.port, hides) as proxy:
-        (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(port=proxy.port)), [events.put("a")], 1)
+        (outcome,) = attempt(mysql.target(dsn_string=mysql.dsn(port=proxy.port)), [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "sql_mode" in outcome.reason or "SQL syntax" in outcome.reason
 
@@ -484,8 +495,8 @@ def test_a_unix_socket_and_the_old_separate_keys_connect_as_well(mysql: Namespac
         "password": services.PASSWORD,
         "database": DATABASE,
     }
-    assert delivered(mysql, [events.put("a")], dsn_string=socket) == [DELIVERED]
-    assert delivered(mysql, [events.put("b")], **separate) == [DELIVERED]
+    assert delivered(mysql, [sample_events.put("a")], dsn_string=socket) == [DELIVERED]
+    assert delivered(mysql, [sample_events.put("b")], **separate) == [DELIVERED]
     assert len(mysql.held()) == 2
 
 
@@ -493,18 +504,18 @@ def test_a_password_of_any_letters_is_understood(either: Namespace) -> None:
     either.ask("CREATE USER odd IDENTIFIED BY 'pä@ss:w/ö(ř)d?'", "GRANT ALL ON *.* TO odd")
     try:
         dsn = either.dsn(user="odd:pä@ss:w/ö(ř)d?")
-        assert delivered(either, [events.put("a")], dsn_string=dsn) == [DELIVERED]
+        assert delivered(either, [sample_events.put("a")], dsn_string=dsn) == [DELIVERED]
     finally:
         either.ask("DROP USER odd")
 
 
 def test_a_client_certificate_is_shown(either: Namespace, certificates: services.Certificates) -> None:
     trusted = {"dsn_string": either.dsn("tls=true", user="client"), "tls_ca": str(certificates.ca)}
-    (refused,) = attempt(either.target(**trusted), [events.put("a")], 1)
+    (refused,) = attempt(either.target(**trusted), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
     assert "Access denied" in refused.reason
     shown = {"client_cert": str(certificates.client_cert), "client_key": str(certificates.client_key)}
-    assert delivered(either, [events.put("a")], **trusted, **shown) == [DELIVERED]
+    assert delivered(either, [sample_events.put("a")], **trusted, **shown) == [DELIVERED]
 
 
 @pytest.mark.parametrize(
@@ -521,7 +532,7 @@ def test_tls_is_spoken_as_it_is_asked_for(
         "FROM performance_schema.session_status WHERE VARIABLE_NAME = 'Ssl_cipher'",
     )
     try:
-        assert delivered(mysql, [events.put("a")], dsn_string=mysql.dsn(f"tls={tls}"), **files) == [DELIVERED]
+        assert delivered(mysql, [sample_events.put("a")], dsn_string=mysql.dsn(f"tls={tls}"), **files) == [DELIVERED]
         ((cipher,),) = mysql.ask("SELECT cipher FROM seen")
     finally:
         mysql.ask("DROP TABLE seen")

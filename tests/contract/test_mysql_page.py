@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.mysql import DATABASE, Namespace
 from tests.contract.test_reference_pages import consumers, output
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED
 
 
 def test_the_consumers_of_mysql_read_what_was_delivered(mysql_server: services.MySQL) -> None:
     probe = Namespace(mysql_server)
-    event = events.put("cat.jpg", number=77)
+    event = sample_events.put("cat.jpg", number=77)
     for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
         target = probe.target(table=table, format=format_)
         assert list(target.deliver([event], 1)) == [DELIVERED]

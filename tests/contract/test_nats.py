@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from tests import provision, services
-from tests.contract import events, nats_identities
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nats import SUBJECT, Core, Nats
-from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers
-from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
+from tests.support import nats_identities, sample_events
+from tests.support.doc_consumers import following
+from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -85,7 +85,7 @@ def taken(server: services.Nats) -> int:
 def one_outcome(probe: Nats, values: dict[str, str], window: int = 1) -> Outcome:
     target = probe.target(values)
     try:
-        (outcome,) = attempt(target, [events.put("a")], window)
+        (outcome,) = attempt(target, [sample_events.put("a")], window)
     finally:
         target.close()
     return outcome
@@ -105,7 +105,7 @@ def test_each_window_of_messages_is_followed_by_a_ping(core: Core, window: int, 
         target = core.target(core.at_port(tap.port))
         target.open()
         before = len(tap.said)
-        assert list(target.deliver([events.put(f"object-{n}") for n in range(6)], window)) == [DELIVERED] * 6
+        assert list(target.deliver([sample_events.put(f"object-{n}") for n in range(6)], window)) == [DELIVERED] * 6
         target.close()
     found = re.findall(rb"^(PUB|PING)\b", tap.said[before:], re.MULTILINE)
     assert found == [command for run in runs for command in [b"PUB"] * run + [b"PING"]]
@@ -126,7 +126,7 @@ def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(cor
     core.server.freeze()
     killer = threading.Timer(0.2, core.server.kill)
     killer.start()
-    outcomes = attempt(target, [events.put("a"), events.put("a"), events.put("b")], window)
+    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("a"), sample_events.put("b")], window)
     killer.join()
     target.close()
     assert "connection" in unavailable(outcomes[0])
@@ -139,7 +139,7 @@ def test_no_more_than_a_window_is_sent_to_a_server_that_does_not_answer(core: Co
     target = core.target(timeout="300ms")
     target.open()
     core.server.freeze()
-    batch = [events.put(f"object-{number}") for number in range(300)]
+    batch = [sample_events.put(f"object-{number}") for number in range(300)]
     assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in attempt(target, batch, window))
     target.close()
     core.server.thaw()
@@ -149,7 +149,7 @@ def test_no_more_than_a_window_is_sent_to_a_server_that_does_not_answer(core: Co
 
 @WINDOWS
 def test_a_call_of_many_megabytes_keeps_its_order(core: Core, window: int) -> None:
-    made = [events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
+    made = [sample_events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
     target = core.target()
     assert list(target.deliver(made, window)) == [DELIVERED] * 20
     target.close()
@@ -157,11 +157,11 @@ def test_a_call_of_many_megabytes_keeps_its_order(core: Core, window: int) -> No
 
 
 def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None:
-    made = [events.put("a"), events.traced(events.put("a"))]
+    made = [sample_events.put("a"), sample_events.traced(sample_events.put("a"))]
     target = core.target()
     assert list(target.deliver(made, 100)) == [DELIVERED] * 2
     target.close()
-    lines = "".join(f"{name}: {value}\r\n" for name, value in events.TRACE.items())
+    lines = "".join(f"{name}: {value}\r\n" for name, value in sample_events.TRACE.items())
     found = [(each.headers, each.body) for each in core.server.messages()]
     assert found == [("", payloads.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", payloads.log(made[1]))]
 
@@ -170,7 +170,7 @@ def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes
     with Configured(more="max_payload: 2000\n").start() as server:
         probe = at(server)
         target = probe.target()
-        small, large = events.put("small"), events.put("large", metadata="x" * 2000)
+        small, large = sample_events.put("small"), sample_events.put("large", metadata="x" * 2000)
         first, second, third = target.deliver([small, large, small], 100)
         target.close()
         assert (first, third, taken(server)) == (DELIVERED, DELIVERED, 2)
@@ -311,7 +311,7 @@ def test_an_idle_connection_answers_the_servers_pings() -> None:
         before = len(tap.said)
         services.until(lambda: tap.said[before:].count(b"PONG") >= 10, what="ten answers")
         assert tap.said.count(b"CONNECT") == 1
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert tap.said.count(b"CONNECT") == 1
         target.close()
 
@@ -330,24 +330,24 @@ def test_a_server_restarted_between_two_calls_costs_nothing(core: Core) -> None:
     target.open()
     core.server.stop()
     core.server.start()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
 def test_a_forked_worker_makes_a_connection_of_its_own(core: Core) -> None:
     target = core.target()
     target.open()
-    assert list(target.deliver([events.put("before")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("before")], 1)) == [DELIVERED]
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            status = 0 if list(target.deliver([events.put("child")], 1)) == [DELIVERED] else 2
+            status = 0 if list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED] else 2
             target.close()
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert list(target.deliver([events.put("after")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("after")], 1)) == [DELIVERED]
     target.close()
     assert [path for path, _ in core.held()] == ["images/before", "images/child", "images/after"]
 

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nats import SUBJECT
 from tests.contract.probes.nats_jetstream import STREAM, JetStream
 from tests.contract.probes.nats_streaming import AsyncStreaming, Streaming
 from tests.contract.probes.nats_wire import Wire
-from tests.contract.programs import following
 from tests.contract.test_nats import WINDOWS, Configured, at, one_outcome, unavailable
 from tests.contract.test_reference_pages import consumers
-from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
+from tests.support import sample_events
+from tests.support.doc_consumers import following
+from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -65,7 +65,7 @@ def _streaming(server: services.NatsStreaming) -> AsyncStreaming:
 
 
 def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetstream: JetStream) -> None:
-    made = [events.put("a"), events.put("b"), events.put("a")]
+    made = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
     for _ in range(2):
         target = jetstream.target()
         assert list(target.deliver(made, 100)) == [DELIVERED] * 3
@@ -78,12 +78,16 @@ def test_each_message_bears_its_events_id_so_that_the_stream_keeps_it_once(jetst
 def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
-    plain = len(payloads.log(events.put("a", metadata="x", number=100)).encode())
-    event = events.traced(events.put("a"))
-    header = "".join(f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | events.TRACE).items())
+    plain = len(payloads.log(sample_events.put("a", metadata="x", number=100)).encode())
+    event = sample_events.traced(sample_events.put("a"))
+    header = "".join(
+        f"{name}: {value}\r\n" for name, value in ({"Nats-Msg-Id": event.id} | sample_events.TRACE).items()
+    )
     header = f"NATS/1.0\r\n{header}\r\n"
     room = most - len(header) - plain + 1
-    beyond, fits = (events.traced(events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0))
+    beyond, fits = (
+        sample_events.traced(sample_events.put("a", metadata="x" * (room + more), number=101 + more)) for more in (1, 0)
+    )
     target = jetstream.target()
     outcomes = target.deliver([event, beyond, fits], 1)
     target.close()
@@ -95,7 +99,7 @@ def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(j
 def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, window: int) -> None:
     target = jetstream.target(subject="nobody.listens")
     target.open()
-    batch = [events.put("a"), events.put("b"), events.put("a")]
+    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.put("a")]
     outcomes = attempt(target, batch, window)
     target.close()
     reason = unavailable(outcomes[0])
@@ -110,7 +114,7 @@ def test_a_stream_made_meanwhile_is_used(jetstream: JetStream) -> None:
     with closing(Wire(jetstream.server)) as wire:
         wire.ask(f"STREAM.DELETE.{STREAM}")
     target = jetstream.target()
-    event = events.put("a")
+    event = sample_events.put("a")
     assert "no JetStream stream" in unavailable(attempt(target, [event], 1)[0])
     jetstream.make_stream()
     assert list(target.deliver([event], 1)) == [DELIVERED]
@@ -126,7 +130,7 @@ def test_a_server_without_jetstream_is_unavailable() -> None:
 @WINDOWS
 def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, window: int) -> None:
     jetstream.make_stream(max_msgs=3, discard="new")
-    batch = [events.put("a", number=number + 1) for number in range(5)]
+    batch = [sample_events.put("a", number=number + 1) for number in range(5)]
     target = jetstream.target()
     outcomes = attempt(target, batch, window)
     assert outcomes[:3] == [DELIVERED] * 3
@@ -142,7 +146,7 @@ def test_a_full_stream_is_unavailable_until_there_is_room(jetstream: JetStream, 
 @WINDOWS
 def test_a_message_beyond_the_streams_limit_is_rejected_alone(jetstream: JetStream, window: int) -> None:
     jetstream.make_stream(max_msg_size=2000)
-    small, large, after = events.put("a"), events.put("a", metadata="x" * 2000), events.put("a")
+    small, large, after = sample_events.put("a"), sample_events.put("a", metadata="x" * 2000), sample_events.put("a")
     target = jetstream.target()
     first, second, third = target.deliver([small, large, after], window)
     target.close()
@@ -156,10 +160,10 @@ def test_the_header_counts_for_the_servers_limit(jetstream: JetStream) -> None:
     """Else the server closes the connection over it, again and again."""
     with closing(Wire(jetstream.server)) as wire:
         most = wire.info["max_payload"]
-    plain = len(payloads.log(events.put("a", metadata="x")).encode())
+    plain = len(payloads.log(sample_events.put("a", metadata="x")).encode())
     target = jetstream.target()
     header = len("NATS/1.0\r\nNats-Msg-Id: \r\n\r\n") + 32
-    fits, beyond = (events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
+    fits, beyond = (sample_events.put("a", metadata="x" * (most - header - plain + 1 + more)) for more in (0, 1))
     assert {len(payloads.log(each).encode()) for each in (fits, beyond)} == {most - header, most - header + 1}
     first, second = target.deliver([fits, beyond], 1)
     target.close()
@@ -183,7 +187,7 @@ def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, wi
 
         thread = threading.Thread(target=answer)
         thread.start()
-        (outcome,) = attempt(target, [events.put("a")], window)
+        (outcome,) = attempt(target, [sample_events.put("a")], window)
         thread.join()
         target.close()
     assert "is no JetStream stream" in unavailable(outcome)
@@ -195,7 +199,7 @@ def test_of_each_object_one_message_is_under_way_and_of_all_a_window(
 ) -> None:
     target = jetstream.target(timeout="300ms")
     target.open()
-    batch = [events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
+    batch = [sample_events.put(f"object-{number % objects}", number=number + 1) for number in range(100)]
     jetstream.server.freeze()
     outcomes = attempt(target, batch, window)
     assert all(isinstance(outcome, Unavailable | NotAttempted) for outcome in outcomes)
@@ -223,7 +227,7 @@ def test_the_consumer_of_the_page_reads_a_stream() -> None:
         probe.server, probe._secure = server, None
         probe.make_stream()
         program = consumers("nats", **{"localhost:4222": f"{services.LOOPBACK}:{server.port}"})[1]
-        event = events.put("cat.jpg")
+        event = sample_events.put("cat.jpg")
         target = probe.target(username="", password="")
         assert list(target.deliver([event], 1)) == [DELIVERED]
         target.close()
@@ -276,7 +280,7 @@ def test_every_connection_has_a_client_id_of_its_own_and_gives_it_back(streaming
     assert third not in both
     server.kill()
     server.start()
-    assert list(first.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(first.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     assert set(clients(server)) > {third}  # the server remembers the one that it did not see leave
     first.close()
 
@@ -290,7 +294,7 @@ def test_heartbeats_are_answered_between_two_calls() -> None:
         before = answers(server)
         services.until(lambda: answers(server) >= before + 10, what="ten heartbeats answered")
         assert clients(server) == [ours]
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         assert clients(server) == [ours]
         target.close()
 
@@ -323,9 +327,9 @@ def test_a_client_that_the_server_has_given_up_registers_anew(streaming: Streami
         answer = _request(wire, "_STAN.discover.test-cluster", {1: "probe", 2: "_INBOX.heartbeats"})
         for client in (ours, "probe"):
             assert decoded(_ask(wire, answer[4], {1: client})) == {}
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert "invalid publish request" in unavailable(outcome)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -351,7 +355,7 @@ def test_a_user_of_nats_streaming_needs_only_the_documented_rights() -> None:
         target.open()
         before = answers(server)
         services.until(lambda: answers(server) >= before + 5, what="five heartbeats answered")
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         assert clients(server) == []
 
@@ -381,7 +385,7 @@ def test_no_more_than_is_asked_for_is_unacknowledged(
 ) -> None:
     target = streaming.target(timeout="300ms", streaming_async=asynchronous, streaming_max_pub_acks_in_flight=most)
     target.open()
-    batch = [events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]
+    batch = [sample_events.put(f"object-{number % 15}", number=number + 1) for number in range(100)]
     streaming.server.freeze()
     outcomes = attempt(target, batch, window)
     streaming.server.thaw()

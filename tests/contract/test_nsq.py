@@ -14,13 +14,13 @@ import pytest
 from app.config import target_settings
 from app.config.targets.nsq import NsqSettings
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
-from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers
-from tests.contract.wiretap import Wiretap
 from tests.services.messaging import http_json
+from tests.support import sample_events
+from tests.support.doc_consumers import following
+from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.nsq.target import NsqTarget
@@ -52,7 +52,7 @@ def at(server: services.Nsqd) -> Log:
 def one_outcome(probe: Log, values: dict[str, str]) -> Outcome:
     target = probe.target(values)
     try:
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     finally:
         target.close()
     return outcome
@@ -70,14 +70,14 @@ def unavailable(outcome: Outcome) -> str:
 def test_a_batch_is_one_command(nsq: Log, window: int) -> None:
     with Wiretap(nsq.server) as tap:
         target = nsq.target(nsq.at_port(tap.port))
-        assert list(target.deliver([events.put(f"object-{n}") for n in range(200)], window)) == [DELIVERED] * 200
+        assert list(target.deliver([sample_events.put(f"object-{n}") for n in range(200)], window)) == [DELIVERED] * 200
         target.close()
         assert tap.said.count(b"MPUB minio_events\n") == 1
 
 
 @WINDOWS
 def test_a_call_larger_than_a_command_keeps_its_order(nsq: Log, window: int) -> None:
-    made = [events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
+    made = [sample_events.put("large", number=number + 1, metadata="x" * 300_000) for number in range(20)]
     target = nsq.target()
     assert list(target.deliver(made, window)) == [DELIVERED] * 20
     target.close()
@@ -96,7 +96,9 @@ def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence
     with services.nsqd(extra=(*DURABLE, "-max-msg-size=2000")) as server:
         probe = at(server)
         batch = [
-            events.put(f"object-{number % 5}", number=number + 1, metadata="x" * 2000 if number in places else "")
+            sample_events.put(
+                f"object-{number % 5}", number=number + 1, metadata="x" * 2000 if number in places else ""
+            )
             for number in range(50)
         ]
         target = probe.target()
@@ -109,23 +111,25 @@ def test_messages_beyond_nsqds_limit_are_found_among_the_others(places: Sequence
             else:
                 assert outcome == DELIVERED
         left = [number + 1 for number in range(50) if number not in places]
-        assert [events.number_of(body) for _, body in probe.held()] == left
+        assert [sample_events.number_of(body) for _, body in probe.held()] == left
 
 
 def test_a_batch_beyond_nsqds_limit_is_sent_in_parts() -> None:
     with services.nsqd(extra=(*DURABLE, "-max-body-size=20000")) as server:
         probe = at(server)
         target = probe.target()
-        assert list(target.deliver([events.of_kilobyte(number, 50) for number in range(50)], 1)) == [DELIVERED] * 50
+        assert (
+            list(target.deliver([sample_events.of_kilobyte(number, 50) for number in range(50)], 1)) == [DELIVERED] * 50
+        )
         target.close()
-        assert [events.number_of(body) for _, body in probe.held()] == list(range(1, 51))
+        assert [sample_events.number_of(body) for _, body in probe.held()] == list(range(1, 51))
 
 
 def test_a_topic_that_nsqd_refuses_is_unavailable_as_no_event_is_to_blame(nsq: Log) -> None:
     """Settings refuse such names first."""
     settings = target_settings.load(NsqSettings, nsq.values())
     target = NsqTarget(replace(settings, topic="bad!"))
-    outcomes = attempt(target, [events.put("a"), events.put("b")], 1)
+    outcomes = attempt(target, [sample_events.put("a"), sample_events.put("b")], 1)
     target.close()
     assert 'E_BAD_TOPIC MPUB topic name "bad!" is not valid' in unavailable(outcomes[0])
     assert isinstance(outcomes[1], Unavailable)
@@ -143,8 +147,8 @@ def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> Non
     """nsqd's word on a message that is too large can get lost, as it closes the connection with unread bytes in it."""
     with Wiretap(nsq.server, cut_at=b"poison") as tap:
         target = nsq.target(nsq.at_port(tap.port))
-        batch = [events.put(f"object-{number % 4}", number=number + 1) for number in range(20)]
-        batch[9] = events.put("object-1", number=10, metadata="poison")
+        batch = [sample_events.put(f"object-{number % 4}", number=number + 1) for number in range(20)]
+        batch[9] = sample_events.put("object-1", number=10, metadata="poison")
         outcomes = list(target.deliver(batch, 1))
         target.close()
     for number, outcome in enumerate(outcomes):
@@ -160,7 +164,7 @@ def test_an_event_over_which_the_connection_is_lost_fails_alone(nsq: Log) -> Non
 def test_an_nsqd_that_loses_every_connection_is_unavailable(nsq: Log) -> None:
     with Wiretap(nsq.server, cut_at=b"MPUB") as tap:
         target = nsq.target(nsq.at_port(tap.port))
-        outcomes = attempt(target, [events.put(f"object-{number}") for number in range(100)], 1)
+        outcomes = attempt(target, [sample_events.put(f"object-{number}") for number in range(100)], 1)
         target.close()
         assert tap.said.count(b"MPUB") < 50
     assert isinstance(outcomes[0], Failed)
@@ -236,7 +240,7 @@ def test_an_idle_connection_is_kept_where_one_with_heartbeats_is_dropped(nsq: Lo
             assert b'"version"' in like_ours.recv(1024)
             with pytest.raises(TimeoutError):
                 like_ours.recv(1024)
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         assert tap.said.count(b"IDENTIFY") == 1
 
@@ -253,7 +257,7 @@ def test_a_server_restarted_between_two_calls_costs_nothing(nsq: Log) -> None:
     target.open()
     nsq.server.stop()
     nsq.server.start()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -265,12 +269,12 @@ def test_a_forked_worker_makes_a_connection_of_its_own(nsq: Log) -> None:
         if child == 0:
             status = 1
             try:
-                status = 0 if list(target.deliver([events.put("child")], 1)) == [DELIVERED] else 2
+                status = 0 if list(target.deliver([sample_events.put("child")], 1)) == [DELIVERED] else 2
                 target.close()
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert list(target.deliver([events.put("parent")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("parent")], 1)) == [DELIVERED]
         target.close()
         assert tap.said.count(b"IDENTIFY") == 2
 
@@ -282,7 +286,7 @@ def test_the_consumer_of_the_page_reads_what_was_delivered() -> None:
     with services.nsqd() as server:
         (program,) = consumers("nsq", **{"localhost:4150": f"{services.LOOPBACK}:{server.port}"})
         target = at(server).target()
-        assert list(target.deliver([events.put("cat.jpg"), events.put("dog.jpg")], 1)) == [DELIVERED] * 2
+        assert list(target.deliver([sample_events.put("cat.jpg"), sample_events.put("dog.jpg")], 1)) == [DELIVERED] * 2
         target.close()
         expected = [f"s3:ObjectCreated:Put images/{name}.jpg" for name in ("cat", "dog")]
         with following(program) as lines:

@@ -13,8 +13,8 @@ from app.config import target_settings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from spark_jobs.stores import elasticsearch
-from tests.contract import events
 from tests.services.opensearch import OpenSearch, opensearch
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Rejected
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -49,12 +49,14 @@ def test_without_the_option_it_is_refused_by_name(server: OpenSearch) -> None:
 @WINDOWS
 def test_it_mirrors_objects_under_minios_ids(server: OpenSearch, window: int) -> None:
     target = made(server, f"mirror-{window}")
-    batch = [events.put(key) for key in (*events.ODD_KEYS, "same", "same")]
+    batch = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, "same", "same")]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     last = {event.path: json.loads(payloads.records(event)) for event in batch}
     expected = dict(zip(document_ids(list(last)), last.values(), strict=True))
     assert documents(server, f"mirror-{window}") == expected
-    gone = [events.delete(key) for key in events.ODD_KEYS] + [events.delete_version("same", "null")]
+    gone = [sample_events.delete(key) for key in sample_events.ODD_KEYS] + [
+        sample_events.delete_version("same", "null")
+    ]
     assert set(target.deliver(gone, window)) == {DELIVERED}
     assert documents(server, f"mirror-{window}") == {}
     target.close()
@@ -64,7 +66,7 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
     target = made(server, "sliced")
     with urllib3.PoolManager() as pool:
         pool.request("PUT", f"{server.url}/sliced", json={"settings": {"number_of_shards": 3}})
-    batch = [events.put(key) for key in (*events.ODD_KEYS, *(f"many/{number}" for number in range(60)))]
+    batch = [sample_events.put(key) for key in (*sample_events.ODD_KEYS, *(f"many/{number}" for number in range(60)))]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
     settings = target_settings.load(ElasticsearchSettings, {"url": server.url, "index": "sliced", "opensearch": "on"})
@@ -78,17 +80,17 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
 
 def test_it_keeps_every_event(server: OpenSearch) -> None:
     target = made(server, "journal", format="access")
-    batch = [events.put(f"object-{number % 5}") for number in range(20)]
+    batch = [sample_events.put(f"object-{number % 5}") for number in range(20)]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
     assert len(documents(server, "journal")) == 20
 
 
 def test_what_it_cannot_parse_is_rejected_in_its_own_words(server: OpenSearch) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     poison = event._replace(record=event.record.replace('"size":', '"size..x":'))
     target = made(server, "poison")
-    outcomes = list(target.deliver([poison, events.put("b")], 100))
+    outcomes = list(target.deliver([poison, sample_events.put("b")], 100))
     target.close()
     assert isinstance(outcomes[0], Rejected)
     assert "mapper_parsing_exception" in outcomes[0].reason

@@ -10,9 +10,9 @@ import pytest
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import events, sql_cases
 from tests.contract.probes.base import LIMIT, TIMEOUT, attempt
 from tests.contract.probes.postgresql import Access, Namespace
+from tests.support import sample_events, sql_cases
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -75,7 +75,7 @@ def test_a_table_that_minio_left_is_taken_over_with_its_rows(postgres: Namespace
     postgres.ask(
         """INSERT INTO bucketevents VALUES ('images/old', '{"Records":[]}'), ('images/new', '{"Records":[]}')"""
     )
-    event = events.put("new")
+    event = sample_events.put("new")
     assert delivered(postgres, [event]) == [DELIVERED]
     held = dict(postgres.held())
     assert held["images/old"] == '{"Records": []}'
@@ -103,8 +103,8 @@ def test_opening_a_large_table_reads_none_of_its_rows(postgres: Namespace) -> No
 def test_a_table_is_called_what_postgresql_would_call_it(postgres: Namespace, setting: str, stored: str) -> None:
     postgres.table = stored
     postgres.renew()
-    assert delivered(postgres, [events.put("a")], table=setting) == [DELIVERED]
-    assert delivered(postgres, [events.put("a")], table=setting) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")], table=setting) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")], table=setting) == [DELIVERED]
     assert postgres.ask("SELECT 1 FROM pg_tables WHERE tablename = $name$" + stored + "$name$") == [(1,)]
     postgres.renew()
 
@@ -112,9 +112,9 @@ def test_a_table_is_called_what_postgresql_would_call_it(postgres: Namespace, se
 @pytest.mark.parametrize("kind", ["json", "text", "jsonb NOT NULL"])
 def test_a_value_column_of_another_type_is_written_too(postgres: Namespace, kind: str) -> None:
     postgres.ask(f"CREATE TABLE bucketevents (key text UNIQUE, value {kind}, at timestamptz NOT NULL DEFAULT now())")
-    batch = [events.put("a", version="v1"), events.put("b"), events.delete("b")]
+    batch = [sample_events.put("a", version="v1"), sample_events.put("b"), sample_events.delete("b")]
     assert delivered(postgres, batch) == [DELIVERED] * 3
-    assert delivered(postgres, [events.delete_version("a", "v1")]) == [DELIVERED]
+    assert delivered(postgres, [sample_events.delete_version("a", "v1")]) == [DELIVERED]
     assert postgres.held() == []
 
 
@@ -140,7 +140,7 @@ def test_a_mirror_without_a_unique_key_is_refused_with_the_remedy(postgres: Name
     remedy = caught.value.reason.partition("ALTER TABLE … ")[2]
     assert remedy == 'ADD PRIMARY KEY ("key")'
     postgres.ask(f"ALTER TABLE bucketevents {remedy}")
-    assert delivered(postgres, [events.put("a")]) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")]) == [DELIVERED]
 
 
 def test_a_unique_key_that_is_deferrable_does_not_do(postgres: Namespace) -> None:
@@ -153,12 +153,12 @@ def test_a_column_that_no_event_can_fill_is_the_tables_fault_and_not_the_events(
     target = postgres.target()
     target.open()
     postgres.ask("ALTER TABLE bucketevents ADD owner text NOT NULL")
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     with pytest.raises(TargetUnavailable, match="demands a value for owner"):
         target.open()
     postgres.ask("ALTER TABLE bucketevents ALTER owner SET DEFAULT ''")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -171,10 +171,10 @@ def test_a_table_that_vanished_is_unavailable_once_and_then_created_again(postgr
     target = postgres.target()
     target.open()
     postgres.renew()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "42P01" in outcome.reason
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -188,7 +188,7 @@ def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> No
             postgres.target(connection_string=dsn).open()
         postgres.ask("CREATE TABLE bucketevents (key VARCHAR PRIMARY KEY, value JSONB)")
         postgres.ask("GRANT SELECT, INSERT, UPDATE, DELETE ON bucketevents TO writer")
-        batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v")]
+        batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v")]
         assert delivered(postgres, batch, connection_string=dsn) == [DELIVERED] * 3
     finally:
         postgres.ask("DROP OWNED BY writer; DROP ROLE writer")
@@ -200,15 +200,15 @@ def test_a_user_may_write_without_the_right_to_create(postgres: Namespace) -> No
 def test_a_poison_event_is_rejected_with_the_servers_words(postgres: Namespace, journal: Access) -> None:
     for probe in (postgres, journal):
         probe.renew()
-        (outcome,) = delivered(probe, [events.poisoned("a")])
+        (outcome,) = delivered(probe, [sample_events.poisoned("a")])
         assert isinstance(outcome, Rejected)
         assert "\\u0000 cannot be converted to text" in outcome.reason
         assert "22P05" in outcome.reason
 
 
 def test_a_name_with_a_null_character_is_rejected_alone(postgres: Namespace) -> None:
-    good = events.put("a")
-    outcomes = delivered(postgres, [events.put("nul\0l"), good, events.delete("nul\0l")])
+    good = sample_events.put("a")
+    outcomes = delivered(postgres, [sample_events.put("nul\0l"), good, sample_events.delete("nul\0l")])
     assert outcomes[1] == DELIVERED
     for outcome in (outcomes[0], outcomes[2]):
         assert isinstance(outcome, Rejected)
@@ -218,14 +218,14 @@ def test_a_name_with_a_null_character_is_rejected_alone(postgres: Namespace) -> 
 
 def test_a_key_too_long_for_the_index_is_rejected_alone(postgres: Namespace) -> None:
     long = "".join(random.Random(1).choices("abcdefghijklmnopqrstuvwxyz0123456789", k=6000))
-    outcomes = delivered(postgres, [events.put("a"), events.put(long), events.put("b")])
+    outcomes = delivered(postgres, [sample_events.put("a"), sample_events.put(long), sample_events.put("b")])
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
     assert isinstance(outcomes[1], Rejected)
     assert "54000" in outcomes[1].reason
 
 
 def test_a_batch_of_nothing_but_poison_ends(journal: Access) -> None:
-    outcomes = delivered(journal, [events.poisoned(f"object-{number}") for number in range(300)])
+    outcomes = delivered(journal, [sample_events.poisoned(f"object-{number}") for number in range(300)])
     assert {type(outcome) for outcome in outcomes} == {Rejected}
 
 
@@ -247,8 +247,8 @@ def test_the_tables_own_rules_reject_one_event_alone(postgres: Namespace, ddl: s
     postgres.target().open()
     postgres.ask(ddl)
     try:
-        made = [events.put(f"object-{number}", number=number + 1) for number in range(20)]
-        outcomes = delivered(postgres, [*made[:7], events.put("object-beast", number=666), *made[7:]])
+        made = [sample_events.put(f"object-{number}", number=number + 1) for number in range(20)]
+        outcomes = delivered(postgres, [*made[:7], sample_events.put("object-beast", number=666), *made[7:]])
     finally:
         postgres.ask("DROP FUNCTION IF EXISTS refuse CASCADE; DROP TABLE IF EXISTS allowed CASCADE")
     assert [index for index, outcome in enumerate(outcomes) if isinstance(outcome, Rejected)] == [7]
@@ -270,13 +270,13 @@ def test_a_version_is_removed_only_while_the_row_describes_it(postgres: Namespac
 def test_a_batch_is_one_transaction(journal: Access) -> None:
     target = journal.target()
     target.open()
-    assert set(target.deliver([events.put("a") for _ in range(100)], 100)) == {DELIVERED}
+    assert set(target.deliver([sample_events.put("a") for _ in range(100)], 100)) == {DELIVERED}
     target.close()
     assert journal.ask("SELECT count(DISTINCT xmin::text) FROM bucketevents") == [(1,)]
 
 
 def test_the_time_column_holds_the_records_time_to_the_millisecond(journal: Access) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     moved = Event(event.id, event.name, "b", "k", "", "", 1_795_221_236_082, event.record, Effect.NONE)
     assert delivered(journal, [moved]) == [DELIVERED]
     text = "SELECT to_char(event_time AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') FROM bucketevents"
@@ -294,7 +294,7 @@ def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, ch
             CREATE TRIGGER look BEFORE INSERT ON bucketevents FOR EACH ROW EXECUTE FUNCTION look()"""
     )
     try:
-        assert delivered(postgres, [events.put("a")]) == [DELIVERED]
+        assert delivered(postgres, [sample_events.put("a")]) == [DELIVERED]
         assert postgres.ask("SELECT mode FROM seen") == [(used,)]
     finally:
         postgres.ask(
@@ -305,7 +305,7 @@ def test_a_commit_is_never_answered_before_it_is_on_disk(postgres: Namespace, ch
 def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace) -> None:
     target = postgres.target()
     target.open()
-    batch = [events.put("a"), events.put("a")]
+    batch = [sample_events.put("a"), sample_events.put("a")]
     with postgres.server.connection() as connection, connection.cursor() as cursor:
         cursor.execute("BEGIN; LOCK TABLE bucketevents")
         began = time.monotonic()
@@ -321,7 +321,7 @@ def test_a_locked_table_is_unavailable_within_the_time_limit(postgres: Namespace
 def test_a_server_that_takes_no_writes_is_unavailable(postgres: Namespace) -> None:
     postgres.target().open()
     read_only = f"{postgres.server.dsn()} options='-c default_transaction_read_only=on'"
-    (outcome,) = attempt(postgres.target(connection_string=read_only), [events.put("a")], 1)
+    (outcome,) = attempt(postgres.target(connection_string=read_only), [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "25006" in outcome.reason
 
@@ -332,7 +332,7 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(postgres: N
     ours = "FROM pg_stat_activity WHERE application_name = 'bucketwire'"
     assert postgres.ask(f"SELECT pg_terminate_backend(pid) {ours}") == [(True,)]
     services.until(lambda: not postgres.ask(f"SELECT 1 {ours}"))
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -347,8 +347,8 @@ def test_a_url_and_the_old_separate_keys_connect_as_well(postgres: Namespace) ->
         "password": services.PASSWORD,
         "database": "postgres",
     }
-    assert delivered(postgres, [events.put("a")], connection_string=url) == [DELIVERED]
-    assert delivered(postgres, [events.put("b")], **separate) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")], connection_string=url) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("b")], **separate) == [DELIVERED]
     assert len(postgres.held()) == 2
 
 
@@ -356,7 +356,7 @@ def test_of_several_hosts_one_that_answers_is_taken(postgres: Namespace) -> None
     dsn = postgres.server.dsn()
     both = dsn.replace(f"host={services.LOOPBACK}", f"host={services.LOOPBACK},{services.LOOPBACK}")
     both = both.replace(f"port={postgres.server.port}", f"port={services.free_port()},{postgres.server.port}")
-    assert delivered(postgres, [events.put("a")], connection_string=both) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")], connection_string=both) == [DELIVERED]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +391,7 @@ def test_sslmode_means_what_it_does_in_libpq_also_with_several_hosts_and_in_a_ur
             target.open()
         return
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     ours = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name = 'bucketwire'"
     services.until(lambda: postgres.ask(ours) == [(encrypted,)])
     target.close()
@@ -401,7 +401,7 @@ def test_a_schema_is_chosen_by_the_search_path(postgres: Namespace) -> None:
     postgres.ask("CREATE SCHEMA elsewhere")
     try:
         dsn = f"{postgres.server.dsn()} options=-csearch_path=elsewhere"
-        assert delivered(postgres, [events.put("a")], connection_string=dsn) == [DELIVERED]
+        assert delivered(postgres, [sample_events.put("a")], connection_string=dsn) == [DELIVERED]
         assert postgres.ask("SELECT key FROM elsewhere.bucketevents") == [("images/a",)]
         assert postgres.held() == []
     finally:
@@ -411,10 +411,10 @@ def test_a_schema_is_chosen_by_the_search_path(postgres: Namespace) -> None:
 def test_a_client_certificate_is_shown(postgres: Namespace, certificates: services.Certificates) -> None:
     dsn = f"host={services.LOOPBACK} port={postgres.server.port} user=client dbname=postgres sslmode=verify-full"
     trusted = f"{dsn} sslrootcert={certificates.ca}"
-    (refused,) = attempt(postgres.target(connection_string=trusted), [events.put("a")], 1)
+    (refused,) = attempt(postgres.target(connection_string=trusted), [sample_events.put("a")], 1)
     assert isinstance(refused, Unavailable)
     shown = f"{trusted} sslcert={certificates.client_cert} sslkey={certificates.client_key}"
-    assert delivered(postgres, [events.put("a")], connection_string=shown) == [DELIVERED]
+    assert delivered(postgres, [sample_events.put("a")], connection_string=shown) == [DELIVERED]
 
 
 def test_a_connection_string_that_libpq_does_not_understand_is_not_told(postgres: Namespace) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.probes.redis import Access, Namespace
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -61,8 +61,8 @@ def test_a_batch_is_one_command_of_each_kind_and_in_window_1_one_transaction(red
     target = redis.target()
     target.open()
     redis.ask("CONFIG", "RESETSTAT")
-    made = [events.put(f"object-{number % 50}") for number in range(300)]
-    mixed = [*made, events.delete("object-1"), events.delete_version("object-x", "v1")]
+    made = [sample_events.put(f"object-{number % 50}") for number in range(300)]
+    mixed = [*made, sample_events.delete("object-1"), sample_events.delete_version("object-x", "v1")]
     assert set(target.deliver(mixed, window)) == {DELIVERED}
     target.close()
     assert [calls(redis, name) for name in ("hset", "hdel", "eval")] == [1, 1, 1]
@@ -70,12 +70,12 @@ def test_a_batch_is_one_command_of_each_kind_and_in_window_1_one_transaction(red
 
 
 def test_a_call_larger_than_a_portion_keeps_its_order(journal: Access) -> None:
-    made = [events.put(f"object-{number % 3}", number=number + 1) for number in range(12_000)]
+    made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(12_000)]
     target = journal.target()
     target.open()
     assert set(target.deliver(made, 1)) == {DELIVERED}
     target.close()
-    assert [events.number_of(document) for _, document in journal.held()] == list(range(1, 12_001))
+    assert [sample_events.number_of(document) for _, document in journal.held()] == list(range(1, 12_001))
 
 
 @pytest.mark.parametrize("taken", ["SET", "RPUSH"])
@@ -89,11 +89,11 @@ def test_a_key_that_becomes_another_type_is_unavailable(redis: Namespace) -> Non
     target = redis.target()
     target.open()
     redis.ask("SET", "bucketevents", "x")
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert "WRONGTYPE" in outcome.reason
     redis.ask("DEL", "bucketevents")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -101,7 +101,7 @@ def test_a_key_that_becomes_another_type_is_unavailable(redis: Namespace) -> Non
 def test_a_full_memory_is_unavailable_until_there_is_room(redis: Namespace, window: int) -> None:
     target = redis.target()
     target.open()
-    batch = [events.put("a"), events.put("a"), events.delete("b")]
+    batch = [sample_events.put("a"), sample_events.put("a"), sample_events.delete("b")]
     redis.ask("CONFIG", "SET", "maxmemory", "1")
     try:
         outcomes = attempt(target, batch, window)
@@ -120,7 +120,7 @@ def test_a_replica_is_unavailable(redis: Namespace) -> None:
     target.open()
     redis.ask("REPLICAOF", services.LOOPBACK, str(services.free_port()))
     try:
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
     finally:
         redis.ask("REPLICAOF", "NO", "ONE")
     assert isinstance(outcome, Unavailable)
@@ -134,7 +134,7 @@ def test_a_server_without_the_command_is_unavailable() -> None:
         redis.server = server
         target = redis.target(password="")
         target.open()
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         target.close()
     assert isinstance(outcome, Unavailable)
     assert "unknown command" in outcome.reason
@@ -145,10 +145,10 @@ def test_a_user_needs_only_the_documented_rights(redis: Namespace, window: int) 
     redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *ACL)
     target = redis.target(user="events", password="pass word")
     target.open()
-    batch = [events.put("a"), events.delete("b"), events.delete_version("c", "v1")]
+    batch = [sample_events.put("a"), sample_events.delete("b"), sample_events.delete_version("c", "v1")]
     assert set(target.deliver(batch, window)) == {DELIVERED}
     redis.ask("ACL", "SETUSER", "events", "-hset")
-    (outcome,) = attempt(target, [events.put("a")], window)
+    (outcome,) = attempt(target, [sample_events.put("a")], window)
     target.close()
     redis.ask("ACL", "DELUSER", "events")
     assert isinstance(outcome, Unavailable)
@@ -161,7 +161,7 @@ def test_a_script_that_may_not_run_its_commands_is_unavailable(redis: Namespace)
     redis.ask("ACL", "SETUSER", "events", "reset", "on", ">pass word", "~bucketevents", *rights)
     target = redis.target(user="events", password="pass word")
     target.open()
-    (outcome,) = attempt(target, [events.delete_version("a", "v1")], 1)
+    (outcome,) = attempt(target, [sample_events.delete_version("a", "v1")], 1)
     target.close()
     redis.ask("ACL", "DELUSER", "events")
     assert isinstance(outcome, Unavailable)
@@ -175,7 +175,7 @@ def test_a_missing_password_is_unavailable(redis: Namespace) -> None:
 def test_the_database_number_is_used(redis: Namespace) -> None:
     target = redis.target(db="3")
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     assert redis.held() == []
     assert b"db3:keys=1" in redis.ask("INFO", "keyspace")
@@ -187,7 +187,7 @@ def test_a_unix_socket_is_an_address() -> None:
         redis.server = server
         target = redis.target(address=str(server.folder / "redis.sock"), password="")
         target.open()
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         with server.client() as client:
             assert client.hlen("bucketevents") == 1
@@ -198,7 +198,7 @@ def test_the_time_limit_is_the_settings(redis: Namespace) -> None:
     target.open()
     redis.server.freeze()
     began = time.monotonic()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     took = time.monotonic() - began
     redis.server.thaw()
     target.close()
@@ -210,25 +210,29 @@ def test_the_time_limit_is_the_settings(redis: Namespace) -> None:
 def test_a_version_is_removed_only_while_the_row_describes_it(redis: Namespace, window: int) -> None:
     target = redis.target()
     target.open()
-    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    rows = [
+        sample_events.put("versioned", version="v2"),
+        sample_events.put("plain"),
+        sample_events.put("null", version="null"),
+    ]
     assert set(target.deliver(rows, window)) == {DELIVERED}
     redis.ask("HSET", "bucketevents", "images/not-ours", "no json")
 
     others = [("versioned", "v1"), ("plain", "v1"), ("null", "v1"), ("not-ours", "v1"), ("absent", "v1")]
-    assert set(target.deliver([events.delete_version(*each) for each in others], window)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in others], window)) == {DELIVERED}
     assert {path for path, _ in redis.held()} == {f"images/{key}" for key in ("versioned", "plain", "null", "not-ours")}
 
     same = [("versioned", "v2"), ("plain", ""), ("null", "null"), ("not-ours", "null")]
-    assert set(target.deliver([events.delete_version(*each) for each in same], window)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in same], window)) == {DELIVERED}
     assert redis.held() == [("images/not-ours", "no json")]
     target.close()
 
 
 def test_what_a_head_does_to_a_mirror_is_nothing(redis: Namespace) -> None:
-    put = events.put("a")
+    put = sample_events.put("a")
     target = redis.target()
     target.open()
-    assert list(target.deliver([put, events.head("a"), events.head("b")], 1)) == [DELIVERED] * 3
+    assert list(target.deliver([put, sample_events.head("a"), sample_events.head("b")], 1)) == [DELIVERED] * 3
     target.close()
     assert redis.held() == [("images/a", payloads.records(put))]
 
@@ -238,7 +242,7 @@ def test_a_connection_that_the_server_closed_meanwhile_costs_nothing(redis: Name
     target.open()
     (ours,) = [line for line in redis.ask("CLIENT", "LIST").decode().splitlines() if "name=Bucketwire" in line]
     assert redis.ask("CLIENT", "KILL", "ID", ours.split()[0].removeprefix("id=")) == 1
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -246,12 +250,12 @@ def test_a_client_certificate_is_shown(redis: Namespace, certificates: services.
     values = redis.by_tls(certificates.ca)
     redis.ask("CONFIG", "SET", "tls-auth-clients", "yes")
     try:
-        (refused,) = attempt(redis.target(values), [events.put("a")], 1)
+        (refused,) = attempt(redis.target(values), [sample_events.put("a")], 1)
         target = redis.target(
             values, client_cert=str(certificates.client_cert), client_key=str(certificates.client_key)
         )
         target.open()
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
     finally:
         redis.ask("CONFIG", "SET", "tls-auth-clients", "optional")
@@ -264,7 +268,7 @@ def test_an_address_with_the_scheme_rediss_is_reached_by_tls(
     values = redis.by_tls(certificates.ca)
     target = redis.target(values | {"tls": "off", "address": f"rediss://{values['address']}"})
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 

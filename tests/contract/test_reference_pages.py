@@ -15,9 +15,9 @@ import pytest
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 from tests import services
-from tests.contract import events
 from tests.contract.probes import postgresql, redis
 from tests.contract.test_webhook import webhook
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED
 from workers.targets import TARGETS
 from workers.targets.base import TargetUnavailable
@@ -57,7 +57,7 @@ def test_the_consumers_of_redis_read_what_was_delivered() -> None:
     with services.redis() as server:
         probe = redis.Namespace.__new__(redis.Namespace)
         probe.server = server
-        event = events.put("cat.jpg", number=77)
+        event = sample_events.put("cat.jpg", number=77)
         for changes in ({"key": "bucketevents", "format": "access"}, {"key": "bucketobjects", "format": "namespace"}):
             target = probe.target(password="", **changes)
             assert list(target.deliver([event], 1)) == [DELIVERED]
@@ -71,7 +71,7 @@ def test_the_consumers_of_postgresql_read_what_was_delivered() -> None:
     with services.postgres() as server:
         probe = postgresql.Namespace.__new__(postgresql.Namespace)
         probe.server, probe.table = server, ""
-        event = events.put("cat.jpg", number=77)
+        event = sample_events.put("cat.jpg", number=77)
         for table, format_ in (("bucketevents", "access"), ("bucketobjects", "namespace")):
             target = probe.target(table=table, format=format_)
             assert list(target.deliver([event], 1)) == [DELIVERED]
@@ -104,7 +104,7 @@ def test_the_receiver_of_the_webhook_page_takes_what_is_sent() -> None:
             return True
 
         services.until(opens)
-        event = events.put("cat.jpg")
+        event = sample_events.put("cat.jpg")
         assert list(target.deliver([event], 1)) == [DELIVERED]
         target.close()
         forged = webhook(f"http://127.0.0.1:{port}/", signing_secret=f"whsec_{base64.b64encode(bytes(32)).decode()}")

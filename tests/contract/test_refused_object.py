@@ -19,11 +19,11 @@ from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, key_hash
 from tests import services
-from tests.builders import add_target, event, migrated
 from tests.contract.probes.elasticsearch import Access
-from tests.delivery import Delivery, delivery
 from tests.services import Answer, Receiver
 from tests.services.refusing_proxy import refusing_proxy
+from tests.support.builders import add_target, event, migrated
+from tests.support.delivery import Delivery, delivery
 
 PARTITIONS = 4
 RETRIES = {"max_attempts": 3, "retry_base": "100ms", "retry_max_delay": "200ms"}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests import services
-from tests.contract import events
 from tests.contract.probes import elasticsearch, kafka
-from tests.contract.programs import following
 from tests.contract.test_reference_pages import consumers, output
+from tests.support import sample_events
+from tests.support.doc_consumers import following
 from workers.delivery.outcomes import DELIVERED
 
 
@@ -15,7 +15,9 @@ def test_the_consumer_of_kafka_reads_what_was_delivered() -> None:
         probe = kafka.Log(server)
         probe.create_topic("minio_events", kafka.PARTITIONS)
         target = probe.target({"brokers": server.brokers, "topic": "minio_events"})
-        assert list(target.deliver([events.put("cat.jpg"), events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
+        assert (
+            list(target.deliver([sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
+        )
         target.close()
         (program,) = consumers("kafka", **{"localhost:9092": server.brokers})
         with following(program) as lines:
@@ -27,8 +29,12 @@ def test_the_consumer_of_elasticsearch_reads_what_was_delivered() -> None:
     with services.elasticsearch() as server:
         probe = elasticsearch.Namespace(server)
         target = probe.target(index="bucketobjects")
-        batch = [events.put("small cat.jpg", number=7), events.put("cat.jpg", number=77), events.put("gone.jpg")]
-        assert set(target.deliver([*batch, events.delete("gone.jpg")], 1)) == {DELIVERED}
+        batch = [
+            sample_events.put("small cat.jpg", number=7),
+            sample_events.put("cat.jpg", number=77),
+            sample_events.put("gone.jpg"),
+        ]
+        assert set(target.deliver([*batch, sample_events.delete("gone.jpg")], 1)) == {DELIVERED}
         target.close()
         places = {
             "http://localhost:9200": server.url,

@@ -13,9 +13,9 @@ import pytest
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
-from tests.contract.forking import in_a_child, local_ports
 from tests.contract.probes.base import LIMIT, Probe, attempt
+from tests.support import sample_events
+from tests.support.forking import in_a_child, local_ports
 from workers.delivery.outcomes import (
     DELIVERED,
     NOT_ATTEMPTED,
@@ -67,7 +67,7 @@ def deliver_until_all_are(target: Target, batch: Sequence[Event], window: int) -
 
 
 def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
-    event = events.put("first.txt")
+    event = sample_events.put("first.txt")
     target = probe.target()
     target.open()
     assert list(target.deliver([event], 1)) == [DELIVERED]
@@ -76,7 +76,7 @@ def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
 
 
 def test_opens_what_it_created_before(probe: Probe) -> None:
-    first, second = events.put("first.txt"), events.put("second.txt")
+    first, second = sample_events.put("first.txt"), sample_events.put("second.txt")
     for event in (first, second):
         target = probe.target()
         target.open()
@@ -106,7 +106,7 @@ def test_a_closed_port_is_unavailable_within_the_time_limit(probe: Probe) -> Non
 def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(probe: Probe) -> None:
     target = probe.target(probe.as_stranger())
     began = time.monotonic()
-    (outcome,) = attempt(target, [events.put("secret.txt")], 1)
+    (outcome,) = attempt(target, [sample_events.put("secret.txt")], 1)
     assert time.monotonic() - began < LIMIT
     target.close()
     assert isinstance(outcome, Unavailable)
@@ -116,7 +116,7 @@ def test_a_wrong_password_is_unavailable_within_the_time_limit_and_not_told(prob
 
 
 def test_the_right_certificate_is_accepted(probe: Probe, certificates: services.Certificates) -> None:
-    event = events.put("tls.txt")
+    event = sample_events.put("tls.txt")
     target = probe.target(probe.by_tls(certificates.ca))
     target.open()
     assert list(target.deliver([event], 1)) == [DELIVERED]
@@ -128,7 +128,7 @@ def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Cer
     target = probe.target(probe.by_tls(certificates.other_ca))
     with pytest.raises(TargetUnavailable, match="certificate"):
         target.open()
-    (outcome,) = attempt(target, [events.put("tls.txt")], 1)
+    (outcome,) = attempt(target, [sample_events.put("tls.txt")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert probe.held() == []
@@ -136,7 +136,7 @@ def test_a_wrong_certificate_is_refused(probe: Probe, certificates: services.Cer
 
 @WINDOWS
 def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, window: int) -> None:
-    captured = [event for _, event in events.captured()]
+    captured = [event for _, event in sample_events.captured()]
     kept = [event for event in captured if event.effect.name == "UPSERT"] if probe.is_namespace else captured
     target = probe.target()
     target.open()
@@ -147,13 +147,13 @@ def test_the_exact_body_arrives_of_all_that_a_real_minio_sent(probe: Probe, wind
 
 @WINDOWS
 def test_odd_keys_survive(probe: Probe, window: int) -> None:
-    made = [events.put(key) for key in events.ODD_KEYS]
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
     target = probe.target()
     target.open()
     assert list(target.deliver(made, window)) == [DELIVERED] * len(made)
     assert_held(probe, made)
     if probe.is_namespace:
-        gone = [events.delete(key) for key in events.ODD_KEYS]
+        gone = [sample_events.delete(key) for key in sample_events.ODD_KEYS]
         assert list(target.deliver(gone, window)) == [DELIVERED] * len(made)
         assert probe.held() == []
     target.close()
@@ -161,7 +161,7 @@ def test_odd_keys_survive(probe: Probe, window: int) -> None:
 
 @WINDOWS
 def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None:
-    made = [events.put(f"object-{number % 7}", number=number + 1) for number in range(300)]
+    made = [sample_events.put(f"object-{number % 7}", number=number + 1) for number in range(300)]
     target = probe.target()
     target.open()
     for start in (0, 100, 200):
@@ -176,7 +176,7 @@ def test_each_objects_events_keep_their_order(probe: Probe, window: int) -> None
 def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, window: int) -> None:
     if not probe.can_reject:
         pytest.skip(f"{probe.type} takes whatever fits into its memory")
-    made = [events.put(f"object-{number}") for number in range(50)]
+    made = [sample_events.put(f"object-{number}") for number in range(50)]
     poison = probe.poison("object-poison")
     batch = [*made[:33], poison, *made[33:]]
     target = probe.target()
@@ -193,13 +193,13 @@ def test_a_batch_with_one_poison_event_rejects_that_one_alone(probe: Probe, wind
 def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window: int) -> None:
     if not probe.can_reject:
         pytest.skip(f"{probe.type} takes whatever fits into its memory")
-    before, poison, other = events.put("same.txt"), probe.poison("same.txt"), events.put("other.txt")
+    before, poison, other = sample_events.put("same.txt"), probe.poison("same.txt"), sample_events.put("other.txt")
     target = probe.target()
     target.open()
     outcomes = list(target.deliver([before, poison, other], window))
     assert [type(outcome) for outcome in outcomes] == [Delivered, Rejected, Delivered]
     assert_held(probe, [before, other])
-    after = events.put("same.txt")
+    after = sample_events.put("same.txt")
     assert list(target.deliver([after], window)) == [DELIVERED]
     target.close()
     assert_held(probe, [after, other] if probe.is_namespace else [before, other, after])
@@ -207,8 +207,8 @@ def test_a_poison_event_holds_up_nothing_of_its_own_object(probe: Probe, window:
 
 @WINDOWS
 def test_delivering_twice_leaves_a_namespace_unchanged(probe: Probe, window: int) -> None:
-    made = [events.put(f"object-{number % 20}", number=number + 1) for number in range(50)]
-    batch = [*made, events.delete("object-3")] if probe.is_namespace else made
+    made = [sample_events.put(f"object-{number % 20}", number=number + 1) for number in range(50)]
+    batch = [*made, sample_events.delete("object-3")] if probe.is_namespace else made
     target = probe.target()
     target.open()
     assert set(target.deliver(batch, window)) == {DELIVERED}
@@ -240,14 +240,16 @@ def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> 
     target = probe.target()
     target.open()
     lease = Ending(1_000_000)
-    assert list(target.deliver([events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
+    assert list(target.deliver([sample_events.put(f"whole-{number}") for number in range(50)], window, lease)) == (
         [DELIVERED] * 50
     )
     assert lease.looks > 0
     for after in sorted({0, lease.looks // 2, lease.looks - 1}):
         with pytest.raises(LeaseExpired):
-            target.deliver([events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after))
-        again = events.put(f"after-{after}")
+            target.deliver(
+                [sample_events.put(f"ended-{after}-{number}") for number in range(50)], window, Ending(after)
+            )
+        again = sample_events.put(f"after-{after}")
         assert list(target.deliver([again], window)) == [DELIVERED]
         held = [path for path, _ in probe.held()]
         assert again.path in held
@@ -276,7 +278,7 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
     while not any(isinstance(outcome, Unavailable) for outcome in outcomes):
         assert time.monotonic() < deadline
         first = len(offered)
-        batch = [events.put(f"object-{number % 40}", number=number + 1) for number in range(first, first + 200)]
+        batch = [sample_events.put(f"object-{number % 40}", number=number + 1) for number in range(first, first + 200)]
         offered += batch
         try:
             outcomes = target.deliver(batch, window)
@@ -298,10 +300,10 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
     # Who reads may find a server that was just started busy with itself, and then gets nothing.
     services.until(lambda: held.update(probe.numbers()) or held, 30, what="what the server holds")
     for path in {event.path for event in offered}:
-        sent = [events.number_of(probe.expected(event)) for event in offered if event.path == path]
+        sent = [sample_events.number_of(probe.expected(event)) for event in offered if event.path == path]
         first_seen = list(dict.fromkeys(held.get(path, ())))
         if not probe.keeps:  # the rest was confirmed before the server was killed
-            again = {events.number_of(probe.expected(event)) for event in waiting}
+            again = {sample_events.number_of(probe.expected(event)) for event in waiting}
             sent = [number for number in sent if number in again or number in first_seen]
         assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
 
@@ -309,9 +311,9 @@ def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(prob
 def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
     target, window = probe.target(), 100
     target.open()
-    before = events.put("before.txt")
+    before = sample_events.put("before.txt")
     assert list(target.deliver([before], window)) == [DELIVERED]
-    batch = [events.put("frozen.txt"), events.put("frozen.txt")]
+    batch = [sample_events.put("frozen.txt"), sample_events.put("frozen.txt")]
     probe.server.freeze()
     began = time.monotonic()
     outcomes = attempt(target, batch, window)
@@ -322,7 +324,7 @@ def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
     deliver_until_all_are(target, batch, window)
     target.close()
     first_seen = list(dict.fromkeys(probe.numbers()[batch[0].path]))
-    numbers = [events.number_of(probe.expected(event)) for event in batch]
+    numbers = [sample_events.number_of(probe.expected(event)) for event in batch]
     assert first_seen == (numbers[-1:] if probe.is_namespace else numbers)
 
 
@@ -330,7 +332,7 @@ def test_a_frozen_server_cannot_hang_an_opening_either(probe: Probe) -> None:
     target = probe.target()
     probe.server.freeze()
     began = time.monotonic()
-    (outcome,) = attempt(target, [events.put("frozen.txt")], 1)
+    (outcome,) = attempt(target, [sample_events.put("frozen.txt")], 1)
     took = time.monotonic() - began
     probe.server.thaw()
     target.close()
@@ -345,7 +347,7 @@ def test_closing_is_harmless_at_any_time(probe: Probe) -> None:
     target.close()
     target.close()
     target.open()
-    assert list(target.deliver([events.put("again.txt")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("again.txt")], 1)) == [DELIVERED]
     probe.server.kill()
     target.close()
     target.close()
@@ -355,7 +357,7 @@ def test_a_closed_target_opens_itself_when_it_is_given_events(probe: Probe) -> N
     target = probe.target()
     target.open()
     target.close()
-    event = events.put("reopened.txt")
+    event = sample_events.put("reopened.txt")
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert_held(probe, [event])
@@ -367,7 +369,7 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
     def use() -> None:
         target = probe.target()
         target.open()
-        made = [events.put(f"object-{number}") for number in range(200)]
+        made = [sample_events.put(f"object-{number}") for number in range(200)]
         assert set(target.deliver(made, 1)) == {DELIVERED}
         assert set(target.deliver(made, 100)) == {DELIVERED}
         target.close()
@@ -388,7 +390,11 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
 
 
 def test_a_child_makes_a_connection_of_its_own_and_leaves_its_parents_alone(probe: Probe, tmp_path: Path) -> None:
-    before, within, after = events.put("before.txt"), events.put("within.txt"), events.put("after.txt")
+    before, within, after = (
+        sample_events.put("before.txt"),
+        sample_events.put("within.txt"),
+        sample_events.put("after.txt"),
+    )
     inherited = [probe.target()]
     inherited[0].open()
     assert list(inherited[0].deliver([before], 1)) == [DELIVERED]

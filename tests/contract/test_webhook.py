@@ -27,9 +27,9 @@ from standardwebhooks.webhooks import Webhook
 
 from app.config import target_settings
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import LIMIT, attempt
 from tests.services import Answer, Receiver, Request
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -47,7 +47,7 @@ def webhook(endpoint: str, **changes: str) -> Target:
 def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Request:
     target = webhook(endpoint or receiver.url, **changes)
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     (request,) = receiver.requests()
     return request
@@ -57,7 +57,7 @@ def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Reque
 
 
 def test_the_request_is_minios_but_for_the_name_of_its_sender(receiver: Receiver) -> None:
-    event = events.put("a")
+    event = sample_events.put("a")
     target = webhook(receiver.url + "minio/events?x=1&y=%20")
     target.open()
     assert receiver.requests() == []
@@ -98,7 +98,7 @@ def test_a_login_in_the_url_is_sent_as_basic_unless_there_is_a_token(receiver: R
 
 
 def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiver: Receiver) -> None:
-    event = events.put("a é")
+    event = sample_events.put("a é")
     target = webhook(receiver.url, signing_secret=" ".join(SECRETS))
     target.open()
     assert list(target.deliver([event, event], 1)) == [DELIVERED] * 2
@@ -112,18 +112,21 @@ def test_a_signed_request_is_verified_with_either_secret_and_keeps_its_id(receiv
 
 def test_a_trace_context_goes_on_as_the_headers_of_its_own_request(receiver: Receiver) -> None:
     target = webhook(receiver.url)
-    assert list(target.deliver([events.put("a"), events.traced(events.put("a"))], 1)) == [DELIVERED] * 2
+    assert (
+        list(target.deliver([sample_events.put("a"), sample_events.traced(sample_events.put("a"))], 1))
+        == [DELIVERED] * 2
+    )
     target.close()
     names = ("traceparent", "tracestate")
     found = [{name: request.headers.get(name) for name in names} for request in receiver.requests()]
-    assert found == [dict.fromkeys(names), events.TRACE]
+    assert found == [dict.fromkeys(names), sample_events.TRACE]
 
 
 def test_one_connection_is_kept_alive_through_calls(receiver: Receiver) -> None:
     target = webhook(receiver.url)
     target.open()
     for _ in range(3):
-        assert set(target.deliver([events.put(f"object-{number}") for number in range(20)], 1)) == {DELIVERED}
+        assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(20)], 1)) == {DELIVERED}
     target.close()
     assert len({request.connection for request in receiver.requests()}) == 1
 
@@ -132,7 +135,7 @@ def test_a_large_answer_is_read_no_further_than_needed(receiver: Receiver) -> No
     receiver.set(Answer(status=200, body="x" * 5_000_000))
     target = webhook(receiver.url)
     target.open()
-    assert list(target.deliver([events.put("a"), events.put("b")], 1)) == [DELIVERED] * 2
+    assert list(target.deliver([sample_events.put("a"), sample_events.put("b")], 1)) == [DELIVERED] * 2
     target.close()
     assert len({request.connection for request in receiver.requests()}) == 2
 
@@ -156,7 +159,7 @@ def test_a_status_means(receiver: Receiver, window: int, statuses: Sequence[int]
     receiver.set(*(Answer(status=status, path=f"/{status}") for status in statuses))
     for status in statuses:
         target = webhook(f"{receiver.url}{status}")
-        (outcome,) = target.deliver([events.put("a")], window)
+        (outcome,) = target.deliver([sample_events.put("a")], window)
         target.close()
         assert isinstance(outcome, kind), f"{status}: {outcome}"
         if outcome != DELIVERED:
@@ -175,12 +178,12 @@ def test_retry_after_is_understood_as_seconds_and_as_a_date(receiver: Receiver) 
         (503, "Fri, 31 Dec 1999 23:59:59 GMT", 0, 0),
     ]:
         receiver.set(Answer(status=status, headers={"Retry-After": value}))
-        (outcome,) = target.deliver([events.put("a")], 1)
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
         assert isinstance(outcome, Failed | Unavailable)
         assert outcome.retry_after is not None
         assert least <= outcome.retry_after <= most
     receiver.set(Answer(status=503, headers={"Retry-After": "when it suits"}))
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert outcome.retry_after is None
     target.close()
@@ -190,7 +193,7 @@ def test_retry_after_is_understood_as_seconds_and_as_a_date(receiver: Receiver) 
 def test_a_redirect_is_named_and_not_followed(receiver: Receiver, status: int) -> None:
     receiver.set(Answer(status=status, headers={"Location": "/elsewhere"}, path="/"))
     target = webhook(receiver.url)
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Failed)
     assert "'/elsewhere'" in outcome.reason
@@ -201,7 +204,7 @@ def test_a_rejection_carries_the_beginning_of_the_answer_without_secrets(receive
     said = f"no: Bearer t0p-s3cret and {SECRETS[0]}\r\n\t\x1b[31mé" + "x" * 2000
     receiver.set(Answer(status=422, body=said))
     target = webhook(receiver.url, auth_token="t0p-s3cret", signing_secret=SECRETS[0])
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Rejected)
     words = outcome.reason.partition("no: ")[2]
@@ -213,7 +216,7 @@ def test_a_rejection_carries_the_beginning_of_the_answer_without_secrets(receive
 def test_a_refused_login_hints_at_the_token_and_does_not_tell_it(receiver: Receiver) -> None:
     receiver.set(Answer(status=403))
     target = webhook(receiver.url.replace("//", "//user:pa55word@"), auth_token="t0p-s3cret")
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert "auth_token" in outcome.reason
@@ -225,7 +228,7 @@ def test_no_answer_in_time_is_the_events_failure(receiver: Receiver) -> None:
     receiver.set(Answer(delay=5))
     target = webhook(receiver.url, read_timeout="300ms")
     began = time.monotonic()
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert time.monotonic() - began < 2
     target.close()
     assert isinstance(outcome, Failed)
@@ -237,7 +240,7 @@ def test_an_endpoint_that_hangs_is_not_asked_by_every_event(receiver: Receiver, 
     receiver.set(Answer(delay=5))
     target = webhook(receiver.url, read_timeout="300ms")
     began = time.monotonic()
-    outcomes = target.deliver([events.put(f"object-{number}") for number in range(200)], window)
+    outcomes = target.deliver([sample_events.put(f"object-{number}") for number in range(200)], window)
     assert time.monotonic() - began < 4
     target.close()
     tried = [outcome for outcome in outcomes if isinstance(outcome, Failed)]
@@ -247,7 +250,7 @@ def test_an_endpoint_that_hangs_is_not_asked_by_every_event(receiver: Receiver, 
 
 def test_a_slow_event_among_quick_ones_fails_alone(receiver: Receiver) -> None:
     receiver.set(Answer(delay=5, containing="slow"))
-    made = [events.put(f"object-{number}", metadata="slow" if number % 2 else "") for number in range(8)]
+    made = [sample_events.put(f"object-{number}", metadata="slow" if number % 2 else "") for number in range(8)]
     target = webhook(receiver.url, read_timeout="200ms")
     outcomes = target.deliver(made, 1)
     target.close()
@@ -257,7 +260,7 @@ def test_a_slow_event_among_quick_ones_fails_alone(receiver: Receiver) -> None:
 def test_a_connection_closed_without_an_answer_is_the_events_failure(receiver: Receiver) -> None:
     receiver.set(Answer(close=True, containing="poison"))
     target = webhook(receiver.url)
-    outcomes = target.deliver([events.put("a", metadata="poison"), events.put("b")], 1)
+    outcomes = target.deliver([sample_events.put("a", metadata="poison"), sample_events.put("b")], 1)
     target.close()
     assert isinstance(outcomes[0], Failed)
     assert outcomes[1] == DELIVERED
@@ -291,27 +294,27 @@ def raw_endpoint(answer: bytes | None) -> Iterator[Target]:
 
 def test_an_endpoint_that_stops_listening_is_unavailable() -> None:
     with raw_endpoint(None) as target:
-        (outcome,) = target.deliver([events.put("a")], 1)
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
 
 
 @pytest.mark.parametrize("words", [b"SSH-2.0-OpenSSH_9.2\r\n", b"HTTP/1.1 banana\r\n\r\n", b"HTTP/1.1 2"])
 def test_an_answer_that_is_not_http_is_not_taken_for_one(words: bytes) -> None:
     with raw_endpoint(words) as target:
-        (outcome,) = target.deliver([events.put("a")], 1)
+        (outcome,) = target.deliver([sample_events.put("a")], 1)
     assert isinstance(outcome, Failed)
 
 
 @pytest.mark.parametrize("rest", [b"Content-Length: 9\r\n\r\nh", b"Transfer-Encoding: chunked\r\n\r\n5\r\nh", b"Cont"])
 def test_a_status_counts_even_when_what_follows_breaks_off(rest: bytes) -> None:
     with raw_endpoint(b"HTTP/1.1 200 OK\r\n" + rest) as target:
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
 
 
 def test_urls_do_not_get_into_the_drivers_log_lines(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with raw_endpoint(b"HTTP/1.1 200 OK\r\nCont") as target:
-        target.deliver([events.put("a")], 1)
+        target.deliver([sample_events.put("a")], 1)
     assert [record for record in caplog.records if record.name.startswith("urllib3")] == []
 
 
@@ -330,7 +333,7 @@ def most_at_once(requests: Sequence[Request], delay: float) -> int:
 
 def test_in_window_1_one_request_follows_the_other(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.02))
-    made = [events.put(f"object-{number}") for number in range(20)]
+    made = [sample_events.put(f"object-{number}") for number in range(20)]
     target = webhook(receiver.url)
     assert set(target.deliver(made, 1)) == {DELIVERED}
     target.close()
@@ -344,14 +347,14 @@ def test_a_window_bounds_the_open_requests_and_is_used(
 ) -> None:
     receiver.set(Answer(delay=delay))
     target = webhook(receiver.url)
-    assert set(target.deliver([events.put(f"object-{number}") for number in range(80)], window)) == {DELIVERED}
+    assert set(target.deliver([sample_events.put(f"object-{number}") for number in range(80)], window)) == {DELIVERED}
     target.close()
     assert most // 2 < most_at_once(receiver.requests(), delay) <= most
 
 
 def test_an_objects_requests_are_never_open_together(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.02))
-    made = [events.put(f"object-{number % 4}", number=number + 1) for number in range(40)]
+    made = [sample_events.put(f"object-{number % 4}", number=number + 1) for number in range(40)]
     target = webhook(receiver.url)
     assert set(target.deliver(made, 100)) == {DELIVERED}
     target.close()
@@ -359,14 +362,14 @@ def test_an_objects_requests_are_never_open_together(receiver: Receiver) -> None
     for request in receiver.requests():
         by_key.setdefault(request.json()["Key"], []).append(request)
     for requests in by_key.values():
-        numbers = [events.number_of(request.body.decode()) for request in requests]
+        numbers = [sample_events.number_of(request.body.decode()) for request in requests]
         assert numbers == sorted(numbers)
         assert all(after.at - before.at >= 0.02 for before, after in itertools.pairwise(requests))
 
 
 @WINDOWS
 def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int) -> None:
-    bad, after, other = events.put("a", metadata="bad"), events.put("a"), events.put("b")
+    bad, after, other = sample_events.put("a", metadata="bad"), sample_events.put("a"), sample_events.put("b")
     receiver.set(Answer(status=500, containing="bad"))
     target = webhook(receiver.url)
     outcomes = list(target.deliver([bad, after, other, after], window))
@@ -380,7 +383,7 @@ def test_what_fails_holds_up_its_own_object_only(receiver: Receiver, window: int
 def test_after_a_busy_answer_nothing_more_is_sent(receiver: Receiver, window: int) -> None:
     receiver.set(Answer(status=503, headers={"Retry-After": "9"}))
     target = webhook(receiver.url)
-    outcomes = list(target.deliver([events.put(f"object-{number}") for number in range(500)], window))
+    outcomes = list(target.deliver([sample_events.put(f"object-{number}") for number in range(500)], window))
     target.close()
     sent = len(receiver.requests())
     assert sent <= min(window, 64)
@@ -390,7 +393,7 @@ def test_after_a_busy_answer_nothing_more_is_sent(receiver: Receiver, window: in
 
 def test_an_interrupted_call_leaves_no_request_behind(receiver: Receiver) -> None:
     receiver.set(Answer(delay=0.2))
-    made = [events.put(f"object-{number}") for number in range(200)]
+    made = [sample_events.put(f"object-{number}") for number in range(200)]
     target = webhook(receiver.url)
 
     class TimeIsOverError(BaseException):
@@ -435,14 +438,14 @@ def test_a_client_certificate_is_shown_and_renewed_without_reopening(
     shutil.copy(certificates.client_cert, cert)
     shutil.copy(certificates.client_key, key)
     with services.receiver(client_cert=True) as receiver:
-        (refused,) = attempt(webhook(receiver.url, tls_ca=str(certificates.ca)), [events.put("a")], 1)
+        (refused,) = attempt(webhook(receiver.url, tls_ca=str(certificates.ca)), [sample_events.put("a")], 1)
         assert isinstance(refused, Unavailable)
         target = webhook(receiver.url, tls_ca=str(certificates.ca), client_cert=str(cert), client_key=str(key))
         target.open()
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         shutil.copy(certificates.cert, cert)
         shutil.copy(certificates.key, key)
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         assert [request.subject for request in receiver.requests()] == ["client", "server"]
 
@@ -471,7 +474,7 @@ def test_verification_can_be_waived_without_a_warning_at_each_request(certificat
     with services.receiver(tls=True) as receiver:
         target = webhook(receiver.url, tls_ca=str(certificates.other_ca), tls_skip_verify="on")
         target.open()
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
 
 

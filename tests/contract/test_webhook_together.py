@@ -9,9 +9,9 @@ from standardwebhooks.webhooks import Webhook
 
 from app.events.model import Event
 from app.events.parsing import parse
-from tests.contract import events
 from tests.contract.test_webhook import SECRETS, webhook
 from tests.services import Answer, Receiver
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 
@@ -37,7 +37,7 @@ def numbers(receiver: Receiver, status: int = 200) -> dict[str, list[int]]:
 
 @WINDOWS
 def test_requests_are_filled_and_hold_each_record_as_it_is(receiver: Receiver, window: int) -> None:
-    batch = [events.put(f"k{number}") for number in range(25)]
+    batch = [sample_events.put(f"k{number}") for number in range(25)]
     assert set(delivered(receiver, batch, window)) == {DELIVERED}
     bodies = sorted(receiver.bodies(), key=len)
     assert [len(json.loads(body)["Records"]) for body in bodies] == [5, 10, 10]
@@ -47,14 +47,14 @@ def test_requests_are_filled_and_hold_each_record_as_it_is(receiver: Receiver, w
 
 
 def test_an_event_that_is_alone_comes_in_minios_own_body(receiver: Receiver) -> None:
-    batch = [events.put(f"k{number}") for number in range(11)]
+    batch = [sample_events.put(f"k{number}") for number in range(11)]
     assert set(delivered(receiver, batch, 1)) == {DELIVERED}
     assert receiver.bodies()[1] == payloads.log(batch[10]).encode()
 
 
 @WINDOWS
 def test_events_of_an_object_stay_in_their_order_across_requests(receiver: Receiver, window: int) -> None:
-    batch = [events.put(f"k{number % 3}", number=number + 1) for number in range(60)]
+    batch = [sample_events.put(f"k{number % 3}", number=number + 1) for number in range(60)]
     assert set(delivered(receiver, batch, window, events_per_post="7")) == {DELIVERED}
     assert numbers(receiver) == {f"k{each}": list(range(each + 1, 61, 3)) for each in range(3)}
 
@@ -65,8 +65,8 @@ def test_a_refused_request_blames_only_the_event_that_is_refused_alone(
     receiver: Receiver, window: int, status: int, kind: type[Outcome]
 ) -> None:
     receiver.set(Answer(status=status, containing="poison"))
-    batch = [events.put(f"k{number}", number=number + 1) for number in range(30)]
-    batch[13] = events.put("k13", metadata="poison")
+    batch = [sample_events.put(f"k{number}", number=number + 1) for number in range(30)]
+    batch[13] = sample_events.put("k13", metadata="poison")
     outcomes = delivered(receiver, batch, window)
     assert isinstance(outcomes[13], kind)
     assert set(outcomes[:13] + outcomes[14:]) == {DELIVERED}
@@ -77,7 +77,11 @@ def test_a_refused_request_blames_only_the_event_that_is_refused_alone(
 @WINDOWS
 def test_what_follows_a_failed_event_of_its_object_is_held_back(receiver: Receiver, window: int) -> None:
     receiver.set(Answer(status=500, containing="poison"))
-    batch = [events.put("a", metadata="poison"), *(events.put("a") for _ in range(24)), events.put("b", number=7)]
+    batch = [
+        sample_events.put("a", metadata="poison"),
+        *(sample_events.put("a") for _ in range(24)),
+        sample_events.put("b", number=7),
+    ]
     outcomes = delivered(receiver, batch, window)
     assert isinstance(outcomes[0], Failed)
     assert outcomes[1:25] == [NOT_ATTEMPTED] * 24
@@ -88,20 +92,20 @@ def test_what_follows_a_failed_event_of_its_object_is_held_back(receiver: Receiv
 @WINDOWS
 def test_an_endpoint_that_is_busy_is_not_asked_again_for_each_event(receiver: Receiver, window: int) -> None:
     receiver.set(status=503, headers={"Retry-After": "7"})
-    outcomes = delivered(receiver, [events.put(f"k{number}") for number in range(10)], window)
+    outcomes = delivered(receiver, [sample_events.put(f"k{number}") for number in range(10)], window)
     assert all(isinstance(each, Unavailable) and each.retry_after == 7 for each in outcomes)
     assert len(receiver.requests()) == 1
 
 
 def test_an_endpoint_that_hangs_is_given_up_after_three_requests(receiver: Receiver) -> None:
     receiver.set(delay=30)
-    outcomes = delivered(receiver, [events.put(f"k{number}") for number in range(10)], 1, read_timeout="300ms")
+    outcomes = delivered(receiver, [sample_events.put(f"k{number}") for number in range(10)], 1, read_timeout="300ms")
     assert [type(each) for each in outcomes] == [Failed, Failed, *[Unavailable] * 8]
     assert len(receiver.requests()) == 3
 
 
 def test_a_request_of_several_is_signed_under_one_id_for_the_same_events(receiver: Receiver) -> None:
-    batch = [events.put(f"k{number}") for number in range(3)]
+    batch = [sample_events.put(f"k{number}") for number in range(3)]
     for _ in range(2):
         assert set(delivered(receiver, batch, 1, signing_secret=SECRETS[0])) == {DELIVERED}
     first, second = receiver.requests()
@@ -111,15 +115,18 @@ def test_a_request_of_several_is_signed_under_one_id_for_the_same_events(receive
 
 
 def test_a_request_of_several_has_a_trace_context_only_where_all_came_with_the_same(receiver: Receiver) -> None:
-    alike = [events.traced(events.put(f"k{number}")) for number in range(3)]
-    mixed = [events.put("k3"), *(events.traced(events.put(f"k{number}")) for number in range(4, 6))]
+    alike = [sample_events.traced(sample_events.put(f"k{number}")) for number in range(3)]
+    mixed = [
+        sample_events.put("k3"),
+        *(sample_events.traced(sample_events.put(f"k{number}")) for number in range(4, 6)),
+    ]
     assert set(delivered(receiver, alike + mixed, 1, events_per_post="3")) == {DELIVERED}
     found = [request.headers.get("traceparent") for request in receiver.requests()]
-    assert found == [events.TRACEPARENT, None]
+    assert found == [sample_events.TRACEPARENT, None]
 
 
 def test_our_own_api_reads_such_a_request(receiver: Receiver) -> None:
-    batch = [event for _, event in events.captured()][:10]
+    batch = [event for _, event in sample_events.captured()][:10]
     assert set(delivered(receiver, batch, 1)) == {DELIVERED}
     (request,) = receiver.requests()
     found = parse(request.body, request.headers, now_ms=0).events

@@ -9,8 +9,8 @@ import pytest
 
 from app.config.settings import Settings
 from tests import services
-from tests.builders import add_target, migrated, registry
-from tests.contract.forking import in_a_child
+from tests.support.builders import add_target, migrated, registry
+from tests.support.forking import in_a_child
 from workers import runtime
 
 

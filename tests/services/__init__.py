@@ -13,7 +13,6 @@ test process ends, by SIGKILL too, is ended by the reaper, and all folders go wi
 
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
-from tests.services.child import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
 from tests.services.jvm import Elasticsearch, Kafka, elasticsearch, kafka
 from tests.services.messaging import (
     Mosquitto,
@@ -26,6 +25,7 @@ from tests.services.messaging import (
     nsqd,
 )
 from tests.services.proxy import Proxy, proxy
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver

@@ -15,7 +15,18 @@ import redis as redis_py
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, need, spawn, track, untrack
+from tests.services.server_process import (
+    LOOPBACK,
+    PASSWORD,
+    USER,
+    Server,
+    accepting,
+    free_port,
+    need,
+    spawn,
+    track,
+    untrack,
+)
 
 
 @dataclass(eq=False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import trustme
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from tests.services.child import LOOPBACK, new_folder
+from tests.services.server_process import LOOPBACK, new_folder
 
 
 @dataclass(frozen=True)

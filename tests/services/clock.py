@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.services.child import new_folder, run_to_end
+from tests.services.server_process import new_folder, run_to_end
 
 _SOURCE = Path(__file__).with_name("clock.c")
 

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, need, run_to_end
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, need, run_to_end
 
 JAVA = ("java", "-Djava.net.preferIPv4Stack=true", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"

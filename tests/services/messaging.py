@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, run_to_end
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, run_to_end
 
 
 def http_json(url: str) -> Any:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests import provision
-from tests.services.child import LOOPBACK, Server, free_port
 from tests.services.jvm import JAVA
+from tests.services.server_process import LOOPBACK, Server, free_port
 
 
 @dataclass(eq=False)

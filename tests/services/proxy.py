@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tests.services.child import LOOPBACK
+from tests.services.server_process import LOOPBACK
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER without a time: close() sends RST in place of FIN
 

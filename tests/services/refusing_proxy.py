@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.services.child import LOOPBACK
+from tests.services.server_process import LOOPBACK
 
 
 class RefusingProxy(ThreadingHTTPServer):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.services.child import LOOPBACK, Server, free_port, need
+from tests.services.server_process import LOOPBACK, Server, free_port, need
 
 _SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _MEMORY = "600m"  # of a worker, for one executor of Spark's least

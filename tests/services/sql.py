@@ -16,7 +16,7 @@ import pymysql
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, PASSWORD, USER, Server, accepting, run_to_end
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, run_to_end
 
 
 @dataclass(eq=False)

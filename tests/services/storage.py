@@ -16,7 +16,7 @@ import minio as minio_py
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, Server, accepting, need
+from tests.services.server_process import LOOPBACK, Server, accepting, need
 
 ACCESS_KEY = "minioadmin"
 SECRET_KEY = "minioadmin"  # MinIO's own default; it listens on loopback only

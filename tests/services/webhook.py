@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests.services.certificates import certificates
-from tests.services.child import LOOPBACK, Server, until
+from tests.services.server_process import LOOPBACK, Server, until
 
 SCRIPT = Path(__file__).parent.parent / "receiver.py"
 

@@ -25,7 +25,7 @@ from tests.services import until
 from tests.soak.load import LIST, Latencies, Load
 from tests.soak.sampling import LIMITS, NOT_JUDGED, Measure, Sampler, write_samples
 from tests.soak.trends import WARM_UP, Sample, Trend, envelope, judged, trend, warm_up
-from tests.system import System, system
+from tests.support.service_processes import System, system
 
 HOUR = 3600
 DOWN = (1 / 10, 1 / 10 + 1 / 6)  # of each hour: from the 6th minute for ten minutes

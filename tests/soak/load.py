@@ -16,9 +16,9 @@ import httpx
 import orjson
 import redis as redis_py
 
-from tests.acceptance.bucket_model import Bucket
 from tests.services import Receiver, Redis
-from tests.system import System
+from tests.support.bucket_model import Bucket
+from tests.support.service_processes import System
 
 LIST = "events"  # of both Redis targets that log
 _EVERY = 0.2  # seconds between two posts

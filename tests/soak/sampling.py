@@ -13,10 +13,10 @@ import psutil
 import psycopg2
 
 from tests.services import Postgres
-from tests.services.child import Server
+from tests.services.server_process import Server
 from tests.soak.load import Latencies
 from tests.soak.trends import Limit, Sample
-from tests.system import System
+from tests.support.service_processes import System
 
 KIB = 1024
 # Growth over the judged part of a run from which on it counts as a trend.

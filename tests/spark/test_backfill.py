@@ -36,7 +36,7 @@ from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
 from tests.spark.conftest import QUICK
-from tests.system import BUCKETWIRE, System, system
+from tests.support.service_processes import BUCKETWIRE, System, system
 
 T = 1_795_000_000_000
 PUT = "s3:ObjectCreated:Put"

@@ -27,8 +27,8 @@ from tests import provision, services
 from tests.services import until
 from tests.services.spark import SparkMaster, SparkWorker
 from tests.spark.conftest import QUICK
-from tests.spark.held import TABLE, InPostgres
-from tests.system import BUCKETWIRE, Role, System, start_all, stop_all, system
+from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
+from tests.support.target_contents import TABLE, InPostgres
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]

@@ -20,7 +20,7 @@ from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import NotShared, ReportHeader, check_whole, write_findings, write_page
 from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
-from tests.hostile import BUCKETS
+from tests.support.hostile_names import BUCKETS
 
 PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"

@@ -37,11 +37,11 @@ from spark_jobs.jobs.journal_compact import EVENTS, SET_ASIDE, AlreadyCompacting
 from spark_jobs.reports.journal_report import chosen, write
 from spark_jobs.stores import CannotRead
 from tests import provision, services
-from tests.builders import add_target, event, migrated, registry
-from tests.hostile import BUCKETS
 from tests.spark.conftest import QUICK
-from tests.spark.held import InMysql
-from tests.system import BUCKETWIRE
+from tests.support.builders import add_target, event, migrated, registry
+from tests.support.hostile_names import BUCKETS
+from tests.support.service_processes import BUCKETWIRE
+from tests.support.target_contents import InMysql
 from workers.delivery.outcomes import DELIVERED
 from workers.targets import create
 

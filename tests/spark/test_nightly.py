@@ -11,7 +11,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.__main__ import repairs
-from tests.builders import add_target, migrated
+from tests.support.builders import add_target, migrated
 
 MINUTE = 60_000
 

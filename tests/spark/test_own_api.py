@@ -15,10 +15,10 @@ from app.config.arn import TargetId
 from app.events.names import EVERY
 from app.rules.model import Rule
 from tests import provision, services
-from tests.builders import add_target, migrated, registry
 from tests.integration.api.conftest import keys, token, url_of
 from tests.integration.api.test_tls import SecureApi
 from tests.spark.conftest import QUICK
+from tests.support.builders import add_target, migrated, registry
 
 PATIENCE = 180
 

@@ -27,9 +27,9 @@ from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BadListing, Listing, from_mc, from_parquet
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
-from tests.contract import minio_life
-from tests.hostile import BUCKETS
-from tests.spark.held import InElasticsearch, InMysql
+from tests.support import minio_life
+from tests.support.hostile_names import BUCKETS
+from tests.support.target_contents import InElasticsearch, InMysql
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target
 from workers.targets.elasticsearch.target import ElasticsearchTarget

@@ -32,8 +32,8 @@ from tests import provision, services
 from tests.services import until
 from tests.spark import test_inventory as inventories
 from tests.spark.conftest import QUICK
-from tests.spark.held import TABLE, Held, InElasticsearch, InMysql, InPostgres, InRedis
-from tests.system import BUCKETWIRE, System, system
+from tests.support.service_processes import BUCKETWIRE, System, system
+from tests.support.target_contents import TABLE, Held, InElasticsearch, InMysql, InPostgres, InRedis
 
 BUCKETS = {
     "postgresql:rows": "plain",

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.arrivals import Record
-from tests.acceptance.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.chaos.faults import Effect, timeline
 from tests.chaos.plan import KILL, OPERATIONS, PARTS, STOP, WORKER, Fault, draw, parts_of
+from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
+from tests.support.target_readers import Record
 
 
 def record(number: int, key: str = "a") -> Record:

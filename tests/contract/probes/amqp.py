@@ -12,12 +12,15 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.targets import payloads
 
 QUEUE = "bucketevents"
-ROUTED = sorted({event.name for _, event in events.captured()} | {events.PUT, events.DELETE, "s3:ObjectAccessed:Head"})
+ROUTED = sorted(
+    {event.name for _, event in sample_events.captured()}
+    | {sample_events.PUT, sample_events.DELETE, "s3:ObjectAccessed:Head"}
+)
 
 
 class Queue(Probe):
@@ -108,4 +111,4 @@ class Headers(Queue):
             channel.queue_bind(QUEUE, "minio", arguments={"x-match": "all", "minio-event": name})
 
     def poison(self, key: str) -> Event:
-        return events.put(key)._replace(name="s3:Poison:*")
+        return sample_events.put(key)._replace(name="s3:Poison:*")

@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 from app.config import target_settings
 from app.events.model import Event
 from tests import services
-from tests.contract import events
+from tests.support import sample_events
 from workers.delivery.outcomes import Outcome, Unavailable
 from workers.targets import create
 from workers.targets.base import Target, TargetUnavailable
@@ -68,7 +68,7 @@ class Probe(ABC):
 
     def poison(self, key: str) -> Event:
         """An event that the server will never take, where `can_reject`."""
-        return events.poisoned(key)
+        return sample_events.poisoned(key)
 
     def same(self, document: str, expected: str) -> bool:
         """Whether a held document is the expected one; byte for byte unless the store itself rewrites it."""
@@ -83,7 +83,7 @@ class Probe(ABC):
         """For each path the numbers of its PUTs, in the order in which the server holds them."""
         found: dict[str, list[int]] = {}
         for path, document in self.held():
-            found.setdefault(path, []).append(events.number_of(document))
+            found.setdefault(path, []).append(sample_events.number_of(document))
         return found
 
 
@@ -97,5 +97,5 @@ def attempt(target: Target, batch: Sequence[Event], window: int) -> Sequence[Out
 
 def path_of(document: str) -> str:
     """The path that an envelope is about."""
-    record = events.record_of(json.loads(document))
+    record = sample_events.record_of(json.loads(document))
     return f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}"

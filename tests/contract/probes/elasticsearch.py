@@ -12,8 +12,8 @@ import elasticsearch
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe, path_of
+from tests.support import sample_events
 from workers.targets import payloads
 
 MOST = 10_000  # what one search returns
@@ -94,7 +94,7 @@ class _Elasticsearch(Probe):
 
     def poison(self, key: str) -> Event:
         # What a header X-Amz-Meta-A..B makes: Elasticsearch has no such field names.
-        made = events.put(key, metadata="poison")
+        made = sample_events.put(key, metadata="poison")
         return made._replace(record=made.record.replace('"note":"poison"', '"userMetadata":{"a..b":"x"}'))
 
 

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.targets import payloads
 
 PARTITIONS = 6
@@ -118,7 +118,7 @@ class Log(Probe):
 
     def poison(self, key: str) -> Event:
         # A broker takes up to 1,048,588 bytes.
-        return events.put(key, metadata="x" * 1_200_000)
+        return sample_events.put(key, metadata="x" * 1_200_000)
 
 
 def _read(consumer: Any, places: Sequence[TopicPartition], ends: dict[int, int]) -> list[Any]:

@@ -12,8 +12,8 @@ from typing import IO
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.targets import payloads
 
 TOPIC = "minio/events"
@@ -166,7 +166,7 @@ class Qos1(Probe):
         return payloads.log(event)
 
     def poison(self, key: str) -> Event:
-        return events.put(key, metadata="x" * LARGEST)
+        return sample_events.put(key, metadata="x" * LARGEST)
 
 
 class Qos0(Qos1):

@@ -10,8 +10,8 @@ import pymysql
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe, path_of
+from tests.support import sample_events
 from workers.targets import payloads
 
 DATABASE = "notifications"
@@ -69,7 +69,7 @@ class _MySQL(Probe):
 
     def poison(self, key: str) -> Event:
         # MySQL takes 100 levels of JSON, MariaDB 32.
-        return deep(events.put(key), 150)
+        return deep(sample_events.put(key), 150)
 
     def expected(self, event: Event) -> str:
         return payloads.records(event)

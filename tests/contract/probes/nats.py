@@ -10,9 +10,9 @@ from typing import Self
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
 from tests.contract.probes.nats_wire import Received, Wire
+from tests.support import sample_events
 from workers.targets import payloads
 
 SUBJECT = "minio.events"
@@ -86,7 +86,7 @@ class Nats(Probe):
 
     def poison(self, key: str) -> Event:
         """Beyond the 1 MiB that a server takes unless told otherwise."""
-        return events.put(key, metadata="x" * 1_100_000)
+        return sample_events.put(key, metadata="x" * 1_100_000)
 
 
 class Core(Nats):

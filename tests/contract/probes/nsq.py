@@ -12,8 +12,8 @@ from pathlib import Path
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.targets import payloads
 
 TOPIC = "minio_events"
@@ -77,7 +77,7 @@ class Log(Probe):
 
     def poison(self, key: str) -> Event:
         """Beyond the 1,024,768 bytes that nsqd takes unless told otherwise."""
-        return events.put(key, metadata="x" * 1_100_000)
+        return sample_events.put(key, metadata="x" * 1_100_000)
 
     def _servers(self) -> list[services.Nsqd]:
         return [self.server, self._strict] if self._strict else [self.server]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.targets import payloads
 
 _TAKES_NO_POISON = services.Answer(status=422, body="no such thing", containing="poison")
@@ -72,4 +72,4 @@ class Log(Probe):
         return payloads.log(event)
 
     def poison(self, key: str) -> Event:
-        return events.put(key, metadata="poison")
+        return sample_events.put(key, metadata="poison")

@@ -27,8 +27,8 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 from tests import provision, services
-from tests.builders import migrated
 from tests.conftest import OUTBOXES
+from tests.support.builders import migrated
 
 SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
 

@@ -15,9 +15,9 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.registry import UnknownTarget
 from tests import services
-from tests.builders import add_target, event, registry
-from tests.hostile import BUCKETS, UNPOSTABLE
 from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
+from tests.support.builders import add_target, event, registry
+from tests.support.hostile_names import BUCKETS, UNPOSTABLE
 
 FIXTURES = (Path(__file__).parents[2] / "fixtures/minio_webhook_events.jsonl").read_bytes().splitlines()
 

@@ -15,8 +15,8 @@ from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailab
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from tests import services
-from tests.builders import event
 from tests.integration.api.conftest import keys, records
+from tests.support.builders import event
 
 
 @pytest.mark.parametrize("size", [1, 20])

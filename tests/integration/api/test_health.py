@@ -12,10 +12,10 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
 from tests import services
-from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.integration.api.test_events import body
 from tests.integration.api.test_operations import bury
+from tests.support.builders import add_target, registry
 
 LABELS = {"type": "webhook", "name": "x"}
 

@@ -11,8 +11,8 @@ import pytest
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from tests import services
-from tests.builders import event, migrated
 from tests.integration.api.conftest import Start, keys, problem
+from tests.support.builders import event, migrated
 
 PACKET = 1 << 20
 

@@ -22,11 +22,11 @@ from app.api.listen import broadcaster
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
-from tests.builders import DELETE, PUT, event
 from tests.integration.api.conftest import S3, Mc, Start, records, url_of
 from tests.integration.api.test_events import body
 from tests.integration.api.test_s3 import code
 from tests.services import until
+from tests.support.builders import DELETE, PUT, event
 
 EVENTS = "events=s3:ObjectCreated:*&events=s3:ObjectRemoved:*"
 

@@ -18,11 +18,11 @@ from app.outbox.delivery.heartbeats import DRAIN_STOPPED, UNSERVED
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from tests import services
-from tests.builders import add_target
 from tests.integration.api.conftest import Api, Start, url_of
 from tests.integration.api.test_events import body
 from tests.integration.api.test_health import heartbeats
 from tests.integration.api.test_operations import bury
+from tests.support.builders import add_target
 
 ROOT = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import negative_data_rejection, positive_
 
 from app.api import create_app
 from app.config.settings import Settings
-from tests.builders import add_target, migrated
+from tests.support.builders import add_target, migrated
 
 TOKEN = "a-token-of-32-characters-for-you"
 

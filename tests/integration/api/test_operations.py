@@ -13,9 +13,9 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database
-from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.integration.api.test_events import body
+from tests.support.builders import add_target, registry
 
 SECRET = "hunter2-hunter2"
 

@@ -13,9 +13,9 @@ import pytest
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from tests import services
-from tests.builders import event, migrated
 from tests.integration.api.conftest import Api, Start, keys, problem, token
 from tests.integration.api.test_events import body
+from tests.support.builders import event, migrated
 
 
 @pytest.fixture

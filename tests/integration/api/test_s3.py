@@ -15,9 +15,9 @@ from minio.notificationconfig import NotificationConfig, PrefixFilterRule, Queue
 
 from app.outbox.buckets import every_bucket, is_bucket
 from tests import services
-from tests.builders import add_target, event, migrated, registry
 from tests.integration.api.conftest import S3, Api, Start, keys, problem, url_of
 from tests.integration.api.test_events import body
+from tests.support.builders import add_target, event, migrated, registry
 from tests.unit.rules.test_notification_xml import REFUSED, TAKEN
 
 ARN = "arn:minio:sqs::cache:redis"

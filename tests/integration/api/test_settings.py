@@ -10,10 +10,10 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.rules.model import Rule
 from app.supervisor.start import sync_environment
-from tests.builders import event, registry
 from tests.integration.api.conftest import Api, problem
-from tests.integration.outbox.scripted import Courier, Scripted
-from tests.reference_keys import TABLES, refused, valid
+from tests.support.builders import event, registry
+from tests.support.reference_keys import TABLES, refused, valid
+from tests.support.scripted_target import Courier, ScriptedTarget
 
 
 @pytest.mark.parametrize("type_name", TABLES)
@@ -56,7 +56,7 @@ def test_targets_of_every_type_broken_in_the_environment_leave_a_good_one_at_wor
         target = TargetId(type_name, name)
         registry(plain_log).add_rule(Rule(bucket="*", events=("*",), prefix="", suffix="", target=target, rule_id=""))
     Log(plain_log).append([[event("a"), event("b")]])
-    arrived = Scripted()
+    arrived = ScriptedTarget()
     Courier(plain_log, good, arrived).run()
     assert sorted(arrived.keys()) == ["a", "b"]
     waiting = {each["state"]: each["events"]["pending"] for each in plain.client.get("/v1/targets").json()["targets"]}

@@ -21,7 +21,7 @@ from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.log.spool_format import DamagedFile, decoded, encoded
 from tests import services
-from tests.builders import add_target, event, migrated
+from tests.support.builders import add_target, event, migrated
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) 
 
 def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.builders import event\n"
+        "import sys; from pathlib import Path; from tests.support.builders import event\n"
         "from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]))\n"
         "for number in range(50): staging.append([event(f'{sys.argv[2]}-{number:03d}')])"
@@ -264,7 +264,7 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
 
 def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
     program = (
-        "import sys; from pathlib import Path; from tests.builders import event\n"
+        "import sys; from pathlib import Path; from tests.support.builders import event\n"
         "from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]))\n"
         "while True: staging.append([event(f'{n}') for n in range(200)])"
@@ -284,7 +284,7 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
 
 def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
     program = (
-        "import errno, sys; from pathlib import Path; from tests.builders import event\n"
+        "import errno, sys; from pathlib import Path; from tests.support.builders import event\n"
         "from app.outbox.log.spool_format import decoded; from app.outbox.log.spool import Staging\n"
         "staging = Staging(Path(sys.argv[1]) / 'staging')\n"
         "staging.append([event('fits')])\n"

@@ -6,9 +6,9 @@ import pytest
 
 from app.events.test_events import DELETE, NAME, PUT, TEST_BUCKET
 from app.outbox.engine.database import Database
-from tests.builders import add_target, registry
 from tests.integration.api.conftest import Api, problem
-from tests.integration.outbox.scripted import Courier, Scripted
+from tests.support.builders import add_target, registry
+from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.namespace_policy import Policy
 
 REDIS = {"address": "127.0.0.1:9", "key": "k"}
@@ -38,12 +38,12 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
         return {(each["target"], each["state"]) for event in events for each in event["standings"]}
 
     assert delivery_states() == {(tried.arn(), "pending")}
-    arrived = Scripted()
+    arrived = ScriptedTarget()
     Courier(plain_log, tried, arrived, policy=policy).run()
     assert [event.name for event in arrived.got] == sent
     assert {event.key for event in arrived.got} == {trial["key"]}
     assert delivery_states() == {(tried.arn(), "settled")}
-    untouched = Scripted()
+    untouched = ScriptedTarget()
     Courier(plain_log, other, untouched).run()
     assert untouched.got == []
     plain.client.post("/v1/targets/redis/tried/test", json={})

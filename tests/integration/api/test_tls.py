@@ -20,11 +20,11 @@ from cryptography import x509
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
-from tests.builders import event
 from tests.integration.api.conftest import S3, Api, url_of
 from tests.integration.api.test_events import body
 from tests.integration.api.test_listen import Listener
 from tests.services import until
+from tests.support.builders import event
 
 
 @dataclass(eq=False)

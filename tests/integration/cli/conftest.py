@@ -15,8 +15,8 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from tests.builders import migrated
-from tests.integration.outbox.scripted import Courier, Scripted
+from tests.support.builders import migrated
+from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 
 
@@ -77,13 +77,13 @@ def database(cli: Cli, folder: Path) -> Iterator[Database]:
     opened.close()
 
 
-def deliver(database: Database, target: TargetId, events: Sequence[Event], *, rejecting: str = "") -> Scripted:
+def deliver(database: Database, target: TargetId, events: Sequence[Event], *, rejecting: str = "") -> ScriptedTarget:
     """Record events and have a worker deliver them to a target that rejects those whose key is `rejecting`."""
 
     def script(event: Event) -> Outcome:
         return Rejected("it is too large") if event.key == rejecting else DELIVERED
 
     Log(database).append([events])
-    scripted = Scripted(script)
+    scripted = ScriptedTarget(script)
     Courier(database, target, scripted).run()
     return scripted

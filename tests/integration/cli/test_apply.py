@@ -12,8 +12,8 @@ from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.supervisor.start import sync_environment
-from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, Result
+from tests.support.builders import event, registry
 
 FILE = """
 targets:

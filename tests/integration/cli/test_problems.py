@@ -13,7 +13,7 @@ from cryptography.fernet import Fernet
 from app.cli import COMMANDS
 from tests import services
 from tests.integration.cli.conftest import Cli
-from tests.system import BUCKETWIRE
+from tests.support.service_processes import BUCKETWIRE
 
 # These become another program, which in this process would be the end of the tests.
 JOBS = {name for name, module in COMMANDS.items() if module == "app.cli.commands.reconcile"}

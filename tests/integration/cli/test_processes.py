@@ -15,9 +15,9 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests import services
-from tests.builders import add_target, event, migrated
 from tests.services import until
-from tests.system import Role
+from tests.support.builders import add_target, event, migrated
+from tests.support.service_processes import Role
 
 HERE = f"http://{services.LOOPBACK}"
 

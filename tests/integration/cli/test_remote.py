@@ -12,9 +12,9 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
 from tests import services
-from tests.builders import event, migrated
 from tests.integration.cli.conftest import Cli, Result, deliver
-from tests.system import Api
+from tests.support.builders import event, migrated
+from tests.support.service_processes import Api
 
 ARN = "arn:minio:sqs:eu-1:cache:redis"
 SECRET = "hush-hush-9f3"

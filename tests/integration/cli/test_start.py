@@ -15,7 +15,7 @@ from app.outbox.engine.database import Database
 from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.start import CannotStart, add_sample, check_address, lock_folder, remembered_port
 from tests import services
-from tests.builders import add_target, migrated, registry
+from tests.support.builders import add_target, migrated, registry
 
 
 @pytest.fixture

@@ -17,10 +17,10 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from tests import services
-from tests.builders import DELETE, add_target, event
 from tests.integration.cli.conftest import Cli, deliver
-from tests.integration.outbox.scripted import Courier, Scripted
 from tests.services import until
+from tests.support.builders import DELETE, add_target, event
+from tests.support.scripted_target import Courier, ScriptedTarget
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_who_revokes_the_last_token_learns_that_nobody_may_call_and_can_make_ano
 
 def test_a_replay_can_be_waited_for(cli: Cli, database: Database, target: TargetId) -> None:
     deliver(database, target, [event(f"a/{number}") for number in range(30)])
-    again = Scripted()
+    again = ScriptedTarget()
 
     def work() -> None:
         until(lambda: any(not each.finished for each in Replays(database).list()), 30, what="a replay")

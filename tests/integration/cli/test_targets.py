@@ -10,8 +10,8 @@ import pytest
 
 from app.outbox.engine.database import Database
 from app.supervisor.start import sync_environment
-from tests.builders import event, registry
 from tests.integration.cli.conftest import Cli, deliver
+from tests.support.builders import event, registry
 
 SECRET = "hush-hush-9f3"
 SET = ("target", "set", "redis:cache", "address=127.0.0.1:6379", "key=events", f"password={SECRET}")

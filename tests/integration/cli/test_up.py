@@ -18,7 +18,7 @@ from app.config.settings import Settings
 from app.supervisor.embedded_broker import RedisMissing, redis_server
 from tests import services
 from tests.services import until
-from tests.system import BUCKETWIRE, Role
+from tests.support.service_processes import BUCKETWIRE, Role
 
 
 def up(folder: Path, port: int, **more: str) -> Role:

@@ -12,10 +12,10 @@ import pytest
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import LogReader
-from tests.builders import DELETE, event
 from tests.integration.cli.conftest import Cli
 from tests.services import until
-from tests.system import BUCKETWIRE, Role
+from tests.support.builders import DELETE, event
+from tests.support.service_processes import BUCKETWIRE, Role
 
 
 def test_events_are_printed_as_they_come_and_only_those_asked_for(database: Database, folder: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from app.outbox.engine.database import Database
-from tests.builders import migrated
+from tests.support.builders import migrated
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.rules.model import Rule
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 from workers.delivery.retry import RetrySchedule
 
@@ -93,7 +93,7 @@ def test_the_limit_is_exact_also_between_two_writers(database: Database) -> None
 
 def test_no_live_event_is_discarded_for_replayed_dead_letters(database: Database) -> None:
     target = add_target(database, queue_limit=4)
-    courier = Courier(database, target, Scripted(lambda one: Rejected("no")))
+    courier = Courier(database, target, ScriptedTarget(lambda one: Rejected("no")))
     log = Log(database)
     log.append([[event(f"k{number}") for number in range(4)]])
     courier.run()

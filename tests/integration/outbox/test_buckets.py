@@ -13,7 +13,7 @@ from app.outbox.engine import migration
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import events_between, log_end, position_of
-from tests.builders import add_target, event
+from tests.support.builders import add_target, event
 
 
 def names(database: Database) -> list[str]:

@@ -14,8 +14,8 @@ from app.outbox import tables
 from app.outbox.delivery.counters import snapshot
 from app.outbox.engine.database import Database, DatabaseUnavailable, refuses_value
 from tests import services
-from tests.builders import add_target
 from tests.services import until
+from tests.support.builders import add_target
 
 _FACES: dict[str, Callable[[Database], Any]] = {
     "reading": Database.reading,

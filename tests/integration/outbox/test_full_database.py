@@ -20,8 +20,8 @@ from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from tests import services
-from tests.builders import event, migrated
 from tests.services.sql import MariaDB
+from tests.support.builders import event, migrated
 
 SPACE = ["--innodb-file-per-table=OFF", "--innodb-data-file-path=ibdata1:12M:autoextend:max:24M"]
 

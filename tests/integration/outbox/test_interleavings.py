@@ -10,9 +10,9 @@ import pytest
 from app.outbox.delivery import dead_letters
 from app.outbox.engine.database import Database
 from app.outbox.log import retention
-from tests.builders import migrated, registry
-from tests.integration.outbox.interleaving import Done, Explorer, LockWaits, Operations
-from tests.integration.outbox.operations import (
+from tests.support.builders import migrated, registry
+from tests.support.interleaving import Done, Explorer, LockWaits, Operations
+from tests.support.outbox_operations import (
     Operation,
     Worker,
     World,

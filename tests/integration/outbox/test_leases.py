@@ -8,7 +8,7 @@ from app.config.arn import TargetId
 from app.outbox.delivery.leases import Leases, grouped
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from tests.builders import add_target, event, registry
+from tests.support.builders import add_target, event, registry
 
 
 @pytest.fixture

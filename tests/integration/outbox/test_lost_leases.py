@@ -20,9 +20,9 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
-from tests.builders import DELETE, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
 from tests.services import until
+from tests.support.builders import DELETE, add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
@@ -41,7 +41,7 @@ HEX = "18E9E833E5D3{:04X}"
 class OneTarget:
     """In place of a worker's targets: one whose answers the test decides."""
 
-    scripted: Scripted
+    scripted: ScriptedTarget
     policy: Policy
 
     def work(self, _: object) -> OpenTarget:
@@ -59,7 +59,7 @@ class Two:
     database: Database
     target: TargetId
     stopped: Runtime
-    scripted: Scripted
+    scripted: ScriptedTarget
     other: Courier
 
     @property
@@ -90,9 +90,9 @@ def two(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> I
     url = database.url.render_as_string(hide_password=False)
     settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE": "1s"}
     context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_TIME_SLICE": "900ms"}))
-    target, scripted = add_target(database), Scripted()
+    target, scripted = add_target(database), ScriptedTarget()
     context.pool = OneTarget(scripted, request.param)  # type: ignore[assignment]
-    other = Courier(database, target, Scripted(got=scripted.got), request.param, batch=100)
+    other = Courier(database, target, ScriptedTarget(got=scripted.got), request.param, batch=100)
     yield Two(database, target, context, scripted, other)
     context.close()
 

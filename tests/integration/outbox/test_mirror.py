@@ -11,8 +11,8 @@ from app.events.model import Effect, Event
 from app.events.parsing import Limits, parse
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
-from tests.builders import DELETE, PUT, add_target, event
-from tests.integration.outbox.scripted import Courier, assert_counters_balance
+from tests.support.builders import DELETE, PUT, add_target, event
+from tests.support.scripted_target import Courier, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "minio_webhook_events.jsonl"

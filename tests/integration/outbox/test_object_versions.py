@@ -19,8 +19,8 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.versions.retention import KEPT
-from tests.builders import DELETE, PUT, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
+from tests.support.builders import DELETE, PUT, add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
 
@@ -38,8 +38,10 @@ def gone(version: str, **more: str) -> Event:
 class Mirror(Courier):
     """A courier with the mirror policy, and the rows that its target holds."""
 
-    def __init__(self, database: Database, target: TargetId, scripted: Scripted | None = None, batch: int = 10) -> None:
-        super().__init__(database, target, scripted or Scripted(), Policy.MIRROR, batch=batch)
+    def __init__(
+        self, database: Database, target: TargetId, scripted: ScriptedTarget | None = None, batch: int = 10
+    ) -> None:
+        super().__init__(database, target, scripted or ScriptedTarget(), Policy.MIRROR, batch=batch)
         self.rows: dict[str, str] = {}
 
     def deliver(self) -> dict[str, str]:
@@ -230,7 +232,7 @@ def test_what_was_sent_is_known_also_if_its_worker_died_before_it_settled(databa
     def die(_: Event) -> Unavailable:
         raise KeyboardInterrupt
 
-    dying = Mirror(database, mirror.target, Scripted(die), batch=1000)
+    dying = Mirror(database, mirror.target, ScriptedTarget(die), batch=1000)
     with pytest.raises(KeyboardInterrupt):
         dying.run()
     mirror.batch = 2
@@ -240,7 +242,9 @@ def test_what_was_sent_is_known_also_if_its_worker_died_before_it_settled(databa
 
 def test_events_behind_a_parked_one_are_known(database: Database) -> None:
     refused = put("v1")
-    mirror = Mirror(database, add_target(database), Scripted(lambda one: Failed("no") if one == refused else DELIVERED))
+    mirror = Mirror(
+        database, add_target(database), ScriptedTarget(lambda one: Failed("no") if one == refused else DELIVERED)
+    )
     mirror.schedule = replace(mirror.schedule, base=60_000, cap=60_000)
     mirror.scripted.script = lambda one: Failed("no") if one.version == "v1" else DELIVERED
     assert mirror.tell(refused) == {}

@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.log.append import Log
 from tests import services
-from tests.builders import add_target, event, migrated
+from tests.support.builders import add_target, event, migrated
 from workers.runtime import Runtime
 
 PARTITIONS = range(16)

@@ -22,9 +22,9 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
+from tests.support.builders import add_target, event, registry
+from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
@@ -48,9 +48,9 @@ def work(courier: Courier, now: int, *, turns: int) -> Counter[str]:
     return counts
 
 
-def answering(outcomes: dict[str, Outcome]) -> Scripted:
+def answering(outcomes: dict[str, Outcome]) -> ScriptedTarget:
     """A target that answers these events, by their ids, and takes every other one."""
-    return Scripted(lambda one: outcomes.get(one.id, DELIVERED))
+    return ScriptedTarget(lambda one: outcomes.get(one.id, DELIVERED))
 
 
 @pytest.mark.parametrize("schedule", [RetrySchedule(max_attempts=1), RetrySchedule(max_age=1)])
@@ -84,7 +84,7 @@ def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_wai
 
 def test_a_defect_of_an_adapter_makes_one_head_of_an_object_whose_events_all_failed(database: Database) -> None:
     schedule = RetrySchedule(base=HOUR, cap=HOUR)
-    courier = Courier(database, add_target(database), Scripted(_defect), schedule=schedule, batch=100)
+    courier = Courier(database, add_target(database), ScriptedTarget(_defect), schedule=schedule, batch=100)
     record(database, *(event("a") for _ in range(4)))
     courier.run()
     for hours in range(1, 4):
@@ -142,7 +142,7 @@ def _break(database: Database, *rows: tuple[int, int]) -> None:
 
 
 def _park_three(database: Database) -> tuple[Courier, list[Event]]:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
     courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
     events = record(database, *(event("a") for _ in range(3)))
     courier.run()
@@ -188,7 +188,7 @@ def test_the_oldest_parked_event_becomes_the_head_again(
 
 
 def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(database: Database) -> None:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
     courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
     record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
     courier.run()
@@ -209,7 +209,7 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
 
 
 def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_ended(database: Database) -> None:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")), batch=100)
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")), batch=100)
     courier.schedule = RetrySchedule(base=HOUR, cap=HOUR)
     record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
     courier.run()
@@ -341,7 +341,7 @@ def test_a_rejection_is_kept_in_the_words_of_the_remote(database: Database) -> N
 
 @pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
 def test_a_target_can_be_removed_while_a_worker_parks_events_of_it(database: Database, outbox_url: str) -> None:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Failed("no")))
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Failed("no")))
     record(database, event("a"))
     other = Database(outbox_url)
     locks_cursors = Signal()

@@ -18,9 +18,9 @@ from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.parked_rows import assert_each_object_has_one_head, due_times
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order
+from tests.support.builders import add_target, event, registry
+from tests.support.parked_rows import assert_each_object_has_one_head, due_times
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 
@@ -100,7 +100,7 @@ class History:
         name = f"t{next(_numbers)}"
         self.bucket = f"bucket-{name}"
         self.target = add_target(database, name, bucket=self.bucket)
-        self.courier = Courier(database, self.target, Scripted(), schedule=schedule, batch=batch)
+        self.courier = Courier(database, self.target, ScriptedTarget(), schedule=schedule, batch=batch)
         self.now = now_ms()
         self.recorded: list[Event] = []
         self.early: list[Event] = []  # sent before the parked events of their object were due

@@ -14,9 +14,9 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
-from tests.builders import DELETE, add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance, assert_in_order, sometimes
 from tests.services import until
+from tests.support.builders import DELETE, add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order, sometimes
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
@@ -110,7 +110,7 @@ def test_a_rejected_event_dies_at_once_and_is_delivered_when_it_is_replayed(data
 
 
 def test_a_purged_dead_letter_is_counted(database: Database) -> None:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Rejected("never")))
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("never")))
     record(database, event(), event())
     courier.run()
     assert DeadLetters(database).purge(Filter()) == 2
@@ -122,7 +122,7 @@ def test_a_purged_dead_letter_is_counted(database: Database) -> None:
 
 def test_an_unavailable_target_costs_its_events_no_attempt_and_no_place(database: Database) -> None:
     unreachable = Unavailable("connection refused", unreachable=True)
-    courier = Courier(database, add_target(database), Scripted(lambda one: unreachable))
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: unreachable))
     events = record(database, *(event(f"k{number}") for number in range(20)))
     for _ in range(30):
         assert courier.run().unavailable == unreachable

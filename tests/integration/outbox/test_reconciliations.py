@@ -20,7 +20,7 @@ from app.outbox.reconcile.runs import (
     recorded_since,
 )
 from app.outbox.registry import UnknownTarget
-from tests.builders import add_target, event
+from tests.support.builders import add_target, event
 
 TARGET = TargetId("webhook", "x")
 

@@ -14,9 +14,9 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, key_hash
-from tests.builders import add_target, event, registry
-from tests.delivery import Delivery, delivery
-from tests.integration.outbox.scripted import Scripted, assert_counters_balance, assert_in_order
+from tests.support.builders import add_target, event, registry
+from tests.support.delivery import Delivery, delivery
+from tests.support.scripted_target import ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -55,8 +55,8 @@ def record(database: Database, names: list[str]) -> list[Event]:
     return events
 
 
-def refusing(*names: str, outcome: Outcome = REFUSED) -> Scripted:
-    return Scripted(lambda one: outcome if one.key in names else DELIVERED)
+def refusing(*names: str, outcome: Outcome = REFUSED) -> ScriptedTarget:
+    return ScriptedTarget(lambda one: outcome if one.key in names else DELIVERED)
 
 
 def letters(database: Database) -> list[DeadLetter]:
@@ -135,7 +135,7 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
 ) -> None:
     """As a SQL target answers that one of many rows made it wait too long: nobody knows which."""
 
-    class AllOrNothing(Scripted):
+    class AllOrNothing(ScriptedTarget):
         def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> list[Outcome]:
             if any(one.key == poison for one in events):
                 return [Unavailable("a lock was not had in time")] * len(events)
@@ -155,11 +155,11 @@ def test_a_call_that_is_refused_as_a_whole_is_narrowed_down_to_the_event_at_faul
 def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Database, at_work: Delivery) -> None:
     add_target(database)
     events = record(database, spread(40))
-    target = Scripted()
+    target = ScriptedTarget()
     at_work.serve(target, SCHEDULE)
     at_work.until(lambda: is_settled(database))
     events += record(database, spread(40))
-    down = Scripted(lambda one: REFUSED)
+    down = ScriptedTarget(lambda one: REFUSED)
     at_work.serve(down, SCHEDULE)
     looks = 0
     for _ in range(150):  # far more than max_attempts looks, whatever the breaker would like to wait
@@ -192,7 +192,7 @@ def test_an_outage_costs_objects_that_failed_before_no_attempt_either(database: 
     record(database, keys(1, 1, "healthy"))
     at_work.until(lambda: len(attempts(database)) == len(failing))
     before = sorted(attempts(database))
-    at_work.serve(Scripted(lambda one: REFUSED), SCHEDULE)
+    at_work.serve(ScriptedTarget(lambda one: REFUSED), SCHEDULE)
     for _ in range(60):
         at_work.turn()
         end_wait(database)
@@ -205,7 +205,7 @@ def test_a_short_refusal_of_everything_costs_no_attempt(database: Database, at_w
     add_target(database)
     events = record(database, spread(80))
     answers = iter([True] * 3 + [False] * 5 + [True] * 30 + [False] * 3)
-    target = Scripted(lambda one: DELIVERED if next(answers, True) else REFUSED)
+    target = ScriptedTarget(lambda one: DELIVERED if next(answers, True) else REFUSED)
     at_work.serve(target, RetrySchedule(base=1, cap=1, max_attempts=1, max_age=0))
     at_work.until(lambda: is_settled(database), 30)
     assert letters(database) == []
@@ -235,7 +235,7 @@ def test_gone_for_one_object_does_not_pause_a_target_that_takes_others(database:
 def test_gone_for_everything_pauses_the_target(database: Database, at_work: Delivery, count: int) -> None:
     target_id = add_target(database)
     record(database, [*keys(0, 1, "gone"), *keys(1, count - 1, "gone")])
-    at_work.serve(Scripted(lambda one: Unavailable("410", pause=True)), SCHEDULE)
+    at_work.serve(ScriptedTarget(lambda one: Unavailable("410", pause=True)), SCHEDULE)
     at_work.until(lambda: registry(database).target(target_id).paused, what="the target paused")
     assert set(attempts(database)) <= {0}
 

@@ -18,7 +18,7 @@ from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.log.spool_format import decoded
 from tests import services
-from tests.builders import add_target, event, migrated
+from tests.support.builders import add_target, event, migrated
 
 # Each refuses the rows of one key by an error that is not about a value's type or length: MySQL's for a row that is
 # too large, PostgreSQL's for a limit of the program, SQLite's for a constraint.

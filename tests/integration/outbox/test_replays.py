@@ -15,8 +15,8 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
 
@@ -105,7 +105,7 @@ def test_no_live_event_is_discarded_for_those_of_a_replay(database: Database) ->
 
 
 def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Database) -> None:
-    courier = Courier(database, add_target(database, queue_limit=2), Scripted(lambda one: Failed("later")))
+    courier = Courier(database, add_target(database, queue_limit=2), ScriptedTarget(lambda one: Failed("later")))
     courier.schedule = _LONG
     _record(database, [event("a"), event("b")])
     courier.run()
@@ -152,7 +152,7 @@ def test_a_replay_begins_behind_what_was_purged(database: Database) -> None:
 
 
 def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Database) -> None:
-    courier = Courier(database, add_target(database), Scripted(lambda one: Rejected("no")))
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("no")))
     _record(database, [event("k")])
     courier.run()
     [letter] = DeadLetters(database).list(Filter())

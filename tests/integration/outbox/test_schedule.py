@@ -15,8 +15,8 @@ from app.outbox.reconcile import schedule as schedule_module
 from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
 from app.outbox.reconcile.schedule import MAX_DELAY, Schedule
 from app.rules.model import Rule
-from tests.builders import add_target, event, registry
-from tests.hostile import BUCKETS, scheduled
+from tests.support.builders import add_target, event, registry
+from tests.support.hostile_names import BUCKETS, scheduled
 
 SCHEDULED = [name for name in BUCKETS if scheduled(name)]
 EACH_MINUTE = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}

@@ -13,8 +13,8 @@ from app.outbox.engine import migration
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.spool_format import decoded, encoded
-from tests.builders import add_target, event
-from tests.integration.outbox.scripted import Courier
+from tests.support.builders import add_target, event
+from tests.support.scripted_target import Courier
 from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 
 TRACE = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01 vendor=a value,other=b"

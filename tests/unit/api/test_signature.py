@@ -15,7 +15,7 @@ from app.api.s3 import payload
 from app.api.s3.errors import CODES, S3Error
 from app.api.s3.signature import EMPTY, Received, known_keys, verify
 from app.config.settings import S3Key
-from tests.unit.events.properties import thorough
+from tests.support.properties import thorough
 
 KEY = S3Key("aws", frozenset({"admin"}), "AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 NOW = datetime(2013, 5, 24, tzinfo=UTC)

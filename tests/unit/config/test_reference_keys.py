@@ -11,7 +11,7 @@ from app.config.arn import TargetId
 from app.config.errors import REDACTED, BadSettings
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
-from tests.reference_keys import TABLES, Row, camel, refused, valid
+from tests.support.reference_keys import TABLES, Row, camel, refused, valid
 
 Way = Callable[[str, Mapping[str, str]], Mapping[str, object]]
 ROWS = [pytest.param(name, row, id=f"{name}-{row.key}") for name, table in TABLES.items() for row in table.rows]

@@ -11,7 +11,7 @@ import pytest
 from app.events.minio_json import encode_key
 from app.events.model import Event
 from app.events.parsing import BadEvents, Parsed, parse
-from tests.unit.events.captured import HEADERS, line, record
+from tests.support.captured import HEADERS, line, record
 
 NOW = 1_800_000_000_123
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events import minio_json
-from tests.unit.events.properties import unhurried
+from tests.support.properties import unhurried
 
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), max_size=80)
 

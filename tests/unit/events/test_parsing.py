@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from app.events.minio_json import encode_key
 from app.events.parsing import BadEvents, Limits, Parsed, Refused, parse
-from tests.unit.events.captured import LINES, line, record
-from tests.unit.events.properties import thorough
+from tests.support.captured import LINES, line, record
+from tests.support.properties import thorough
 from tests.unit.events.test_frontends import TEST_EVENT, aws, ceph, eventbridge, seaweed, sns
 
 NOW = 1_800_000_000_123

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from app.events import names
 from app.events.effects import ContentChange, content_change
 from app.events.sequencer import comparable, states_content
-from tests.unit.events.properties import unhurried
+from tests.support.properties import unhurried
 
 HEX = st.text(st.sampled_from("0123456789abcdefABCDEF"), max_size=24)
 

@@ -10,7 +10,7 @@ from pymysql.converters import escape_string
 from app.events.errors import BadEvents
 from app.events.parsing import Limits, parse
 from app.events.stored_size import is_larger, stored_size
-from tests.builders import event
+from tests.support.builders import event
 
 TEXT = strategies.text(strategies.characters(exclude_categories=("Cs",)))
 JSON = strategies.text("\"\\'aé\U0001f600{}", max_size=400)

@@ -21,9 +21,9 @@ from app.events.version_history import (
     VersionState,
     version_of,
 )
-from tests.unit.events import full_fold
-from tests.unit.events.captured import record
-from tests.unit.events.properties import thorough
+from tests.support import full_fold
+from tests.support.captured import record
+from tests.support.properties import thorough
 
 PUT = "s3:ObjectCreated:Put"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"

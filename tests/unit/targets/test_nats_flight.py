@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events.model import Event
-from tests.contract import events
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.nats.acks import Flight
 from workers.targets.nats.streaming import decoded, encoded, text
@@ -16,7 +16,7 @@ REJECTED, UNAVAILABLE = Rejected("too large"), Unavailable("full")
 
 
 def flight(keys: str, window: int = 100) -> Flight:
-    return Flight([events.put(key) for key in keys], window)
+    return Flight([sample_events.put(key) for key in keys], window)
 
 
 def send(under_way: Flight, size: int = 1) -> str:

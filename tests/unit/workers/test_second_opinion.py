@@ -9,7 +9,7 @@ import pytest
 
 from app.events.model import Event
 from app.outbox.delivery.settlement_store import Refusals
-from tests.builders import event
+from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
 

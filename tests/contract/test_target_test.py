@@ -14,7 +14,7 @@ from app.config import target_settings
 from app.events import test_events as marks
 from tests import services
 from tests.contract.probes.base import TIMEOUT, Probe
-from tests.system import BUCKETWIRE
+from tests.support.service_processes import BUCKETWIRE
 from workers.target_test import Step, run_target_test
 
 OVER = pytest.mark.parametrize(

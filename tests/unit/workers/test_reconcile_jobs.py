@@ -21,9 +21,9 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule, WaitingRun
 from spark_jobs.__main__ import jobs as spark_commands
-from tests.builders import add_target, event, migrated
-from tests.hostile import BUCKETS, scheduled
 from tests.services import reaper, until
+from tests.support.builders import add_target, event, migrated
+from tests.support.hostile_names import BUCKETS, scheduled
 from workers import reconcile_jobs
 from workers.reconcile_jobs import Jobs, RunWakeUps, last_words
 

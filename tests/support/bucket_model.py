@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 from urllib.parse import quote_plus
 
-from tests.acceptance.arrivals import Record
+from tests.support.target_readers import Record
 
 _FIRST = 0x18E9E833E5D35C00  # a sequencer: nanoseconds since 1970
 

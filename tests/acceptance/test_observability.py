@@ -20,10 +20,10 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import OFFERED
 from app.outbox.engine.database import now_ms
 from tests import services
-from tests.builders import event
 from tests.integration.api.test_metrics import expressions
 from tests.services import Answer, until
-from tests.system import Role, System, start_all, system
+from tests.support.builders import event
+from tests.support.service_processes import Role, System, start_all, system
 
 Members = dict[str, Any]
 PATIENCE = 90

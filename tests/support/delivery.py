@@ -12,8 +12,8 @@ from typing import Any
 from app.config.settings import Settings
 from app.outbox.delivery.leases import Offer
 from app.outbox.registry import StoredTarget
-from tests.builders import SECRET_KEY
 from tests.services import until
+from tests.support.builders import SECRET_KEY
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.retry import RetrySchedule

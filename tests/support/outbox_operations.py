@@ -24,9 +24,9 @@ from app.outbox.log.append import Log, key_hash
 from app.outbox.log.retention import purge
 from app.outbox.registry import StoredTarget, UnknownTarget
 from app.rules.model import Rule
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.interleaving import Side
-from tests.integration.outbox.scripted import Courier, Scripted
+from tests.support.builders import add_target, event, registry
+from tests.support.interleaving import Side
+from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
@@ -95,7 +95,7 @@ def build(database: Database) -> World:
     target = add_target(database)
     row_id = registry(database).target(target).row_id
     refused: dict[str, Outcome] = {}
-    courier = Courier(database, target, Scripted(lambda one: refused.get(one.id, DELIVERED)), lease_ms=_LEASE)
+    courier = Courier(database, target, ScriptedTarget(lambda one: refused.get(one.id, DELIVERED)), lease_ms=_LEASE)
     log = Log(database)
     k, j = _apart()
     first, second, third = event(k), event(k), event(k)
@@ -159,7 +159,9 @@ class Worker:
             self.world.delivered.add((stored.row_id, one.id))
             return DELIVERED
 
-        return OpenTarget(str(stored.target), Scripted(take), Policy.LOG, RetrySchedule(), 1000, BatchSizer(10, 10))
+        return OpenTarget(
+            str(stored.target), ScriptedTarget(take), Policy.LOG, RetrySchedule(), 1000, BatchSizer(10, 10)
+        )
 
     def close(self) -> None:
         """Close its connections."""

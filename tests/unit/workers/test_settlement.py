@@ -6,7 +6,7 @@ import pytest
 
 from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
 from app.outbox.tables import NEVER
-from tests.builders import event
+from tests.support.builders import event
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule

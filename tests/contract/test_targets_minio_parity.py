@@ -15,10 +15,10 @@ import pytest
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import minio_life
 from tests.contract.probes import amqp, mqtt, nats, nats_jetstream, nats_streaming, nsq, postgresql, redis, webhook
 from tests.contract.probes.base import Probe
 from tests.contract.probes.nats_wire import Wire
+from tests.support import minio_life
 from workers.delivery.outcomes import DELIVERED
 
 KEYS = (

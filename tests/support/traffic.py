@@ -16,9 +16,9 @@ import orjson
 
 from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.engine.database import DatabaseUnavailable
-from tests.acceptance.arrivals import Expected, Record
-from tests.acceptance.bucket_model import Bucket
-from tests.system import System
+from tests.support.bucket_model import Bucket
+from tests.support.service_processes import System
+from tests.support.target_readers import Expected, Record
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Poster:
             Bucket("versioned", self.number, keys=60, versioned=True, rng=self.rng),
         ]
 
-    def post(self, flow: Flow) -> None:
+    def post(self, flow: Traffic) -> None:
         """Post as many events as the flow allows, in bodies of 20 to 200, until it is over."""
         with httpx.Client(timeout=15, trust_env=False) as client:
             while share := flow.wait_for_share(self.taken):
@@ -67,7 +67,7 @@ class Poster:
 
 
 @dataclass
-class Flow:
+class Traffic:
     """The posters, how much each may post by now, and how far their events have come."""
 
     whole: System
@@ -77,7 +77,7 @@ class Flow:
     _more: threading.Condition = field(default_factory=threading.Condition)
 
     @contextmanager
-    def running(self) -> Iterator[Flow]:
+    def running(self) -> Iterator[Traffic]:
         """Post, within what is allowed; at the end no poster runs any more, and what one has raised is raised."""
         with ThreadPoolExecutor(len(self.posters)) as pool:
             posting = [pool.submit(poster.post, self) for poster in self.posters]

@@ -11,8 +11,8 @@ import pytest
 
 from app.events.model import Effect, Event
 from tests import services
-from tests.contract import minio_life
 from tests.contract.probes.mysql import Access, Namespace
+from tests.support import minio_life
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.payloads import compatible_effect
 

@@ -14,10 +14,10 @@ from random import Random
 
 from app.outbox.engine.database import now_ms
 from tests import services
-from tests.acceptance.arrivals import Record, create_log, text
-from tests.acceptance.flow import Flow
 from tests.services import until
-from tests.system import Role, System
+from tests.support.service_processes import Role, System
+from tests.support.target_readers import Record, create_log, text
+from tests.support.traffic import Traffic
 
 PATIENCE = 40  # seconds after a kill until events have to come in and go out again, everywhere
 
@@ -122,7 +122,7 @@ class Watch:
     Only targets that get everything, for the whole of the run, are looked at.
     """
 
-    flow: Flow
+    flow: Traffic
     patience: float = PATIENCE  # seconds until all from before the last kill has to be delivered
     targets: frozenset[str] = frozenset()  # `type:name` of those that are looked at; none named: all
     known: Sequence[int] = ()  # how many were settled at each target when that was last known
@@ -219,7 +219,7 @@ def texts(found: dict[str, Record]) -> dict[str, bytes]:
     return {path: text(record) for path, record in found.items()}
 
 
-def kill(victim: Victim, flow: Flow, watch: Watch, rng: Random, share: int) -> None:
+def kill(victim: Victim, flow: Traffic, watch: Watch, rng: Random, share: int) -> None:
     """Kill it with posts and deliveries on their way, and return when events come in and go out again."""
     enough = sum(watch.look()) + rng.randrange(1, share)
     until(

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.events.model import Effect, Event
-from tests.contract import events
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.payloads import Append, Change, Nothing, Remove, RemoveVersion, Upsert
 
-CAPTURED = list(events.captured())
+CAPTURED = list(sample_events.captured())
 
 
 @pytest.mark.parametrize(("line", "event"), CAPTURED)
@@ -33,7 +33,7 @@ def test_the_other_envelopes_hold_the_record_byte_for_byte(line: str, event: Eve
 
 
 def test_only_the_document_stores_line_ends_with_a_newline() -> None:
-    event = events.put("a.txt")
+    event = sample_events.put("a.txt")
     assert payloads.line(event) == payloads.records(event) + "\n"
     texts = (payloads.log(event), payloads.records(event), payloads.redis_access(event))
     assert not any(text.endswith("\n") for text in texts)
@@ -68,14 +68,14 @@ def test_text_stays_the_same_text(value: str) -> None:
     ],
 )
 def test_a_time_has_three_decimals(milliseconds: int, spelt: str) -> None:
-    event = events.put("a.txt")
+    event = sample_events.put("a.txt")
     moved = Event(event.id, event.name, "b", "k", "", "", milliseconds, event.record)
     assert payloads.timestamp(moved) == spelt
 
 
 def test_a_change_follows_the_effect_and_in_access_format_the_time() -> None:
-    put, delete, head = events.put("a"), events.delete("a"), events.head("a")
-    version = events.delete_version("a", "")
+    put, delete, head = sample_events.put("a"), sample_events.delete("a"), sample_events.head("a")
+    version = sample_events.delete_version("a", "")
     assert payloads.change(put, "namespace") == Upsert("images/a", payloads.records(put))
     assert payloads.change(delete, "namespace") == Remove("images/a")
     assert payloads.change(version, "namespace") == RemoveVersion("images/a", "null")
@@ -144,7 +144,7 @@ def test_entries_of_the_access_format_do_not_collapse() -> None:
 
 @given(st.lists(st.sampled_from("abc"), max_size=20))
 def test_waves_name_an_object_once_each_and_keep_its_order(keys: list[str]) -> None:
-    made = [events.put(key) for key in keys]
+    made = [sample_events.put(key) for key in keys]
     waves = payloads.waves(made)
     assert sorted(index for wave in waves for index in wave) == list(range(len(made)))
     for wave in waves:
@@ -157,7 +157,7 @@ def test_waves_name_an_object_once_each_and_keep_its_order(keys: list[str]) -> N
 
 
 def test_what_follows_a_stuck_event_of_its_object_is_behind_it() -> None:
-    a, b = (events.put(key) for key in "ab")
+    a, b = (sample_events.put(key) for key in "ab")
     down = Unavailable("down")
     cases: list[tuple[list[Event], list[Outcome], list[Outcome]]] = [
         (

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tests.acceptance.arrivals import Record, path, text
+from tests.support.target_readers import Record, path, text
 
 Span = tuple[float, float]  # when a post began and when it was answered, in seconds of one clock
 UNKNOWN: Span = (-math.inf, math.inf)

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
-from tests.builders import event
+from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.second_opinion import RefusedAgain, Suspect

@@ -12,10 +12,10 @@ import orjson
 import pytest
 
 from tests import services
-from tests.acceptance.arrivals import Expected, Record, listed, path, posted, rows
-from tests.builders import event
 from tests.services import until
-from tests.system import System, system
+from tests.support.builders import event
+from tests.support.service_processes import System, system
+from tests.support.target_readers import Expected, Record, listed, path, posted, rows
 
 Change = Callable[[dict[str, Any]], object]
 MILLION = "x" * 1_000_000

@@ -15,7 +15,7 @@ from minio.versioningconfig import VersioningConfig
 
 from app.events.model import Event
 from tests import services
-from tests.contract import events
+from tests.support import sample_events
 
 BUCKET = "images"
 VERSIONED = "versions"
@@ -30,7 +30,7 @@ def emitted(reference: services.Receiver) -> list[Event]:
             continue
         text = post.body.decode()
         start = text.index('"Records":[') + len('"Records":[')
-        found.append(events._from_record(json.loads(text)["Records"][0], text[start:-2]))
+        found.append(sample_events._from_record(json.loads(text)["Records"][0], text[start:-2]))
     return found
 
 

@@ -11,8 +11,8 @@ import urllib3
 
 from app.events.model import Event
 from tests import services
-from tests.contract import minio_life
 from tests.contract.probes import elasticsearch, kafka
+from tests.support import minio_life
 from workers.delivery.outcomes import DELIVERED
 
 KEYS = (

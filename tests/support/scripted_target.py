@@ -12,7 +12,7 @@ from app.outbox.delivery.counters import audit
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
-from tests.builders import registry
+from tests.support.builders import registry
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
 from workers.delivery.partition_worker import BatchSizer, LeaseSummary, OpenTarget, PartitionWorker
@@ -23,7 +23,7 @@ Script = Callable[[Event], Outcome]
 
 
 @dataclass
-class Scripted:
+class ScriptedTarget:
     """Keeps the contract of `workers.targets.base`; `got` is what arrived, in order."""
 
     script: Script = lambda event: DELIVERED
@@ -65,7 +65,7 @@ class Courier:
 
     database: Database
     target: TargetId
-    scripted: Scripted = field(default_factory=Scripted)
+    scripted: ScriptedTarget = field(default_factory=ScriptedTarget)
     policy: Policy = Policy.LOG
     schedule: RetrySchedule = field(default_factory=lambda: RetrySchedule(base=0, cap=0))
     lease_ms: int = 10_000

@@ -7,8 +7,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 from app.events.model import Event
-from tests.contract import events
 from tests.contract.probes.base import Probe
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Outcome
 from workers.targets import payloads
 from workers.targets.base import Target
@@ -40,7 +40,7 @@ def _left(probe: Probe, batch: list[Event], size: int) -> tuple[list[Outcome], d
 
 def _any_event(rng: random.Random, probe: Probe) -> Event:
     key, version = rng.choice("abcd"), rng.choice(["", "v1", "v2"])
-    kinds = [events.put(key, version=version), events.delete(key), events.head(key)]
+    kinds = [sample_events.put(key, version=version), sample_events.delete(key), sample_events.head(key)]
     event = rng.choice([*kinds, probe.poison(key)] if rng.random() < 0.3 else kinds)
     return event._replace(effect=payloads.compatible_effect(event))
 
@@ -49,13 +49,17 @@ def a_version_is_removed_only_while_the_row_describes_it(probe: Probe) -> None:
     """Absent, empty and `null` are one version; any other is the row's or leaves it alone."""
     target = probe.target()
     target.open()
-    rows = [events.put("versioned", version="v2"), events.put("plain"), events.put("null", version="null")]
+    rows = [
+        sample_events.put("versioned", version="v2"),
+        sample_events.put("plain"),
+        sample_events.put("null", version="null"),
+    ]
     assert set(target.deliver(rows, 1)) == {DELIVERED}
     others = [("versioned", "v1"), ("versioned", "v0"), ("plain", "v1"), ("null", "v1"), ("absent", "v'1")]
-    assert set(target.deliver([events.delete_version(*each) for each in others], 1)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in others], 1)) == {DELIVERED}
     assert len(probe.held()) == 3
     same = [("versioned", "v1"), ("versioned", "v2"), ("plain", ""), ("null", "null")]
-    assert set(target.deliver([events.delete_version(*each) for each in same], 1)) == {DELIVERED}
+    assert set(target.deliver([sample_events.delete_version(*each) for each in same], 1)) == {DELIVERED}
     assert probe.held() == []
     target.close()
 

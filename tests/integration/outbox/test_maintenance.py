@@ -20,9 +20,9 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
-from tests.builders import add_target, event, registry
-from tests.integration.outbox.scripted import Courier, Scripted, assert_counters_balance
-from tests.system import BUCKETWIRE
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.service_processes import BUCKETWIRE
 from workers.delivery.outcomes import DELIVERED, Rejected
 
 
@@ -69,7 +69,7 @@ def test_the_revisions_that_are_known_by_their_files_are_alembics() -> None:
 def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> None:
     poison = event("poison")
     courier = Courier(
-        database, add_target(database), Scripted(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
+        database, add_target(database), ScriptedTarget(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
     )
     log = Log(database)
     log.append([[event(f"k{number}") for number in range(50)] + [poison]])
@@ -87,7 +87,7 @@ def test_purge_removes_only_what_is_old_and_done_with(database: Database) -> Non
 def test_an_objects_history_says_where_each_event_stands(database: Database) -> None:
     settled, poison, waiting = event("k"), event("k"), event("k")
     courier = Courier(
-        database, add_target(database), Scripted(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
+        database, add_target(database), ScriptedTarget(lambda one: Rejected("no") if one.id == poison.id else DELIVERED)
     )
     Log(database).append([[settled, poison, event("other")]])
     courier.run()

@@ -9,7 +9,7 @@ import pytest
 
 from app.config import target_settings
 from app.events.model import Event
-from tests.builders import event
+from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.telemetry.redaction import RedactingTarget

@@ -21,8 +21,8 @@ import psutil
 from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters
 from app.outbox.engine.database import Database
 from tests import services
-from tests.builders import migrated
 from tests.services import reaper
+from tests.support.builders import migrated
 
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
 _WORKER_READY = " ready."

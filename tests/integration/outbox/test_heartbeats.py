@@ -12,7 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, now_ms
-from tests.builders import add_target, migrated, registry
+from tests.support.builders import add_target, migrated, registry
 
 SECOND = 1000
 

@@ -15,10 +15,10 @@ import pytest
 from app.config import target_settings
 from app.config.errors import BadSettings
 from tests import services
-from tests.contract import events
 from tests.contract.probes.base import attempt
 from tests.contract.test_webhook import webhook
 from tests.services import Receiver
+from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Unavailable
 from workers.targets import create, http_pool
 from workers.targets.base import TargetUnavailable
@@ -42,7 +42,7 @@ def test_a_private_address_is_refused_in_every_spelling(receiver: Receiver, host
         return  # refused even earlier
     with pytest.raises(TargetUnavailable, match=r"not a public address; set allow_private=on"):
         target.open()
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert receiver.requests() == []
@@ -67,7 +67,7 @@ def test_a_name_that_changes_its_meaning_after_the_look_is_not_followed(
     monkeypatch.setattr(socket, "getaddrinfo", resolver(answers))
     monkeypatch.setattr(http_pool, "is_public", lambda address: address == "127.0.0.2")
     target = webhook(f"http://endpoint.test:{receiver.port}/", allow_private="off")
-    (outcome,) = attempt(target, [events.put("a")], 1)
+    (outcome,) = attempt(target, [sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert "refused" in outcome.reason
@@ -82,12 +82,12 @@ def test_the_guard_looks_at_every_connection_and_not_only_at_the_first(
     monkeypatch.setattr(http_pool, "is_public", lambda address: address in allowed)
     target = webhook(receiver.url, allow_private="off")
     target.open()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     allowed.clear()
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED], "the open connection is as good as it was"
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED], "the open connection is as good as it was"
     receiver.stop()
     receiver.start()
-    (outcome,) = target.deliver([events.put("a")], 1)
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
     target.close()
     assert isinstance(outcome, Unavailable)
     assert len(receiver.requests()) == 2
@@ -189,7 +189,7 @@ def test_http_goes_through_the_proxy_of_the_environment(receiver: Receiver, monk
         monkeypatch.setenv("http_proxy", between.url.replace("//", "//us%40er:pass@"))
         target = webhook("http://endpoint.test/hook?x=1")
         target.open()
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         assert between.asked == ["POST http://endpoint.test/hook?x=1"]
         assert between.logins == ["Basic dXNAZXI6cGFzcw=="]
@@ -204,12 +204,12 @@ def test_https_goes_through_the_proxy_in_a_tunnel(
         monkeypatch.setenv("https_proxy", between.url)
         # The certificate is for localhost; the name asked for has to be another, as loopback is never proxied.
         target = webhook("https://endpoint.test/", tls_ca=str(certificates.ca))
-        (refused,) = attempt(target, [events.put("a")], 1)
+        (refused,) = attempt(target, [sample_events.put("a")], 1)
         target.close()
         assert isinstance(refused, Unavailable)
         assert "certificate" in refused.reason.lower()
         target = webhook("https://endpoint.test/", tls_skip_verify="on")
-        assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+        assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
         target.close()
         assert between.asked == ["CONNECT endpoint.test:443"] * 2
         assert len(receiver.requests()) == 1
@@ -221,7 +221,7 @@ def test_a_proxy_that_refuses_is_unavailable(monkeypatch: pytest.MonkeyPatch, sc
         between.refuses = True
         monkeypatch.setenv(f"{scheme}_proxy", between.url)
         target = webhook(f"{scheme}://endpoint.test/")
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         target.close()
     assert isinstance(outcome, Unavailable)
     assert "407" in outcome.reason
@@ -236,12 +236,12 @@ def test_a_proxy_that_is_down_is_unavailable(monkeypatch: pytest.MonkeyPatch) ->
 def test_no_proxy_and_loopback_go_straight(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", f"http://{services.LOOPBACK}:{services.free_port()}")
     target = webhook(receiver.url)
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
     monkeypatch.setenv("no_proxy", ".test")
     monkeypatch.setattr(socket, "getaddrinfo", resolver([["127.0.0.1"]] * 5))
     target = webhook(f"http://endpoint.test:{receiver.port}/")
-    assert list(target.deliver([events.put("a")], 1)) == [DELIVERED]
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
     target.close()
 
 
@@ -254,7 +254,7 @@ def test_the_guard_asks_about_the_endpoint_before_a_proxy_is_asked(
         if answer:
             monkeypatch.setattr(socket, "getaddrinfo", resolver([answer] * 9))
         target = webhook("http://endpoint.test/", allow_private="off")
-        (outcome,) = attempt(target, [events.put("a")], 1)
+        (outcome,) = attempt(target, [sample_events.put("a")], 1)
         target.close()
         assert isinstance(outcome, Unavailable)
         assert words in outcome.reason
