@@ -23,7 +23,7 @@ RUN useradd --system --uid 10001 --home-dir /var/lib/bucketwire --create-home bu
     && install --directory --owner bucketwire /var/lib/bucketwire/var
 ENV PATH=/opt/bucketwire/bin:$PATH \
     PYTHONUNBUFFERED=1 \
-    BUCKETWIRE_VAR=/var/lib/bucketwire/var
+    BUCKETWIRE_DATA_DIR=/var/lib/bucketwire/var
 WORKDIR /var/lib/bucketwire
 # SIGTERM ends each part cleanly: the API answers what it has begun, a worker finishes its batch.
 ENTRYPOINT ["bucketwire"]

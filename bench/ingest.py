@@ -55,7 +55,7 @@ class Api(Server):
             "BUCKETWIRE_DATABASE_URL": self.database_url,
             "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
             "BUCKETWIRE_LISTEN": f"127.0.0.1:{self.port}",
-            "BUCKETWIRE_VAR": str(self.folder),
+            "BUCKETWIRE_DATA_DIR": str(self.folder),
         }
 
     def ping(self) -> None:

@@ -162,12 +162,12 @@ app.conf.update(
             "task": "drain",
             "schedule": timedelta(seconds=settings.drain_interval),
         },
-        "roll_call": {
-            "task": "roll_call",
+        "probe_queues": {
+            "task": "probe_queues",
             "schedule": timedelta(milliseconds=heartbeats.EVERY),
         },
-        "nightly": {
-            "task": "nightly",
+        "schedule_reconciliations": {
+            "task": "schedule_reconciliations",
             "schedule": timedelta(seconds=reconcile_jobs.EVERY),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},

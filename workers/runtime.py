@@ -47,7 +47,7 @@ class Runtime:
         self.settings = settings
         self.database = Database(settings.database_url, patience=settings.database_timeout)
         self.clock = DatabaseClock(self.database)
-        self.lease_ms = int(settings.lease * 1000)
+        self.lease_ms = int(settings.lease_ttl * 1000)
         self.leases = Leases(self.database, self.lease_ms)
         self.store = SettlementStore(self.database, self.lease_ms)
         self.registry = open_registry(self.database, settings)
@@ -87,7 +87,7 @@ class Runtime:
         self._note_away(failure)
         return "the outbox database is away"
 
-    def roll_call(self, publish: Callable[[heartbeats.Queue], None]) -> int:
+    def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
         """Ask each target's queue for a sign of life, where that is due; says how many."""
         try:
             asked = heartbeats.queues_to_probe(self.database, self.clock())
@@ -98,7 +98,7 @@ class Runtime:
             publish(queue)
         return len(asked)
 
-    def heartbeat(self, row_id: int) -> None:
+    def queue_alive(self, row_id: int) -> None:
         """Note that the queue of the target with this row id is served."""
         try:
             heartbeats.answered(self.database, row_id, self.clock())
@@ -157,7 +157,7 @@ class Runtime:
         if lease is None:
             return "nothing to claim"
         try:
-            with LeaseGuard(self.leases, lease, claimed, self.settings.lease, self.clock) as guard:
+            with LeaseGuard(self.leases, lease, claimed, self.settings.lease_ttl, self.clock) as guard:
                 tally = self._work_off(lease, guard, partial(self.pool.work, stored))
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
@@ -174,7 +174,7 @@ class Runtime:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
         work = open_work()
-        ends = time.monotonic() + self.settings.time_slice
+        ends = time.monotonic() + self.settings.lease_max_work
         partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
         try:
             tally = partitions.work_off(lambda: time.monotonic() > ends)

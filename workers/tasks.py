@@ -24,20 +24,20 @@ def deliver(arn: str, partitions: str) -> str:
     return runtime.current().deliver(target, runtime.parse_partitions(partitions))
 
 
-@app.task(name="roll_call", send_events=False)
-def roll_call() -> int:
+@app.task(name="probe_queues", send_events=False)
+def probe_queues() -> int:
     """Ask each target's queue for a sign of life. Not shown in Flower, as drain."""
-    return runtime.current().roll_call(_ask)
+    return runtime.current().probe_queues(_ask)
 
 
-@app.task(name="heartbeat", send_events=False)
-def heartbeat(target: int) -> None:
+@app.task(name="queue_alive", send_events=False)
+def queue_alive(target: int) -> None:
     """Note that a queue is served: that of the target with this row id. Not shown in Flower, as drain."""
-    runtime.current().heartbeat(target)
+    runtime.current().queue_alive(target)
 
 
-@app.task(name="nightly", send_events=False)
-def look_at_schedule() -> int:
+@app.task(name="schedule_reconciliations", send_events=False)
+def schedule_reconciliations() -> int:
     """Hint at the reconciliations that are due. Not shown in Flower, as drain."""
     return reconcile_jobs.wake_ups.look(runtime.current().database, _publish_run)
 
@@ -84,7 +84,7 @@ def _waiting(name: str) -> int:
 
 def _ask(asked: heartbeats.Queue) -> None:
     # It does not expire: late is an answer too, and a queue that is not served is asked ever more rarely.
-    heartbeat.apply_async((asked.row_id,), queue=_known(asked.target))
+    queue_alive.apply_async((asked.row_id,), queue=_known(asked.target))
 
 
 def _known(target: TargetId) -> str:

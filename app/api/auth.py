@@ -77,7 +77,7 @@ def check(request: Request, scope: str) -> None:
             return
         raise _unauthorized(_refused(tokens, presented))
     if not {scope, ADMIN} & found.scopes:
-        raise ApiProblem("not-allowed", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
+        raise ApiProblem("forbidden", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
 
 
 def _refused(tokens: Tokens, presented: str) -> str:
@@ -132,7 +132,7 @@ def _check_local(request: Request) -> None:
     forwarded = [name for name, _ in request.headers if name.lower() in _FORWARDING or _FORWARDED.match(name)]
     if forwarded:
         raise ApiProblem(
-            "not-here",
+            "loopback-only",
             f"a proxy has forwarded this request ({forwarded[0]}), so it may come from anywhere; "
             "make a token first: bucketwire token create <name> --scope ingest",
         )
@@ -140,11 +140,11 @@ def _check_local(request: Request) -> None:
     origin = request.headers.get("Origin", "")
     if not is_loopback(host) or (origin and urlsplit(origin).netloc != request.host):
         raise ApiProblem(
-            "not-here",
+            "loopback-only",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
             "make a token for everybody else: bucketwire token create <name> --scope ingest",
         )
 
 
 def _unauthorized(detail: str) -> ApiProblem:
-    return ApiProblem("no-token", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})
+    return ApiProblem("unauthorized", detail, headers={"WWW-Authenticate": 'Bearer realm="bucketwire"'})

@@ -30,9 +30,9 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-value": (400, "A value cannot be used"),
     "bad-settings": (400, "The settings cannot be used"),
     "bad-rule": (400, "The rule cannot be taken"),
-    "no-token": (401, "A token is needed"),
-    "not-allowed": (403, "The token does not allow this"),
-    "not-here": (403, "Without tokens the API answers on this machine only"),
+    "unauthorized": (401, "A token is needed"),
+    "forbidden": (403, "The token does not allow this"),
+    "loopback-only": (403, "Without tokens the API answers on this machine only"),
     "not-found": (404, "There is nothing here"),
     "unknown-target": (404, "There is no such target"),
     "wrong-method": (405, "This cannot be done here"),
@@ -42,18 +42,18 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "unknown-encoding": (415, "The body's encoding is not known"),
     "not-json": (415, "The body has to be JSON"),
     "internal": (500, "Something went wrong here"),
-    "database-away": (503, "The outbox database is away"),
+    "database-unavailable": (503, "The outbox database is away"),
     "queue-full": (503, "A target's queue is full"),
-    "staging-failed": (503, "The staging folder cannot be written"),
+    "spool-unavailable": (503, "The staging folder cannot be written"),
     "database-full": (507, "The outbox database is full"),
-    "staging-full": (507, "The staging folder's disk is full"),
+    "spool-full": (507, "The staging folder's disk is full"),
 }
 _RETRY_AFTER = {
-    "database-away": 5,
+    "database-unavailable": 5,
     "queue-full": 10,
-    "staging-failed": 10,
+    "spool-unavailable": 10,
     "database-full": 30,
-    "staging-full": 30,
+    "spool-full": 30,
 }  # s
 
 
@@ -156,8 +156,10 @@ def database_unavailable(error: Exception) -> ApiProblem:
         )
     log.warning("the outbox database is away: %s", describe_error(error))
     if isinstance(error, sa.exc.ProgrammingError):
-        return ApiProblem("database-away", "its tables are missing or of another version: run `bucketwire migrate`")
-    return ApiProblem("database-away", "nothing is promised of what this request asked for; send it again")
+        return ApiProblem(
+            "database-unavailable", "its tables are missing or of another version: run `bucketwire migrate`"
+        )
+    return ApiProblem("database-unavailable", "nothing is promised of what this request asked for; send it again")
 
 
 for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, TimeoutError):

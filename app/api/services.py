@@ -52,7 +52,7 @@ def open_services(settings: Settings) -> Services:
     Raises `BadSettings` where the staging folder cannot be used.
     """
     database = Database(settings.database_url, patience=settings.database_timeout)
-    staging = _open_spool(settings.queue_dir) if settings.queue_dir else None
+    staging = _open_spool(settings.spool_dir) if settings.spool_dir else None
     memory = staging.folder / "tokens.json" if staging else None
     return Services(
         settings=settings,
@@ -71,7 +71,7 @@ def _open_spool(folder: str) -> Spool:
         return Spool(Path(folder))
     except OSError as error:
         reason, hint = f"cannot be used: {error.strerror}", "name a folder on a local disk that the API may write"
-        raise BadSettings([Problem("BUCKETWIRE_QUEUE_DIR", folder, reason, hint)]) from None
+        raise BadSettings([Problem("BUCKETWIRE_SPOOL_DIR", folder, reason, hint)]) from None
 
 
 def install(app: Flask, made: Services) -> None:

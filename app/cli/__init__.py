@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "token": "app.cli.commands.tokens",
         "status": "app.cli.commands.status",
         "doctor": "app.cli.commands.doctor",
-        "dead": "app.cli.commands.dead_letters",
+        "dead-letter": "app.cli.commands.dead_letters",
         "replay": "app.cli.commands.replays",
         "reconcile": "app.cli.commands.reconcile",
         "backfill": "app.cli.commands.reconcile",

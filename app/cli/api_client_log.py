@@ -146,7 +146,8 @@ def _recorded(shown: dict[str, Any]) -> RecordedEvent:
         time=milliseconds(shown["time"]),
         received_at=milliseconds(shown["received_at"]),
         delivery_states=[
-            DeliveryState(parse_arn(each["target"])[1], each["state"], each["reason"]) for each in shown["standings"]
+            DeliveryState(parse_arn(each["target"])[1], each["state"], each["reason"])
+            for each in shown["delivery_states"]
         ],
         record=orjson.dumps(shown["record"]).decode(),
         trace=trace_of(shown.get("traceparent"), shown.get("tracestate")),

@@ -175,7 +175,7 @@ class Settings(Declared):
 
     of_service = True
 
-    var: str = setting(Text(), default="var", about="the service's own folder")
+    data_dir: str = setting(Text(), default="var", about="the service's own folder")
     database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
     database_timeout: float = setting(
         Duration(1, 3600), default="20s", about="a connection whose server takes longer to answer is given up"
@@ -212,12 +212,12 @@ class Settings(Declared):
         Duration(days=True), default="90d", about="how long reconciliations and their reports are kept"
     )
     drain_interval: float = setting(Duration(0.01, 10), default="100ms", about="how often work is looked for")
-    queue_dir: str = setting(Path(), default="", about="where events wait while the database is away; empty: refused")
+    spool_dir: str = setting(Path(), default="", about="where events wait while the database is away; empty: refused")
     partitions: int = setting(Number(1, 1024), default="16", about="ordered shares of the log; fixed when it is made")
-    lease: float = setting(
+    lease_ttl: float = setting(
         Duration(1, 3600), default="6s", about="a worker's right to a partition, renewed while it works"
     )
-    time_slice: float = setting(
+    lease_max_work: float = setting(
         Duration(0.1, 3600), default="5s", about="the longest that one task works off a partition"
     )
     body_limit: int = setting(Size(1024, 2**40), default="64MiB", about="of one request, before and after unpacking")
@@ -273,17 +273,21 @@ class Settings(Declared):
         if bool(self.tls_cert) != bool(self.tls_key):
             missing = "tls_key" if self.tls_cert else "tls_cert"
             yield Problem(missing, "", "is missing", "TLS needs a certificate and its key, plain HTTP neither")
-        if self.time_slice >= self.lease:
-            yield Problem("time_slice", "", "is not shorter than the lease", "shorten it, or lengthen BUCKETWIRE_LEASE")
+        if self.lease_max_work >= self.lease_ttl:
+            yield Problem(
+                "lease_max_work", "", "is not shorter than the lease", "shorten it, or lengthen BUCKETWIRE_LEASE_TTL"
+            )
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
             yield Problem("region", self.region, "is no region", "letters, digits and -, such as us-east-1")
         if not self.broker_url and len(str(self.broker_socket).encode()) > _SOCKET_PATH:
-            yield Problem("var", self.var, "is too long a path for a socket", "choose a shorter one, or set a broker")
+            yield Problem(
+                "data_dir", self.data_dir, "is too long a path for a socket", "choose a shorter one, or set a broker"
+            )
 
     @property
     def folder(self) -> FilePath:
         """The service's own folder as an absolute path."""
-        return FilePath(self.var).absolute()
+        return FilePath(self.data_dir).absolute()
 
     @property
     def broker_socket(self) -> FilePath:
@@ -325,7 +329,7 @@ class Settings(Declared):
         embedded = not self.database_url and not self.broker_url
         return dataclasses.replace(
             self,
-            var=str(self.folder),
+            data_dir=str(self.folder),
             database_url=self.database_url or f"sqlite:///{quote(str(self.folder / 'bucketwire.db'))}",
             broker_url=self.broker_url or f"redis+socket://{quote(str(self.broker_socket))}",
             embedded_database=not self.database_url,

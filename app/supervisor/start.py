@@ -44,7 +44,7 @@ def lock_folder(folder: Path) -> int:
                 os.close(descriptor)
                 raise CannotStart(
                     f"`bucketwire up` is running already in {folder}, as process {holder}; "
-                    "BUCKETWIRE_VAR=<folder> gives another one a folder of its own"
+                    "BUCKETWIRE_DATA_DIR=<folder> gives another one a folder of its own"
                 ) from None
         time.sleep(0.1)
     os.truncate(descriptor, 0)

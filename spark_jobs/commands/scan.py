@@ -74,7 +74,7 @@ def scan(
     if dry_run:
         shell.rows(found, _COLUMNS, "nothing is too much")
         return
-    told = result.receipt.get("recorded", 0) + result.receipt.get("staged", 0)
+    told = result.receipt.get("recorded", 0) + result.receipt.get("spooled", 0)
     names = ", ".join(f"{count:,} {name}" for name, count in result.found.items() if count) or "nothing is too much"
     sentence = f"{count_noun(sum(result.found.values()), 'warning')} ({names}), {told:,} of them new"
     if lost := result.receipt.get("discarded", 0):

@@ -174,7 +174,7 @@ def test_a_sick_network_before_the_database_refuses_or_takes_and_loses_nothing(
             flow.allow_more(SHARE)
             answered(flow, flow.refused.total(), f"while {fault}")
             over_redis.recovers(flow, fault)
-    assert set(flow.refused) <= {"503 database-away"}
+    assert set(flow.refused) <= {"503 database-unavailable"}
     tell(capsys, over_redis, flow)
 
 

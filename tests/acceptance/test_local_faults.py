@@ -96,13 +96,13 @@ def test_a_full_disk_under_the_staging_folder_is_507_and_what_was_taken_is_recor
                         break
                     taken += batch
                 assert number > 0
-                assert answer.json()["type"] == "urn:bucketwire:problem:staging-full", answer.text
+                assert answer.json()["type"] == "urn:bucketwire:problem:spool-full", answer.text
                 assert answer.status_code == 507
                 assert int(answer.headers["retry-after"]) > 0
                 post(whole, *batches[number], status=507)
                 assert not list((disk / "staging").glob("*.draft"))
                 (disk / "filler").unlink()
-                assert post(whole, *batches[number], status=202).json() == {"staged": 50, "ignored": 0}
+                assert post(whole, *batches[number], status=202).json() == {"spooled": 50, "ignored": 0}
                 taken += batches[number]
             until(lambda: not Spool(disk / "staging").pending(), PATIENCE, what="what was staged recorded")
             until(lambda: bool(recorded(whole)), PATIENCE)
@@ -207,7 +207,7 @@ def test_locks_that_a_stranger_holds_refuse_in_time_and_all_goes_on_when_they_ar
         began = time.monotonic()
         answer = pool.submit(post, whole, *other, status=503).result()
         assert time.monotonic() - began < 60
-        assert answer.json()["type"] == "urn:bucketwire:problem:database-away"
+        assert answer.json()["type"] == "urn:bucketwire:problem:database-unavailable"
         assert length(redis_server, bucket) == 0
         cursor.execute("ROLLBACK")
     with whole.client() as client:

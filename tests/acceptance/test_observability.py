@@ -147,8 +147,8 @@ def test_a_worker_tells_its_figures_and_they_are_so(watched: Watched) -> None:
     assert found["bucketwire_worker_batch_events_sum"] == delivered
     assert found["bucketwire_worker_delivery_seconds_count"] == delivered
     assert found["bucketwire_worker_delivery_seconds_bucket|60.0"] == delivered
-    assert found["bucketwire_worker_call_seconds_count"] == delivered
-    assert found["bucketwire_worker_lease_losses_total"] == 0
+    assert found["bucketwire_target_request_seconds_count"] == delivered
+    assert found["bucketwire_worker_leases_lost_total"] == 0
     assert watched.figures("away")["bucketwire_worker_breaker_openings_total"] == 1
 
 
@@ -185,7 +185,7 @@ def test_a_lease_that_is_lost_is_counted_and_told(watched: Watched) -> None:
     with watched.whole.database.writing() as connection:
         held = sa.and_(tables.cursors.c.leased_until > 0, tables.cursors.c.lease_token.not_in(["", OFFERED]))
         connection.execute(tables.cursors.update().where(held).values(lease_token="another", leased_until=0))
-    until(lambda: watched.figures("good")["bucketwire_worker_lease_losses_total"] == 1, PATIENCE)
+    until(lambda: watched.figures("good")["bucketwire_worker_leases_lost_total"] == 1, PATIENCE)
     assert any("lease lost" in line["message"] and line["level"] == "WARNING" for line in watched.of("good"))
     until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
 
@@ -197,7 +197,7 @@ def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
 
     until(lambda: answered() == [True] * len(TARGETS), PATIENCE, what="an answer of each queue")
     text = watched.whole.ask("GET", "/metrics").text
-    silent = re.findall(r'bucketwire_target_queue_silent_seconds{name="(\w+)",type="webhook"} ([\d.]+)', text)
+    silent = re.findall(r'bucketwire_target_worker_heartbeat_age_seconds{name="(\w+)",type="webhook"} ([\d.]+)', text)
     assert {name for name, _ in silent} == set(TARGETS)
     assert all(float(seconds) < PATIENCE for _, seconds in silent)
 
@@ -227,7 +227,7 @@ def test_a_worker_that_ends_leaves_no_files_and_one_that_was_killed_only_until_t
 
 def figures_folder(watched: Watched) -> Path:
     """The one folder of figures that there is."""
-    [found] = (Path(watched.whole.settings["BUCKETWIRE_VAR"]) / "figures").iterdir()
+    [found] = (Path(watched.whole.settings["BUCKETWIRE_DATA_DIR"]) / "figures").iterdir()
     return found
 
 

@@ -23,7 +23,7 @@ def test_its_commands_bring_the_first_event_into_a_topic() -> None:
     with services.kafka() as kafka:
         var = services.new_folder("var")
         listen = f"{services.LOOPBACK}:{services.free_port()}"
-        settings = {"BUCKETWIRE_VAR": str(var), "BUCKETWIRE_LISTEN": listen}
+        settings = {"BUCKETWIRE_DATA_DIR": str(var), "BUCKETWIRE_LISTEN": listen}
         with Role(["up", "--concurrency", "1"], settings, READY).start():
             said = []
             for block in blocks:

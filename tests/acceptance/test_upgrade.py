@@ -97,7 +97,7 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
     with ExitStack() as stack:
         broker = stack.enter_context(services.redis())
         settings = {
-            "BUCKETWIRE_VAR": str(services.new_folder("var")),
+            "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
             "BUCKETWIRE_DATABASE_URL": postgres_server.create_database(f"outbox_{uuid4().hex[:12]}"),
             "BUCKETWIRE_BROKER_URL": broker.url,
             "BUCKETWIRE_ALLOW_PRIVATE": "on",

@@ -82,7 +82,12 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     add("--events", type=int, default=300_000, help="of each set-up (default %(default)s)")
     add("--rounds", type=int, default=36, help="of each set-up (default %(default)s: every single fault, and 12 pairs)")
     add("--seed", default="1", help="of what happens when (default %(default)s)")
-    add("--lease", type=float, default=6, help="BUCKETWIRE_LEASE in seconds; a stop lasts three (default %(default)s)")
+    add(
+        "--lease",
+        type=float,
+        default=6,
+        help="BUCKETWIRE_LEASE_TTL in seconds; a stop lasts three (default %(default)s)",
+    )
     add("--outbox", choices=OUTBOXES, default="postgresql", help="(default %(default)s)")
     add("--broker", choices=BROKERS, default="redis", help="(default %(default)s)")
     singles = [f"{action} {part}" for action in (KILL, STOP) for part in PARTS]

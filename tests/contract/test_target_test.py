@@ -106,7 +106,7 @@ def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving()
 
 
 def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(tmp_path: Path) -> None:
-    environment = os.environ | {"BUCKETWIRE_VAR": str(tmp_path / "var")}
+    environment = os.environ | {"BUCKETWIRE_DATA_DIR": str(tmp_path / "var")}
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [BUCKETWIRE, *arguments]

@@ -17,7 +17,7 @@ from workers import runtime
 def test_a_workers_child_makes_its_context_anew_with_no_target_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, redis_server: services.Redis
 ) -> None:
-    monkeypatch.setenv("BUCKETWIRE_VAR", str(tmp_path / "var"))
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path / "var"))
     url = Settings.from_environ(os.environ).database_url
     (tmp_path / "var").mkdir()
     database = migrated(url)

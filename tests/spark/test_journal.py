@@ -277,7 +277,7 @@ def test_a_targets_entries_are_kept_and_told_of(
         assert later.events == 0
         with pytest.raises(CannotRead, match="only targets of format access"):
             compact(spark, database, registry(database), tmp_path, add_target(database, "hook"))
-        more = {"BUCKETWIRE_DATABASE_URL": str(database.url), "BUCKETWIRE_VAR": str(services.new_folder("var"))}
+        more = {"BUCKETWIRE_DATABASE_URL": str(database.url), "BUCKETWIRE_DATA_DIR": str(services.new_folder("var"))}
         more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
         (tmp_path / "spark-defaults.conf").write_text("".join(f"{one} {value}\n" for one, value in QUICK.items()))
         argv = [BUCKETWIRE, "journal", "report", "--target", str(target), "--folder", str(tmp_path), "--bucket", "2026"]

@@ -21,7 +21,7 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_target_wants_it(
 ) -> None:
     url = f"sqlite:///{tmp_path}/outbox.db"
     monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", url)
-    monkeypatch.setenv("BUCKETWIRE_VAR", str(tmp_path))
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(tmp_path))
     database, shell = migrated(url), CommandContext()
     schedule, runs = Schedule(database), Reconciliations(database)
     values = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}

@@ -26,7 +26,7 @@ class Delivery:
 
     def __init__(self, database_url: str, folder: Path, **settings: Any) -> None:
         variables = {
-            "BUCKETWIRE_VAR": str(folder),
+            "BUCKETWIRE_DATA_DIR": str(folder),
             "BUCKETWIRE_DATABASE_URL": database_url,
             "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
         }

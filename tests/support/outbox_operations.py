@@ -146,8 +146,8 @@ class Worker:
     def __init__(self, name: str, url: str, folder: Path) -> None:
         environ = {
             "BUCKETWIRE_DATABASE_URL": url,
-            "BUCKETWIRE_VAR": str(folder),
-            "BUCKETWIRE_LEASE": f"{_LEASE // 1000}s",
+            "BUCKETWIRE_DATA_DIR": str(folder),
+            "BUCKETWIRE_LEASE_TTL": f"{_LEASE // 1000}s",
         }
         self.context = Runtime(Settings.from_environ(environ))
         self.side = Side(name, self.context.database)

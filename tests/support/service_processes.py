@@ -186,7 +186,7 @@ def system(
     """The whole service as separate processes; `settings` are `BUCKETWIRE_*` variables without the prefix."""
     database = migrated(database_url, partitions=partitions)
     environment = {
-        "BUCKETWIRE_VAR": str(services.new_folder("var")),
+        "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
         "BUCKETWIRE_DATABASE_URL": database_url,
         "BUCKETWIRE_BROKER_URL": broker_url,
         "BUCKETWIRE_ALLOW_PRIVATE": "on",  # the receivers of the tests are on loopback

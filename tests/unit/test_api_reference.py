@@ -22,7 +22,7 @@ def test_every_problem_is_on_the_page() -> None:
 
 def test_every_route_is_on_the_page(tmp_path: Path) -> None:
     settings = Settings.from_environ(
-        {"BUCKETWIRE_VAR": str(tmp_path / "v"), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9"}
+        {"BUCKETWIRE_DATA_DIR": str(tmp_path / "v"), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9"}
     )
     (tmp_path / "v").mkdir()
     app = create_app(settings)

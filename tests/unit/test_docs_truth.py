@@ -69,7 +69,7 @@ def test_every_variable_of_ours_is_read(page: Path) -> None:
 def routes(tmp_path_factory: pytest.TempPathFactory) -> MapAdapter:
     folder = tmp_path_factory.mktemp("var")
     app = create_app(
-        Settings.from_environ({"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9"})
+        Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9"})
     )
     app.extensions["bucketwire"].database.close()
     return app.url_map.bind("localhost")

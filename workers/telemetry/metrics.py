@@ -106,7 +106,7 @@ class WorkerMetrics:
             "bucketwire_worker_batch_events", "Events in one call to the target.", labels, buckets=_SIZES, registry=None
         )
         self.calls = Histogram(
-            "bucketwire_worker_call_seconds",
+            "bucketwire_target_request_seconds",
             "How long a call to the target took.",
             labels,
             buckets=_CALLS,

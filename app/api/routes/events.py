@@ -166,18 +166,20 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
 
 def _staged(staging: Spool, parsed: Parsed) -> Mapping[str, Any]:
     if services().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
-        raise ApiProblem("database-away", "whether it can hold an event of this size is not known yet; send it again")
+        raise ApiProblem(
+            "database-unavailable", "whether it can hold an event of this size is not known yet; send it again"
+        )
     try:
         staging.append(parsed.events)
     except OSError as error:
         raise _unstaged(error) from None
-    return {"staged": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
+    return {"spooled": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
 
 
 def _unstaged(error: OSError) -> ApiProblem:
     log.error("the staging folder cannot be used: %s", error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ApiProblem("staging-full" if full else "staging-failed", "nothing was taken; send the request again later")
+    return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was taken; send the request again later")
 
 
 def _confirmation(asked: SnsConfirmation) -> Response:
@@ -198,7 +200,7 @@ def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
         "version": event.version,
         "time": format_time(event.time),
         "received_at": format_time(event.received_at),
-        "standings": [
+        "delivery_states": [
             {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
             for standing in event.delivery_states
         ],

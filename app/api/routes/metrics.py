@@ -120,11 +120,11 @@ class Scrape:
         if self._parts.feeder is not None:
             staging = self._parts.feeder.staging
             yield _single(
-                "staging_files",
+                "spool_files",
                 "Files in the staging folder, to be fed: a request or several each.",
                 len(staging.files()),
             )
-            yield _single("staging_set_aside", "Staged files that could not be recorded.", staging.damaged())
+            yield _single("spool_quarantined_files", "Staged files that could not be recorded.", staging.damaged())
 
 
 def figures(targets: Sequence[tuple[StoredTarget, TargetCounters]], now: int) -> Iterator[Metric]:
@@ -212,7 +212,7 @@ def _busy(connection: sa.Connection, now: int) -> dict[int, int]:
 
 def _silences(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
     silent = GaugeMetricFamily(
-        "bucketwire_target_queue_silent_seconds",
+        "bucketwire_target_worker_heartbeat_age_seconds",
         "Since a worker last answered on the target's queue, which each is asked every 15 seconds.",
         labels=["type", "name"],
     )
@@ -238,7 +238,7 @@ def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
 def _difference(audits: Sequence[Audit]) -> Metric:
     """Nothing before the first audit: a 0 would be a claim."""
     gauge = GaugeMetricFamily(
-        "bucketwire_target_counters_difference",
+        "bucketwire_target_counter_mismatch_events",
         "Pending by the counters less pending in the log; not 0 is a defect.",
         labels=["type", "name"],
     )

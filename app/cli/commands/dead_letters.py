@@ -1,4 +1,4 @@
-"""`bucketwire dead …`: the events that a target will not get by itself any more."""
+"""`bucketwire dead-letter …`: the events that a target will not get by itself any more."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ _NONE = Filter()
 
 
 @click.group()
-def dead() -> None:
+def dead_letter() -> None:
     """Look at dead letters, send them on their way again, or throw them away."""
 
 
@@ -41,7 +41,7 @@ def _filters(function: Callable[..., None]) -> Callable[..., None]:
     return decorated
 
 
-@dead.command()
+@dead_letter.command()
 @click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
 @click.option("--after", default=0, help="Go on behind this number.")
 @_filters
@@ -55,14 +55,14 @@ def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
     context.rows(rows, columns, "no dead letters")
 
 
-@dead.command()
+@dead_letter.command()
 @click.argument("number", type=int)
 @with_context_or_url
 def show(context: CommandContext, number: int) -> None:
     """Show one dead letter: the last tries, each with the target's own words, and the event's record."""
     found = context.dead_letters.list(Filter(ids=[number]))
     if not found:
-        raise CommandError(f"there is no dead letter {number}; `bucketwire dead ls` shows those there are")
+        raise CommandError(f"there is no dead letter {number}; `bucketwire dead-letter ls` shows those there are")
     [letter] = found
     row = _row(letter) | {
         "history": [{"at": iso(at), "reason": reason} for at, reason in letter.history],
@@ -79,24 +79,24 @@ def show(context: CommandContext, number: int) -> None:
     click.echo(orjson.dumps(row["record"], option=orjson.OPT_INDENT_2).decode())
 
 
-@dead.command()
+@dead_letter.command()
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
 @_filters
 def replay(context: CommandContext, which: Filter, everything: bool) -> None:
     """Deliver dead letters again, each object's in their order. They keep their ids; tries count anew."""
     number = context.dead_letters.replay(_some(which, everything))
-    context.done(f"{count_noun(number, 'dead letter')} on the way again", replayed=number)
+    context.done(f"{count_noun(number, 'dead_letter letter')} on the way again", replayed=number)
 
 
-@dead.command()
+@dead_letter.command()
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
 @_filters
 def purge(context: CommandContext, which: Filter, everything: bool) -> None:
     """Throw dead letters away; the target's counters count them as purged."""
     number = context.dead_letters.purge(_some(which, everything))
-    context.done(f"{count_noun(number, 'dead letter')} thrown away", purged=number)
+    context.done(f"{count_noun(number, 'dead_letter letter')} thrown away", purged=number)
 
 
 def _some(which: Filter, everything: bool) -> Filter:

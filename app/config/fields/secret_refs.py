@@ -14,7 +14,7 @@ from app.config.errors import BadValue
 
 SECRETS_DIR = "/run/secrets"  # where container runtimes put secrets
 _VARIABLE = "BUCKETWIRE_SECRETS_DIR"
-_OWN_FOLDERS = {"BUCKETWIRE_VAR": "var", "BUCKETWIRE_QUEUE_DIR": ""}
+_OWN_FOLDERS = {"BUCKETWIRE_DATA_DIR": "var", "BUCKETWIRE_SPOOL_DIR": ""}
 _OWN = "BUCKETWIRE_"
 _OTHERS = ("MINIO_", "AWS_", "FLOWER_")  # logins of other targets, of the storage, of Flower
 _LONGEST = 64 * 1024

@@ -56,7 +56,7 @@ class Api(services.Server):
             "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:9/0",  # nobody listens: it must not matter
             "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{self.port}",
             "BUCKETWIRE_SECRET_KEYS": KEY,
-            "BUCKETWIRE_VAR": str(self.folder),
+            "BUCKETWIRE_DATA_DIR": str(self.folder),
             **self.settings,
         }
 

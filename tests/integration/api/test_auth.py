@@ -72,9 +72,9 @@ def test_each_scope_opens_its_routes_and_no_others(log: Database, start: Start) 
         for path in ("/healthz", "/openapi.json", "/v1/events", "/"):
             assert get(path, headers=headers).status_code == 200
     refused = get("/v1/rules")
-    problem(refused, 401, "no-token")
+    problem(refused, 401, "unauthorized")
     assert refused.headers["www-authenticate"].startswith("Bearer")
-    assert problem(get("/v1/rules", headers=ingest), 403, "not-allowed")["scope"] == "read"
+    assert problem(get("/v1/rules", headers=ingest), 403, "forbidden")["scope"] == "read"
 
 
 def test_a_token_is_taken_in_every_way_that_senders_hand_it_on(log: Database, start: Start) -> None:
@@ -159,7 +159,7 @@ def test_an_address_that_others_reach_stays_closed_when_the_last_token_is_revoke
         assert api.post(body("a"), authorization=f"Bearer {made}").status_code == 202
         Tokens(log).revoke("minio")
         services.until(lambda: api.post(body("b"), authorization=f"Bearer {made}").status_code == 401, 3)
-        assert "token create" in problem(api.post(body("c")), 401, "no-token")["detail"]
+        assert "token create" in problem(api.post(body("c")), 401, "unauthorized")["detail"]
         api.client.close()
         for worker in psutil.Process(api.pid).children():
             worker.kill()
@@ -178,15 +178,15 @@ def test_an_address_of_this_machine_stays_closed_when_the_last_token_is_revoked(
     Tokens(log).revoke("minio")
     services.until(lambda: "no token is left" in plain.post(body("c")).text, 3)
     for _ in range(5):
-        said = problem(plain.post(body("c")), 401, "no-token")["detail"]
+        said = problem(plain.post(body("c")), 401, "unauthorized")["detail"]
         assert "no token is left" in said
         assert "bucketwire token create" in said
-    problem(plain.post(body("d"), authorization=f"Bearer {made}"), 401, "no-token")
+    problem(plain.post(body("d"), authorization=f"Bearer {made}"), 401, "unauthorized")
     again = start(url_of(log), queue_dir=folder)  # another process, later
     assert again.client.get("/v1/targets").status_code == 401
     away = f"postgresql://nobody@{services.LOOPBACK}:{services.free_port()}/outbox"
     late = start(away, queue_dir=folder)  # this one begins while the database is away
-    problem(late.post(body("e")), 401, "no-token")
+    problem(late.post(body("e")), 401, "unauthorized")
 
     another = Tokens(log).create("minio", ["ingest"])
     services.until(lambda: plain.post(body("f"), authorization=f"Bearer {another}").status_code == 202, 3)
@@ -200,7 +200,7 @@ def test_the_tokens_of_the_environment_close_the_api_for_good_too(log: Database,
     services.until(Tokens(log).required)
     later = start(url_of(log))
     for headers in ({}, {"authorization": f"Bearer {FROM_ENVIRONMENT}"}):
-        assert "no token is left" in problem(later.post(body("b"), **headers), 401, "no-token")["detail"]
+        assert "no token is left" in problem(later.post(body("b"), **headers), 401, "unauthorized")["detail"]
     assert keys(log) == ["a"]
 
 
@@ -216,10 +216,10 @@ def test_without_tokens_a_proxy_on_this_machine_gets_nowhere(plain: Api, plain_l
         for more in ({}, {"Authorization": "Bearer x"}):
             headers = {"Host": host, name: value, **more}
             refused = plain.client.post("/v1/events", content=body("a"), headers=headers)
-            said = problem(refused, 403, "not-here")["detail"]
+            said = problem(refused, 403, "loopback-only")["detail"]
             assert "proxy" in said
             assert "bucketwire token create" in said
-            problem(plain.client.get("/v1/targets", headers=headers), 403, "not-here")
+            problem(plain.client.get("/v1/targets", headers=headers), 403, "loopback-only")
     assert plain.client.get("/healthz", headers={name: value}).status_code == 200
     assert keys(plain_log) == []
 
@@ -239,7 +239,7 @@ def test_without_tokens_a_web_page_in_a_browser_gets_nowhere(plain: Api, plain_l
         {"Origin": "null"},
     ):
         answer = plain.client.post("/v1/events", content=body("a"), headers=headers)
-        problem(answer, 403, "not-here")
+        problem(answer, 403, "loopback-only")
     problem(plain.client.post("/v1/dead-letters/purge", content=b'{"all":true}'), 415, "not-json")
     assert plain.client.post("/v1/events", content=body("b"), headers={"Host": "localhost:1"}).status_code == 202
     assert plain.client.post("/v1/events", content=body("c"), headers={"Origin": plain.url}).status_code == 202

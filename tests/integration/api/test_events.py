@@ -225,7 +225,9 @@ def test_an_objects_history_tells_where_each_event_stands(api: Api, database: Da
     answer = api.client.get("/v1/events", params={"bucket": "images", "key": "a b/ü"})
     found = answer.json()["events"]
     assert [one["seq"] for one in found] == [1, 3]
-    assert [one["standings"] for one in found] == [[{"target": target.arn(), "state": "pending", "reason": ""}]] * 2
+    assert [one["delivery_states"] for one in found] == [
+        [{"target": target.arn(), "state": "pending", "reason": ""}]
+    ] * 2
     assert found[0]["record"] == orjson.loads(records(database)[0])
     assert [
         one["seq"] for one in api.client.get("/v1/events?bucket=images&key=a%20b/%C3%BC&limit=1").json()["events"]

@@ -56,7 +56,7 @@ def test_a_target_that_takes_nothing_and_a_queue_that_nobody_serves_make_nothing
     assert api.client.get("/readyz").status_code == 200
     states = {target["name"]: target["state"] for target in api.client.get("/v1/targets").json()["targets"]}
     assert states == {"away": "unavailable", "paused": "paused", "unserved": "running"}
-    silent = 'bucketwire_target_queue_silent_seconds{name="unserved",type="webhook"} '
+    silent = 'bucketwire_target_worker_heartbeat_age_seconds{name="unserved",type="webhook"} '
     [seconds] = [line for line in api.client.get("/metrics").text.splitlines() if line.startswith(silent)]
     assert float(seconds.removeprefix(silent)) > 1e9
 
@@ -121,7 +121,7 @@ def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Star
     Path(f"{tmp_path}/staging/{7:020d}.events").write_bytes(b"broken")
     services.until(lambda: api.client.get("/readyz").json()["checks"]["staging"]["set_aside"] == 1)
     assert api.client.get("/readyz").status_code == 503
-    assert "bucketwire_staging_set_aside 1.0" in api.client.get("/metrics").text
+    assert "bucketwire_spool_quarantined_files 1.0" in api.client.get("/metrics").text
     assert f"{7:020d}" in api.log.read_text()
     assert api.post(body("a")).json()["recorded"] == 1
     with log.reading() as connection:

@@ -59,18 +59,26 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
     assert api.post(body("small", PACKET // 2)).json()["recorded"] == 2
     services.until(lambda: Spool(folder).largest_event() is not None)
     server.stop()
-    assert api.post(body("staged", PACKET // 2)).json()["staged"] == 2
+    assert api.post(body("spooled", PACKET // 2)).json()["spooled"] == 2
     problem(api.post(body("large", PACKET)), 400, "bad-events")
     api.kill()
     api.start()  # a process that never asked the database
     problem(api.post(body("large", PACKET)), 400, "bad-events")
-    assert api.post(body("again", PACKET // 2)).json()["staged"] == 2
+    assert api.post(body("again", PACKET // 2)).json()["spooled"] == 2
     server.start()
     _limit(server)
     services.until(lambda: not Spool(folder).pending(), 60)
     assert not Spool(folder).damaged()
     outbox.close()
-    assert keys(outbox) == ["beside-large", "beside-small", "small", "beside-staged", "staged", "beside-again", "again"]
+    assert keys(outbox) == [
+        "beside-large",
+        "beside-small",
+        "small",
+        "beside-staged",
+        "spooled",
+        "beside-again",
+        "again",
+    ]
 
 
 def test_what_is_too_large_for_some_databases_is_not_staged_before_this_one_was_ever_asked(
@@ -80,5 +88,5 @@ def test_what_is_too_large_for_some_databases_is_not_staged_before_this_one_was_
     token = "t" * 32
     api = start(server.url("outbox"), queue_dir=tmp_path / "spool", api_tokens=f"minio:ingest:{token}")
     headers = {"authorization": f"Bearer {token}"}
-    assert api.post(body("usual", 1000), **headers).json()["staged"] == 2
-    problem(api.post(body("large", 5_000_000), **headers), 503, "database-away")
+    assert api.post(body("usual", 1000), **headers).json()["spooled"] == 2
+    problem(api.post(body("large", 5_000_000), **headers), 503, "database-unavailable")

@@ -42,7 +42,7 @@ def figures(api: Api) -> Found:
 
 def audited(api: Api) -> Found:
     """The figures once the first audit, which goes on beside the scrape, is there."""
-    services.until(lambda: ("bucketwire_target_counters_difference", X) in figures(api))
+    services.until(lambda: ("bucketwire_target_counter_mismatch_events", X) in figures(api))
     return figures(api)
 
 
@@ -89,21 +89,21 @@ def test_the_figures_of_the_drain_the_partitions_the_dead_and_the_drift_are_so(l
         some = tables.cursors.update().where(tables.cursors.c.partition.in_([0, 1, 2]))
         connection.execute(some.values(lease_token=uuid4().hex, leased_until=now_ms() + 60_000, dead=2))
     found = audited(api)
-    assert found["bucketwire_target_died_events_total", X] == 6
+    assert found["bucketwire_target_dead_lettered_events_total", X] == 6
     assert found["bucketwire_target_dead_events", X] == 2
     assert 40 <= found["bucketwire_drain_age_seconds", ()] < 100
     assert found["bucketwire_target_leased_partitions", X] == 3
     assert found["minio_notify_current_send_in_progress", ()] == 3
     assert found["minio_notify_target_current_send_in_progress", (("target_id", "x"), ("target_name", "webhook"))] == 3
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
-    assert found["bucketwire_target_counters_difference", X] == 0
+    assert found["bucketwire_target_counter_mismatch_events", X] == 0
 
 
 def test_counters_that_do_not_balance_are_told(log: Database, start: Start) -> None:
     add_target(log)
     with log.writing() as connection:
         connection.execute(tables.targets.update().values(recorded=7))
-    assert audited(start(url_of(log)))["bucketwire_target_counters_difference", X] == 7
+    assert audited(start(url_of(log)))["bucketwire_target_counter_mismatch_events", X] == 7
 
 
 def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: Database) -> None:
@@ -111,7 +111,9 @@ def test_the_figures_can_be_read_from_each_kind_of_database(api: Api, database: 
     reconciled(database, missing=3)
     found = figures(api)
     assert found["bucketwire_reconcile_drift", (("bucket", "images"), *X)] == 3
-    assert found["bucketwire_target_died_events_total", X] == found["bucketwire_target_leased_partitions", X] == 0
+    assert (
+        found["bucketwire_target_dead_lettered_events_total", X] == found["bucketwire_target_leased_partitions", X] == 0
+    )
     for version in ("minio_notify", "minio_notification"):
         for name in ("current_send_in_progress", "events_sent_total", "events_errors_total", "events_skipped_total"):
             assert found[f"{version}_{name}", ()] == 0

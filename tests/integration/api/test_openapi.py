@@ -26,7 +26,7 @@ TOKEN = "a-token-of-32-characters-for-you"
 @pytest.fixture(scope="module")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
     folder = tmp_path_factory.mktemp("openapi")
-    environ = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
+    environ = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0"}
     environ["BUCKETWIRE_API_TOKENS"] = f"tests:admin:{TOKEN}"
     made = create_app(Settings.from_environ(environ))
     database = migrated(made.extensions["bucketwire"].settings.database_url)

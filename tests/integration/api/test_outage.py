@@ -56,7 +56,7 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     getattr(server, hurt)()
     for _ in range(3):
         answer = api.post(body("lost"))
-        problem(answer, 503, "database-away")
+        problem(answer, 503, "database-unavailable")
         assert int(answer.headers["retry-after"]) > 0
         assert services.PASSWORD not in answer.text
         assert str(server.port) not in answer.text
@@ -64,7 +64,7 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     ready = api.client.get("/readyz")
     assert ready.status_code == 503
     assert ready.json()["checks"]["database"]["ok"] is False
-    problem(api.client.get("/v1/targets"), 503, "database-away")
+    problem(api.client.get("/v1/targets"), 503, "database-unavailable")
     assert "bucketwire_database_up 0.0" in api.client.get("/metrics").text
     server.start()
     services.until(lambda: api.post(body("after")).status_code == 202)
@@ -80,7 +80,7 @@ def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     server.freeze()
     try:
         began = time.monotonic()
-        problem(api.post(body("slow")), 503, "database-away")
+        problem(api.post(body("slow")), 503, "database-unavailable")
         assert time.monotonic() - began < 12
         assert api.client.get("/healthz").status_code == 200
         assert api.client.get("/readyz").status_code == 503
@@ -101,10 +101,10 @@ def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
         sent += [f"{number}-a", f"{number}-b"]
         answer = api.post(body(*sent[-2:]))
         assert answer.status_code == 202, answer.text
-        assert answer.json()["staged"] == 2
-    assert "bucketwire_staging_files 50.0" in api.client.get("/metrics").text
+        assert answer.json()["spooled"] == 2
+    assert "bucketwire_spool_files 50.0" in api.client.get("/metrics").text
     server.start()
-    while (answer := api.post(body(f"during-{len(sent)}"))).json().get("staged"):
+    while (answer := api.post(body(f"during-{len(sent)}"))).json().get("spooled"):
         sent.append(f"during-{len(sent)}")
     sent.append(f"during-{len(sent)}")
     services.until(empty(folder))
@@ -120,10 +120,10 @@ def test_a_database_that_hangs_is_staged_in_time_and_recorded_once(
     server.freeze()
     try:
         began = time.monotonic()
-        assert api.post(body("first")).json()["staged"] == 1
+        assert api.post(body("first")).json()["spooled"] == 1
         assert time.monotonic() - began < 4.5
         began = time.monotonic()
-        assert api.post(body("second")).json()["staged"] == 1
+        assert api.post(body("second")).json()["spooled"] == 1
         assert time.monotonic() - began < 2
     finally:
         server.thaw()
@@ -173,7 +173,7 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
     sent = [[event(f"{number:05d}-{place}") for place in range(3)] for number in range(2000)]
     for events in sent:
         staging.append(events)
-    api = Api(server.url("outbox"), {"BUCKETWIRE_QUEUE_DIR": str(folder)})
+    api = Api(server.url("outbox"), {"BUCKETWIRE_SPOOL_DIR": str(folder)})
     for _ in range(6):
         left = len(staging.files())
         if not left:
@@ -198,10 +198,10 @@ def test_a_staging_folder_that_is_gone_is_503(
     folder.rename(folder.with_name("moved"))
     api.client.headers["Authorization"] = f"Bearer {'t' * 32}"
     answer = api.post(body("lost"))
-    problem(answer, 503, "staging-failed")
+    problem(answer, 503, "spool-unavailable")
     assert str(folder) not in answer.text
     folder.with_name("moved").rename(folder)
-    assert api.post(body("kept")).json()["staged"] == 1
+    assert api.post(body("kept")).json()["spooled"] == 1
 
 
 def test_the_api_starts_while_the_database_is_away(
@@ -210,9 +210,9 @@ def test_the_api_starts_while_the_database_is_away(
     server.stop()
     api = start(server.url("outbox"), queue_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     headers = {"authorization": f"Bearer {'t' * 32}"}
-    assert api.post(body("early"), **headers).json()["staged"] == 1
+    assert api.post(body("early"), **headers).json()["spooled"] == 1
     # The tokens in the database were never known here, so nobody else gets in.
-    problem(api.post(body("lost"), authorization="Bearer " + "u" * 32), 503, "database-away")
+    problem(api.post(body("lost"), authorization="Bearer " + "u" * 32), 503, "database-unavailable")
     server.start()
     services.until(empty(folder), 30)
     assert read(outbox) == ["early"]
@@ -228,8 +228,8 @@ def test_an_api_that_begins_while_the_database_is_away_remembers_the_tokens(
     server.stop()
     api.kill()
     api.start()
-    assert api.post(body("meanwhile"), authorization=made).json()["staged"] == 1
-    problem(api.post(body("lost")), 401, "no-token")
+    assert api.post(body("meanwhile"), authorization=made).json()["spooled"] == 1
+    problem(api.post(body("lost")), 401, "unauthorized")
     server.start()
     services.until(empty(folder), 30)
     assert read(outbox) == ["before", "meanwhile"]

@@ -300,7 +300,7 @@ def test_without_a_key_the_face_is_closed_and_says_which_setting_opens_it(plain:
 
 def test_a_key_of_s3_is_no_token_and_a_token_no_key(elsewhere: S3) -> None:
     with_key = elsewhere.api.client.get("/v1/rules", headers={"Authorization": f"Bearer {S3.secret_key}"})
-    problem(with_key, 401, "no-token")
+    problem(with_key, 401, "unauthorized")
     with_token = {"Authorization": f"Bearer {TOKEN}"}
     assert elsewhere.api.client.get("/v1/rules", headers=with_token).status_code == 200
     assert code(elsewhere.api.client.get("/images?notification", headers=with_token), 403) == "AccessDenied"

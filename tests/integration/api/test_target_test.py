@@ -35,7 +35,7 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     def delivery_states() -> set[tuple[str, str]]:
         events = plain.client.get(trial["history"]).json()["events"]
         assert [event["id"] for event in events] == trial["ids"]
-        return {(each["target"], each["state"]) for event in events for each in event["standings"]}
+        return {(each["target"], each["state"]) for event in events for each in event["delivery_states"]}
 
     assert delivery_states() == {(tried.arn(), "pending")}
     arrived = ScriptedTarget()

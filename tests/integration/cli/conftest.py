@@ -41,7 +41,7 @@ Cli = Callable[..., Result]
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The service's own folder, named by the environment; nothing else is set."""
     place = tmp_path / "var"
-    monkeypatch.setenv("BUCKETWIRE_VAR", str(place))
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", str(place))
     return place
 
 

@@ -102,7 +102,7 @@ def test_flower_is_not_opened_to_the_network_without_a_password(bare: Cli) -> No
 
 
 def test_where_an_error_came_from_is_shown_to_those_who_ask(bare: Cli, folder: Path) -> None:
-    environment = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_DEBUG": "1"}
+    environment = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_DEBUG": "1"}
     asked = subprocess.run([BUCKETWIRE, "status"], env=environment, capture_output=True, text=True, check=False)
     assert "Traceback" in asked.stderr
 
@@ -110,7 +110,7 @@ def test_where_an_error_came_from_is_shown_to_those_who_ask(bare: Cli, folder: P
 def test_a_reader_that_has_enough_ends_the_command_quietly(cli: Cli, folder: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {BUCKETWIRE} --help | true"],
-        env={"BUCKETWIRE_VAR": str(folder)}, capture_output=True, text=True, check=False,
+        env={"BUCKETWIRE_DATA_DIR": str(folder)}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.stderr == ""
 

@@ -27,7 +27,7 @@ def settings(tmp_path: Path) -> Iterator[Mapping[str, str]]:
     """Settings of a service with an outbox and a broker of its own."""
     with services.redis() as broker:
         yield {
-            "BUCKETWIRE_VAR": str(tmp_path / "var"),
+            "BUCKETWIRE_DATA_DIR": str(tmp_path / "var"),
             "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
             "BUCKETWIRE_BROKER_URL": f"redis://{services.LOOPBACK}:{broker.port}/0",
             "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
@@ -111,7 +111,11 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
 
 
 def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(settings: Mapping[str, str]) -> None:
-    nowhere = {**settings, "BUCKETWIRE_VAR": "/proc/nowhere", "BUCKETWIRE_METRICS_LISTEN": f"{services.LOOPBACK}:0"}
+    nowhere = {
+        **settings,
+        "BUCKETWIRE_DATA_DIR": "/proc/nowhere",
+        "BUCKETWIRE_METRICS_LISTEN": f"{services.LOOPBACK}:0",
+    }
     worker = Role(arguments=["worker", "--only", "targets"], settings=nowhere, ready=" ready.")
     with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
         worker.start()

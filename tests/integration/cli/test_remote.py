@@ -25,7 +25,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Api, Dat
     folder = tmp_path_factory.mktemp("elsewhere")
     database = migrated(f"sqlite:///{folder}/bucketwire.db")
     token = Tokens(database).create("cli", ["admin"])
-    settings = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_REGION": "eu-1"}
+    settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_REGION": "eu-1"}
     with Api(["api", "--workers", "1"], settings).start() as api:
         yield api, database, token
     database.close()
@@ -107,7 +107,7 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     assert (done["replayed"], done["progress"], done["finished"]) == (4, 1, True)
     assert there("replay", "--target", "webhook:typo", "--all").code == 1
 
-    monkeypatch.setenv("BUCKETWIRE_VAR", api.settings["BUCKETWIRE_VAR"])
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", api.settings["BUCKETWIRE_DATA_DIR"])
     for words in (
         ("events", "one", "bad"),
         ("dead", "ls"),

@@ -26,7 +26,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
 
 
 def settings(folder: str, **more: str) -> Settings:
-    return Settings.from_environ({"BUCKETWIRE_VAR": folder, **more})
+    return Settings.from_environ({"BUCKETWIRE_DATA_DIR": folder, **more})
 
 
 def test_the_sample_is_made_once_gets_everything_and_moves_with_its_folder(database: Database) -> None:
@@ -74,7 +74,7 @@ def test_a_port_is_kept_unless_something_took_it(tmp_path: Path) -> None:
 
 def test_a_folder_has_one_service_at_a_time(tmp_path: Path) -> None:
     first = lock_folder(tmp_path)
-    with pytest.raises(CannotStart, match="BUCKETWIRE_VAR"):
+    with pytest.raises(CannotStart, match="BUCKETWIRE_DATA_DIR"):
         lock_folder(tmp_path)
     os.close(first)
     os.close(lock_folder(tmp_path))

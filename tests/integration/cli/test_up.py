@@ -22,13 +22,13 @@ from tests.support.service_processes import BUCKETWIRE, Role
 
 
 def up(folder: Path, port: int, **more: str) -> Role:
-    settings = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
+    settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
     return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C ends all of it.")
 
 
 def refused(folder: Path, port: int, **more: str) -> str:
     """What `up` says when it does not start."""
-    environment = {"BUCKETWIRE_VAR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}"}
+    environment = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}"}
     done = subprocess.run(
         [BUCKETWIRE, "up"],
         env={"PATH": os.environ["PATH"], **environment, **more},
@@ -84,7 +84,7 @@ def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path)
 
 
 def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
-    log = Path(in_json.settings["BUCKETWIRE_VAR"]) / "log" / "spark.log"
+    log = Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log"
     until(lambda: log.exists() and " ready." in log.read_text(), 30, what="the worker")
 
 
@@ -94,11 +94,11 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
     until(lambda: "a target has a schedule" in running.said(), 20, what="the news")
     said = "its runs wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
     assert said in running.said()
-    assert not (Path(running.settings["BUCKETWIRE_VAR"]) / "log" / "spark.log").exists()
+    assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
 
 def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role) -> None:
-    folder = running.settings["BUCKETWIRE_VAR"]
+    folder = running.settings["BUCKETWIRE_DATA_DIR"]
     assert f"is running already in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
 
     api = f"http://{running.settings['BUCKETWIRE_LISTEN']}/healthz"
@@ -123,7 +123,7 @@ def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
     found = in_json.listeners()
     assert {address for address, _ in found} == {services.LOOPBACK}
     assert len(found) == 2, f"API and Flower, no more: {found}"
-    assert (Path(in_json.settings["BUCKETWIRE_VAR"]).stat().st_mode & 0o777) == 0o700
+    assert (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]).stat().st_mode & 0o777) == 0o700
 
 
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
@@ -138,7 +138,7 @@ def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) 
     assert warning["part"] in ("drain", "targets", "spark")
     assert {line["level"] for line in found if "part" in line} <= {"WARNING", "ERROR", "CRITICAL"}
     for part in ("api", "drain", "targets", "beat", "spark"):
-        text = (Path(in_json.settings["BUCKETWIRE_VAR"]) / "log" / f"{part}.log").read_text()
+        text = (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "log" / f"{part}.log").read_text()
         lines = text[: text.rfind("\n") + 1].splitlines()
         assert lines, part
         for line in lines:

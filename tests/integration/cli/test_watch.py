@@ -21,7 +21,7 @@ from tests.support.service_processes import BUCKETWIRE, Role
 def test_events_are_printed_as_they_come_and_only_those_asked_for(database: Database, folder: Path) -> None:
     words = ["watch", "images", "--event", "put", "--prefix", "in/", "--json", "--count", "2"]
     Log(database).append([[event("in/before.txt")]])
-    watching = Role(words, {"BUCKETWIRE_VAR": str(folder)})
+    watching = Role(words, {"BUCKETWIRE_DATA_DIR": str(folder)})
     watching.start()
     try:
         lines: list[str] = []

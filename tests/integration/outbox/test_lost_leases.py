@@ -88,8 +88,8 @@ class Two:
 @pytest.fixture(params=[Policy.LOG])
 def two(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Two]:
     url = database.url.render_as_string(hide_password=False)
-    settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE": "1s"}
-    context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_TIME_SLICE": "900ms"}))
+    settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE_TTL": "1s"}
+    context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_LEASE_MAX_WORK": "900ms"}))
     target, scripted = add_target(database), ScriptedTarget()
     context.pool = OneTarget(scripted, request.param)  # type: ignore[assignment]
     other = Courier(database, target, ScriptedTarget(got=scripted.got), request.param, batch=100)

@@ -46,7 +46,7 @@ def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str
 
 @pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
 def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(outbox_url: str, tmp_path: Path) -> None:
-    env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_VAR": str(tmp_path)}
+    env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
     runs = [
         subprocess.Popen([BUCKETWIRE, "migrate"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(3)

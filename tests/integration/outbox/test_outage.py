@@ -26,7 +26,7 @@ def server() -> Iterator[services.Postgres]:
 
 @pytest.fixture
 def context(server: services.Postgres, tmp_path: Path) -> Iterator[Runtime]:
-    settings = {"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": server.create_database("outbox")}
+    settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": server.create_database("outbox")}
     opened = Runtime(Settings.from_environ(settings))
     migrated(settings["BUCKETWIRE_DATABASE_URL"]).close()
     yield opened

@@ -228,7 +228,9 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
     _park_three(database)
     rows = parked_rows(database)
     _break(database, (rows[0].seq, tables.NEVER))
-    context = Runtime(Settings.from_environ({"BUCKETWIRE_VAR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}))
+    context = Runtime(
+        Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url})
+    )
     offers: list[Offer] = []
     assert context.drain(offers.append) == 0
     assert list(due_times(database).values()) == [0]

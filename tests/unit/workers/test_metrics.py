@@ -50,7 +50,7 @@ def test_each_event_handed_over_counts_once_by_its_outcome_and_those_not_tried_n
         ("bucketwire_worker_attempts_total", "redis", "a", "unavailable"): 1,
     }
     assert samples(figures.sizes)["bucketwire_worker_batch_events_sum", "redis", "a"] == 7
-    assert samples(figures.calls)["bucketwire_worker_call_seconds_count", "redis", "a"] == 2
+    assert samples(figures.calls)["bucketwire_target_request_seconds_count", "redis", "a"] == 2
 
 
 def test_a_clock_that_was_set_back_makes_no_negative_times() -> None:
@@ -65,5 +65,5 @@ def test_every_figure_is_there_from_the_start() -> None:
     figures = WorkerMetrics()
     of = figures.of("arn:minio:sqs:eu:a:redis")
     assert figures.of("arn:minio:sqs:eu:a:redis") is of
-    assert samples(figures.lease_losses) == {("bucketwire_worker_lease_losses_total", "redis", "a"): 0}
+    assert samples(figures.lease_losses) == {("bucketwire_worker_leases_lost_total", "redis", "a"): 0}
     assert samples(figures.openings) == {("bucketwire_worker_breaker_openings_total", "redis", "a"): 0}
