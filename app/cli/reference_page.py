@@ -11,7 +11,8 @@ from app.cli import bucketwire
 
 _HEAD = """# The command line
 
-Made from the commands by `python -m app.cli.reference_page`; a test keeps it true. `bucketwire <command> --help` says the same.
+Made from the commands by `python -m app.cli.reference_page`; a test keeps it true. `bucketwire <command> --help`
+says the same.
 
 Settings come from the environment. Commands work on the outbox database directly, so they need no API and no token;
 they need `BUCKETWIRE_DATABASE_URL` (or the service's folder) as the service has it. With `--json` a command answers a

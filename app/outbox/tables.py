@@ -107,7 +107,7 @@ events = sa.Table(
     sa.Column("time", sa.BigInteger, nullable=False),
     sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
     sa.Column("record", LongText, nullable=False),
-    sa.Column("trace", sa.String(600)),  # "" where the event came with none; NULL from code that knew no traces
+    sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event came without
     sa.Index(None, "key_hash", "sequencer"),
     **MYSQL,
 )
@@ -121,16 +121,16 @@ cursors = sa.Table(
     sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
     sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
     # Where a replay began.
-    sa.Column("begins_after", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("begins_after", sa.BigInteger, nullable=False, default=0),
     # Events that a replay has settled or parked so far: recorded once more, counted when they are reached.
-    sa.Column("replayed", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
     # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
-    sa.Column("folded", sa.BigInteger, nullable=False, default=0, server_default="0"),
+    sa.Column("folded", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
     postgresql_with={"fillfactor": 50},  # updated in place again and again
     **MYSQL,
@@ -171,9 +171,9 @@ parked = sa.Table(
     sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
     # Parked by a replay, or a replayed dead letter: takes no room of a target's queue_limit.
-    sa.Column("replayed", sa.Boolean, nullable=False, default=False, server_default=sa.false()),
-    sa.Index(None, "target_id", "replayed"),
+    sa.Column("replayed", sa.Boolean, nullable=False, default=False),
     sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
+    sa.Index(None, "target_id", "replayed"),
     sa.Index(None, "target_id", "partition", "not_before"),
     sa.Index(None, "target_id", "refused_at"),
     sa.Index(None, "target_id", "partition", "key_hash", "seq"),
@@ -224,7 +224,6 @@ replays = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False, default=""),
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
-    sa.Column("matched", sa.BigInteger, nullable=False),  # not used any more: its cursors count
     sqlite_autoincrement=True,  # 0 is the log itself
     **MYSQL,
 )
@@ -271,7 +270,7 @@ tokens = sa.Table(
 )
 
 heartbeats = sa.Table(
-    "pulse",
+    "heartbeats",
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),  # who: "drain", later others
     sa.Column("at", sa.BigInteger, nullable=False),

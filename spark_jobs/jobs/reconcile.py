@@ -64,29 +64,29 @@ class ReconcileResult:
 
 
 def reconcile(
-    spark: SparkSession, database: Database, registry: Registry, wanted: ReconcileConfig, api: Api
+    spark: SparkSession, database: Database, registry: Registry, config: ReconcileConfig, api: Api
 ) -> ReconcileResult:
     """As `run`, in a session that is there already."""
-    return run(lambda: nullcontext(spark), database, registry, wanted, api)
+    return run(lambda: nullcontext(spark), database, registry, config, api)
 
 
 def run(
-    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry, wanted: ReconcileConfig,
-    api: Api,
+    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry,
+    config: ReconcileConfig, api: Api,
 ) -> ReconcileResult:  # fmt: skip
     """One run, registered from its beginning to its end: who is not the first does not wait for Spark to hear of it.
 
     Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then
     nothing more is repaired, and the run is recorded as failed.
     """
-    settings = registry.settings(registry.target(wanted.target))
+    settings = registry.settings(registry.target(config.target))
     if not isinstance(settings, NamespaceSettings):
-        raise stores.CannotRead(f"{wanted.target} has no rows: it gets every event and keeps none")
+        raise stores.CannotRead(f"{config.target} has no rows: it gets every event and keeps none")
     runs = r.Reconciliations(database)
-    name = runs.begin(wanted.target, wanted.bucket, lease=LEASE, run=wanted.run)
+    name = runs.begin(config.target, config.bucket, lease=LEASE, run=config.run)
     try:
         with alive(runs, name) as lost, opened() as spark:
-            result = _run(spark, database, registry, settings, wanted, api, name, lost)
+            result = _run(spark, database, registry, settings, config, api, name, lost)
     except KeyboardInterrupt:
         runs.end(name, r.FAILED, {}, problem="it was stopped before its end")
         raise
@@ -94,7 +94,7 @@ def run(
         runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {reason(error)}")
         raise
     runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
-    _forget(runs.forget(wanted.target, wanted.bucket, now_ms() - wanted.kept))
+    _forget(runs.forget(config.target, config.bucket, now_ms() - config.kept))
     return result
 
 
@@ -106,41 +106,41 @@ def _forget(reports: Mapping[str, str]) -> None:
 
 
 def _run(
-    spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings, wanted: ReconcileConfig, api: Api,
-    run: str, lost: threading.Event,
+    spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
+    config: ReconcileConfig, api: Api, run: str, lost: threading.Event,
 ) -> ReconcileResult:  # fmt: skip
-    looked, mark = wanted.listed_at or now_ms(), r.mark(database, wanted.target, wanted.bucket)
-    rules = [each.rule for each in registry.rules() if each.rule.target == wanted.target]
+    looked, mark = config.listed_at or now_ms(), r.mark(database, config.target, config.bucket)
+    rules = [each.rule for each in registry.rules() if each.rule.target == config.target]
     tasks = _TASKS * spark.sparkContext.defaultParallelism
-    rows = namespace(stores.rows(spark, settings, wanted.bucket, tasks=tasks), wanted.bucket)
+    rows = namespace(stores.rows(spark, settings, config.bucket, tasks=tasks), config.bucket)
     rows = rows.persist(StorageLevel.DISK_ONLY)
     held = rows.count()
-    listing = wanted.listed(spark, tasks=tasks, known=[] if wanted.is_written else _known(rows, held))
+    listing = config.listed(spark, tasks=tasks, known=[] if config.is_written else _known(rows, held))
     listed = listing.frame.persist(StorageLevel.DISK_ONLY)
     objects, bad = listed.count(), listing.bad_count
-    time.sleep(wanted.arrival)  # what happened while it was listed is in the log by now
+    time.sleep(config.arrival)  # what happened while it was listed is in the log by now
     since = r.recorded_since(
-        database, wanted.bucket, seq=mark.seq, received_at=looked - wanted.grace if wanted.listed_at else None
+        database, config.bucket, seq=mark.seq, received_at=looked - config.grace if config.listed_at else None
     )
     in_flight = spark.createDataFrame([(key,) for key in mark.moving | since], "key string")
-    folder = wanted.folder / run
+    folder = config.folder / run
     folder.mkdir(parents=True)
     compared = drift(
-        listed, rows, in_flight, bucket=wanted.bucket, rules=rules, policy=settings.policy,
-        versioned=listing.versioned, young=looked - wanted.grace, keys=max(objects, held),
+        listed, rows, in_flight, bucket=config.bucket, rules=rules, policy=settings.policy,
+        versioned=listing.versioned, young=looked - config.grace, keys=max(objects, held),
     )  # fmt: skip
     findings = write_findings(compared, folder)
     found = counts(findings) | {"objects": objects, "held": held, "bad": bad, "repaired": 0}
     total = sum(found[kind] for kind in DRIFT)
     problem = _doubts(listing, bad)
-    if wanted.repair and total:
-        found["repaired"], said = _repair(database, findings, wanted, api, mark.seq, looked, held, problem, lost)
+    if config.repair and total:
+        found["repaired"], said = _repair(database, findings, config, api, mark.seq, looked, held, problem, lost)
         problem = " ".join(filter(None, (problem, said)))
     for frame in (rows, listed):
         frame.unpersist()
     state = r.CLEAN if not total else r.REPAIRED if found["repaired"] == total else r.DRIFT
     told = ReportHeader(
-        run, wanted.bucket, str(wanted.target), settings.policy, listing.versioned, looked, found, problem
+        run, config.bucket, str(config.target), settings.policy, listing.versioned, looked, found, problem
     )
     return ReconcileResult(state, found, write_page(findings, told, folder), problem)
 
@@ -160,26 +160,26 @@ def _doubts(listing: Listing, bad: int) -> str:
 
 
 def _repair(
-    database: Database, findings: DataFrame, wanted: ReconcileConfig, api: Api, after: int, looked: int, held: int, doubts: str,
-    lost: threading.Event,
+    database: Database, findings: DataFrame, config: ReconcileConfig, api: Api, after: int, looked: int, held: int,
+    doubts: str, lost: threading.Event,
 ) -> tuple[int, str]:  # fmt: skip
     if lost.is_set():
         return 0, "Another run has taken over, so nothing was repaired."
     everything = repairable(findings, removals=True)
     removals = everything.count() - repairable(findings, removals=False).count()
-    brake = wanted.brakes.too_many(removals, held)
+    brake = config.brakes.too_many(removals, held)
     taken = api.post(
         repairable(findings, removals=not doubts and not brake),
-        bucket=wanted.bucket,
-        target=wanted.target,
+        bucket=config.bucket,
+        target=config.target,
         after=after,
         looked=looked,
-        brakes=wanted.brakes,
-        newest=lambda keys: r.newest_sequencers(database, wanted.bucket, keys),
+        brakes=config.brakes,
+        newest=lambda keys: r.newest_sequencers(database, config.bucket, keys),
     )
     if brake:
         return taken, (
-            f"{removals} of {held} rows would have to go, which is more than {wanted.brakes.removals:g} %: "
+            f"{removals} of {held} rows would have to go, which is more than {config.brakes.removals:g} %: "
             "look at the findings, and allow it by --max-removals if they are right."
         )
     return taken, ""

@@ -93,6 +93,8 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
     postgres_server: services.Postgres, redis_server: services.Redis, receiver: services.Receiver, tmp_path: Path
 ) -> None:
     script = newest()
+    if script.down_revision is None:
+        pytest.skip("there is one migration only, so no version before it")
     code_before(Path(script.path), tmp_path / "before")
     with ExitStack() as stack:
         broker = stack.enter_context(services.redis())

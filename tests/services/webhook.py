@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from tests.services.certificates import certificates
 from tests.services.server_process import LOOPBACK, Server, until
 
-SCRIPT = Path(__file__).parent.parent / "receiver.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "receiver.py"
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,8 @@ def undelivered(whole: System) -> str:
 def mismatch(whole: System) -> str:
     """Empty when the counters balance and nothing is dead or was discarded."""
     wrong = [
-        f"{entry.counters.target}: {entry.difference} off, {entry.counters.dead} dead, {entry.counters.discarded} discarded"
+        f"{entry.counters.target}: {entry.difference} off, {entry.counters.dead} dead, "
+        f"{entry.counters.discarded} discarded"
         for entry in whole.audits()
         if entry.difference or entry.counters.dead or entry.counters.discarded
     ]

@@ -32,7 +32,7 @@ LIMITS = {
     "latency p99": Limit(0.25, 0.5),
 }
 NOT_JUDGED = frozenset({"RSS"})
-TABLES = ("events", "cursors", "parked", "dead_letters", "replays", "pulse")
+TABLES = ("events", "cursors", "parked", "dead_letters", "replays", "heartbeats")
 
 
 @dataclass(frozen=True, order=True)

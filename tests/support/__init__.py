@@ -1,0 +1,1 @@
+"""What tests share: builders, servers' life cycles, ledgers, fault injection."""

@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SOURCES = Path(__file__).parent / "services" / "sources"
+SOURCES = Path(__file__).parents[1] / "services" / "sources"
 SERVER = "org.elasticsearch:elasticsearch"
 PLUGIN = "org.elasticsearch.plugin:"
 # OpenSAML is not on Maven Central; the other two only repeat classes, which Elasticsearch refuses to start with.

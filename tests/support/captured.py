@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_FIXTURES = Path(__file__).parents[2] / "fixtures"
+_FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 LINES: list[str] = (_FIXTURES / "minio_webhook_events.jsonl").read_text("utf-8").split("\n")[:-1]
 HEADERS: list[dict[str, str]] = [

@@ -148,15 +148,15 @@ def _look_at_counters(context: CommandContext) -> Iterator[Finding]:
     for found in audit(context.database):
         counters = found.counters
         sums = (
-            f"matched {counters.matched} = delivered {counters.delivered} + superseded {counters.superseded} + pending "
-            f"{counters.pending} + parked {counters.parked} + dead {counters.dead} + purged {counters.purged} + discarded "
-            f"{counters.discarded}"
+            f"matched {counters.matched} = delivered {counters.delivered} + superseded {counters.superseded} "
+            f"+ pending {counters.pending} + parked {counters.parked} + dead {counters.dead} "
+            f"+ purged {counters.purged} + discarded {counters.discarded}"
         )
         if found.difference:
             text = f"{counters.target} do not balance: {sums}, but the log holds {found.counted} pending"
-            yield Finding("books", "problem", text)
+            yield Finding("counters", "problem", text)
         else:
-            yield Finding("books", "ok", f"{counters.target} balance: {sums}")
+            yield Finding("counters", "ok", f"{counters.target} balance: {sums}")
 
 
 CHECKS: Mapping[str, Check] = MappingProxyType(

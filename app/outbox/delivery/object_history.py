@@ -80,7 +80,7 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
                 if target in ids
             ],
             record=row.record,
-            trace=row.trace or "",
+            trace=row.trace,
         )
         for row in rows
     ]

@@ -89,7 +89,6 @@ class Replays:
                     bucket=selection.bucket,
                     prefix=selection.prefix,
                     events=orjson.dumps(selection.names).decode(),
-                    matched=0,
                 )
             )
             replay_id = made.inserted_primary_key[0]

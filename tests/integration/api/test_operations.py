@@ -33,8 +33,8 @@ def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
         for event in connection.execute(sa.select(e.partition, e.seq, e.id).order_by(e.seq)).all():
             connection.execute(
                 tables.dead_letters.insert().values(
-                    target_id=row.id, partition=event.partition, seq=event.seq, event_id=event.id, reason=reason, attempts=3,
-                    first_tried=1_795_000_000_000, last_tried=1_795_000_001_000 + event.seq,
+                    target_id=row.id, partition=event.partition, seq=event.seq, event_id=event.id, reason=reason,
+                    attempts=3, first_tried=1_795_000_000_000, last_tried=1_795_000_001_000 + event.seq,
                     history=orjson.dumps([[1_795_000_000_000, reason]]).decode(),
                 )
             )  # fmt: skip

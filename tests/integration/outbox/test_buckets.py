@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import sqlalchemy as sa
 
 from app.events import test_events
 from app.outbox import tables
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
-from app.outbox.engine import migration
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.log_reader import events_between, log_end, position_of
@@ -75,59 +72,3 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
     found = events_between(database, last.partitions, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
     assert events_between(database, last.partitions, 30, 40) == []
-
-
-def test_targets_of_before_keep_a_limit_only_where_their_settings_name_one(outbox_url: str) -> None:
-    database = Database(outbox_url)
-    migration.migrate(database, "0004")
-    settings = [
-        {},
-        {"queue_limit": "0"},
-        {"queue_dir": ""},
-        {"queue_dir": "/q"},
-        {"queue_limit": "100000"},
-        {"queue_limit": "7"},
-    ]
-    with database.writing() as connection:
-        for number, texts in enumerate(settings):
-            connection.execute(
-                tables.targets.insert().values(
-                    type="webhook", name=f"{number}", settings=json.dumps({"endpoint": "http://127.0.0.1:9/"} | texts),
-                    origin="stored", enabled=True, queue_limit=7 if number == 5 else 100_000, created_at=1,
-                )
-            )  # fmt: skip
-
-    def limits() -> list[int]:
-        with database.reading() as connection:
-            return list(
-                connection.execute(sa.select(tables.targets.c.queue_limit).order_by(tables.targets.c.id)).scalars()
-            )
-
-    before = _version(database)
-    migration.migrate(database)
-    assert limits() == [tables.NO_LIMIT, tables.NO_LIMIT, tables.NO_LIMIT, 100_000, 100_000, 7]
-    assert _version(database) > before
-    migration.downgrade(database, "0004")
-    assert limits() == [100_000] * 5 + [7]
-    database.close()
-
-
-def _version(database: Database) -> int:
-    with database.reading() as connection:
-        return int(connection.execute(sa.select(tables.log_head.c.version)).scalar_one())
-
-
-def test_a_log_of_before_knows_its_buckets_after_the_migration(outbox_url: str) -> None:
-    database = Database(outbox_url)
-    migration.migrate(database, "0001")
-    row = {
-        "partition": 0, "key_hash": 1, "name": "n", "key": "k", "version": "", "sequencer": "", "time": 1, "targets": "",
-        "record": "{}",
-    }  # fmt: skip
-    with database.writing() as connection:
-        for seq, bucket in enumerate(["old", "old", "other"], 1):
-            told = {"seq": seq, "id": f"{seq:032}", "received_at": seq * 1000, "bucket": bucket}
-            connection.execute(tables.events.insert().values(**row, **told))
-    migration.migrate(database)
-    assert [(bucket.name, bucket.created_at) for bucket in every_bucket(database)] == [("old", 1000), ("other", 3000)]
-    database.close()

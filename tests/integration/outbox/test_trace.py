@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sqlalchemy as sa
-
 from app.events.model import Event
-from app.outbox import tables
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.engine import migration
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.log.spool_format import decoded, encoded
@@ -50,33 +46,6 @@ def test_a_trace_context_goes_with_its_event_through_retries_and_replays(databas
     assert _by_key(courier.scripted.got) == expected
     assert [one.trace for one in object_history(database, "images", "traced")] == [TRACE]
     assert [one.trace for one in object_history(database, "images", "plain-1")] == [""]
-
-
-def test_what_code_from_before_it_recorded_has_no_trace_context(database: Database) -> None:
-    courier = Courier(database, add_target(database))
-    Log(database).append([[_traced("old")]])
-    with database.writing() as connection:
-        connection.execute(tables.events.update().values(trace=None))
-    courier.run()
-    assert _by_key(courier.scripted.got) == {"old": ""}
-    assert [one.trace for one in object_history(database, "images", "old")] == [""]
-
-
-def test_the_column_comes_and_goes_with_events_in_the_log(database: Database) -> None:
-    Log(database).append([[_traced("a"), event("b")]])
-    migration.downgrade(database, "0003")
-    with database.reading() as connection:
-        assert "trace" not in {column["name"] for column in sa.inspect(connection).get_columns("events")}
-    migration.migrate(database)
-    courier = Courier(database, add_target(database))
-    Log(database).append([[_traced("c")]])
-    courier.run()
-    assert _by_key(courier.scripted.got) == {"c": TRACE}
-    with database.reading() as connection:
-        found = {
-            row.key: row.trace for row in connection.execute(sa.select(tables.events.c.key, tables.events.c.trace))
-        }
-    assert found == {"a": None, "b": None, "c": TRACE}
 
 
 def test_a_staged_file_keeps_traces_where_a_version_that_knows_none_passes_over_them() -> None:

@@ -1,4 +1,4 @@
-"""The log, its cursors, and what stands beside them."""
+"""The event log, its cursors, and the other tables of the outbox."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -16,6 +16,13 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 def upgrade() -> None:
     op.create_table(
+        "buckets",
+        sa.Column("name", sa.String(length=255), nullable=False),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_buckets"),
+        **MYSQL,
+    )
+    op.create_table(
         "events",
         sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
         sa.Column("seq", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -30,11 +37,19 @@ def upgrade() -> None:
         sa.Column("time", sa.BigInteger(), nullable=False),
         sa.Column("targets", sa.Text(), nullable=False),
         sa.Column("record", LONG_TEXT, nullable=False),
+        sa.Column("trace", sa.String(length=600), nullable=False),
         sa.PrimaryKeyConstraint("partition", "seq", name="pk_events"),
         sa.UniqueConstraint("id", name="uq_events_id"),
         **MYSQL,
     )
     op.create_index("ix_events_key_hash_sequencer", "events", ["key_hash", "sequencer"], unique=False)
+    op.create_table(
+        "heartbeats",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_heartbeats"),
+        **MYSQL,
+    )
     op.create_table(
         "log_head",
         sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
@@ -45,12 +60,64 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_table(
-        "pulse",
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("name", name="pk_pulse"),
+        "log_tail",
+        sa.Column("id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_log_tail"),
         **MYSQL,
     )
+    op.create_table(
+        "object_versions",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("id", sa.String(length=32), nullable=False),
+        sa.Column("object", sa.String(length=32), nullable=False),
+        sa.Column("seq", sa.BigInteger(), nullable=False),
+        sa.Column("sequencer", sa.String(length=64), nullable=True),
+        sa.Column("tie", sa.SmallInteger(), nullable=False),
+        sa.Column("placed", sa.BigInteger(), nullable=False),
+        sa.Column("is_object", sa.Boolean(), nullable=False),
+        sa.Column("state", sa.Text(), nullable=False),
+        sa.Column("trimmed", sa.Boolean(), nullable=False),
+        sa.Column("record", LONG_TEXT, nullable=True),
+        sa.PrimaryKeyConstraint("target_id", "partition", "id", name="pk_object_versions"),
+        **MYSQL,
+    )
+    op.create_index(
+        "ix_object_versions_layer",
+        "object_versions",
+        ["target_id", "partition", "object", "sequencer", "tie", "placed"],
+        unique=False,
+    )
+    op.create_index("ix_object_versions_partition_seq", "object_versions", ["partition", "seq"], unique=False)
+    op.create_table(
+        "reconciliations",
+        sa.Column("id", sa.Integer(), nullable=False),
+        sa.Column("run", sa.CHAR(length=32), nullable=False),
+        sa.Column("type", sa.String(length=32), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("started_at", sa.BigInteger(), nullable=False),
+        sa.Column("alive_until", sa.BigInteger(), nullable=False),
+        sa.Column("finished_at", sa.BigInteger(), nullable=False),
+        sa.Column("objects", sa.BigInteger(), nullable=False),
+        sa.Column("held", sa.BigInteger(), nullable=False),
+        sa.Column("missing", sa.BigInteger(), nullable=False),
+        sa.Column("stale", sa.BigInteger(), nullable=False),
+        sa.Column("orphaned", sa.BigInteger(), nullable=False),
+        sa.Column("malformed", sa.BigInteger(), nullable=False),
+        sa.Column("outside", sa.BigInteger(), nullable=False),
+        sa.Column("in_flight", sa.BigInteger(), nullable=False),
+        sa.Column("bad", sa.BigInteger(), nullable=False),
+        sa.Column("repaired", sa.BigInteger(), nullable=False),
+        sa.Column("report", sa.Text(), nullable=False),
+        sa.Column("problem", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_reconciliations"),
+        sa.UniqueConstraint("run", name="uq_reconciliations_run"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_index("ix_reconciliations_type_name", "reconciliations", ["type", "name"], unique=False)
     op.create_table(
         "targets",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -93,15 +160,19 @@ def upgrade() -> None:
         sa.Column("replay_id", sa.Integer(), autoincrement=False, nullable=False),
         sa.Column("position", sa.BigInteger(), nullable=False),
         sa.Column("until", sa.BigInteger(), nullable=False),
+        sa.Column("begins_after", sa.BigInteger(), nullable=False),
+        sa.Column("replayed", sa.BigInteger(), nullable=False),
         sa.Column("lease_token", sa.String(length=64), nullable=False),
         sa.Column("leased_until", sa.BigInteger(), nullable=False),
         sa.Column("delivered", sa.BigInteger(), nullable=False),
         sa.Column("superseded", sa.BigInteger(), nullable=False),
         sa.Column("dead", sa.BigInteger(), nullable=False),
+        sa.Column("folded", sa.BigInteger(), nullable=False),
+        sa.Column("delivered_at", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_cursors_target_id_targets"),
         sa.PrimaryKeyConstraint("target_id", "partition", "replay_id", name="pk_cursors"),
-        **MYSQL,
         postgresql_with={"fillfactor": 50},
+        **MYSQL,
     )
     op.create_table(
         "dead_letters",
@@ -133,9 +204,17 @@ def upgrade() -> None:
         sa.Column("first_tried", sa.BigInteger(), nullable=False),
         sa.Column("last_tried", sa.BigInteger(), nullable=False),
         sa.Column("history", sa.Text(), nullable=False),
+        sa.Column("replayed", sa.Boolean(), nullable=False),
+        sa.Column("refused_at", sa.BigInteger(), nullable=True),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_parked_target_id_targets"),
         sa.PrimaryKeyConstraint("target_id", "partition", "seq", name="pk_parked"),
         **MYSQL,
+    )
+    op.create_index(
+        "ix_parked_target_id_partition_key_hash_not_before",
+        "parked",
+        ["target_id", "partition", "key_hash", "not_before"],
+        unique=False,
     )
     op.create_index(
         "ix_parked_target_id_partition_key_hash_seq",
@@ -145,6 +224,18 @@ def upgrade() -> None:
     )
     op.create_index(
         "ix_parked_target_id_partition_not_before", "parked", ["target_id", "partition", "not_before"], unique=False
+    )
+    op.create_index("ix_parked_target_id_refused_at", "parked", ["target_id", "refused_at"], unique=False)
+    op.create_index("ix_parked_target_id_replayed", "parked", ["target_id", "replayed"], unique=False)
+    op.create_table(
+        "redeliveries",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("partition", sa.SmallInteger(), autoincrement=False, nullable=False),
+        sa.Column("key_hash", sa.BigInteger(), autoincrement=False, nullable=False),
+        sa.Column("since", sa.BigInteger(), nullable=False),
+        sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_redeliveries_target_id_targets"),
+        sa.PrimaryKeyConstraint("target_id", "partition", "key_hash", name="pk_redeliveries"),
+        **MYSQL,
     )
     op.create_table(
         "replays",
@@ -156,7 +247,6 @@ def upgrade() -> None:
         sa.Column("bucket", sa.String(length=255), nullable=False),
         sa.Column("prefix", sa.Text(), nullable=False),
         sa.Column("events", sa.Text(), nullable=False),
-        sa.Column("matched", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_replays_target_id_targets"),
         sa.PrimaryKeyConstraint("id", name="pk_replays"),
         sqlite_autoincrement=True,
@@ -178,17 +268,22 @@ def upgrade() -> None:
     )
     op.create_index("ix_rules_bucket", "rules", ["bucket"], unique=False)
     op.create_index("ix_rules_target_id", "rules", ["target_id"], unique=False)
+    op.bulk_insert(sa.table("log_tail", sa.column("id", sa.Integer)), [{"id": 1}])
 
 
 def downgrade() -> None:
-    # The other way round, so that no table goes before those that refer to it; indexes go with their tables.
     op.drop_table("rules")
     op.drop_table("replays")
+    op.drop_table("redeliveries")
     op.drop_table("parked")
     op.drop_table("dead_letters")
     op.drop_table("cursors")
     op.drop_table("tokens")
     op.drop_table("targets")
-    op.drop_table("pulse")
+    op.drop_table("reconciliations")
+    op.drop_table("object_versions")
+    op.drop_table("log_tail")
     op.drop_table("log_head")
+    op.drop_table("heartbeats")
     op.drop_table("events")
+    op.drop_table("buckets")
