@@ -112,7 +112,7 @@ def ward(
         proxied = url.replace(f":{postgres.port}/", f":{to_database.port}/")
         broker_url = broker.url.replace(f":{broker.port}/", f":{to_broker.port}/")
         whole = stack.enter_context(
-            system(proxied, broker_url, concurrency=4, lease="4s", time_slice="3s", database_timeout="2s")
+            system(proxied, broker_url, concurrency=4, lease_ttl="4s", lease_max_work="3s", database_timeout="2s")
         )
         whole.database = direct = Database(url)  # the test itself looks past the proxy
         stack.callback(direct.close)

@@ -83,7 +83,7 @@ def test_a_full_disk_under_the_staging_folder_is_507_and_what_was_taken_is_recor
     broker = f"redis://{services.LOOPBACK}:9/0"
     with services.proxy(postgres_server.port) as wire:
         proxied = url.replace(f":{postgres_server.port}/", f":{wire.port}/")
-        with system(proxied, broker, start=False, queue_dir=disk / "staging") as whole:
+        with system(proxied, broker, start=False, spool_dir=disk / "staging") as whole:
             whole.api.start()
             batches = [records(*some("full", 50, first=50 * number)) for number in range(60)]
             taken: list[Record] = []
@@ -124,7 +124,7 @@ def test_a_full_disk_under_sqlite_is_507_and_everything_goes_on_when_there_is_ro
     bucket = f"full-{uuid4().hex[:12]}"
     with (
         services.redis() as broker,
-        system(f"sqlite:///{disk}/outbox.db", broker.url, lease="4s", time_slice="3s") as whole,
+        system(f"sqlite:///{disk}/outbox.db", broker.url, lease_ttl="4s", lease_max_work="3s") as whole,
     ):
         place = f"{services.LOOPBACK}:{redis_server.port}"
         whole.add_target("redis:list", bucket, address=place, key=bucket, format="access")
@@ -160,7 +160,7 @@ def clock() -> Clock:
 def whole(postgres_server: services.Postgres, clock: Clock) -> Iterator[System]:
     """The service by a clock of its own."""
     url = postgres_server.create_database(f"clock_{uuid4().hex[:12]}")
-    with services.redis() as broker, system(url, broker.url, start=False, lease="4s", time_slice="3s") as made:
+    with services.redis() as broker, system(url, broker.url, start=False, lease_ttl="4s", lease_max_work="3s") as made:
         for role in made.roles:
             role.settings = {**role.settings, **clock.env}
         start_all(made.roles)

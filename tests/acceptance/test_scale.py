@@ -50,7 +50,9 @@ def cluster(postgres_server: services.Postgres, redis_server: services.Redis) ->
         broker = stack.enter_context(services.redis())
         receiver = stack.enter_context(services.receiver())
         url = postgres_server.create_database(f"outbox_{uuid4().hex[:12]}")
-        whole = stack.enter_context(system(url, broker.url, workers=0, start=False, lease=f"{LEASE}s", time_slice="1s"))
+        whole = stack.enter_context(
+            system(url, broker.url, workers=0, start=False, lease_ttl=f"{LEASE}s", lease_max_work="1s")
+        )
 
         def pool(targets: str) -> Role:
             words = ["worker", "--only", "targets", "--targets", targets, "--concurrency", "1"]

@@ -46,8 +46,8 @@ def run(outbox: str, broker: str, given: argparse.Namespace) -> bool:
             servers.create_outbox(),
             servers.broker.url,
             workers=2,
-            lease=f"{given.lease}s",
-            time_slice=f"{given.lease * 5 / 6:.1f}s",
+            lease_ttl=f"{given.lease}s",
+            lease_max_work=f"{given.lease * 5 / 6:.1f}s",
         ) as whole,
     ):
         make_targets(whole, servers)

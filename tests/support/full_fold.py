@@ -36,9 +36,9 @@ def current(history: Sequence[Entry]) -> Holding:
     * Where nothing is left, the answer is `Unknown` if what is gone was never seen to come: there may be more.
     """
     steps = _steps(history)
-    created = {step.version for step in steps if step.says is ContentChange.CREATED}
+    created = {step.version for step in steps if step.content_change is ContentChange.CREATED}
     markers = _markers(steps, created)
-    removed = {step.version for step in steps if step.says is ContentChange.REMOVED}
+    removed = {step.version for step in steps if step.content_change is ContentChange.REMOVED}
     layers = [
         *_objects(steps, removed),
         *_standing(markers, removed),
@@ -47,7 +47,7 @@ def current(history: Sequence[Entry]) -> Holding:
     ]
     if layers:
         top = max(layers, key=lambda step: step.place)
-        return Present(top.seq) if top.says is ContentChange.CREATED else Absent()
+        return Present(top.seq) if top.content_change is ContentChange.CREATED else Absent()
     # A marker that was removed came off something, unless all that is known to have been there is gone too.
     explained = bool(created) and removed <= created | markers.keys()
     return Absent() if explained else Unknown()
@@ -84,7 +84,7 @@ def _rank(meaning: ContentChange, sequencer: str) -> int:
 def _objects(steps: Iterable[_Step], removed: set[str]) -> Iterable[_Step]:
     newest: dict[str, _Step] = {}
     for step in steps:
-        if step.says is ContentChange.CREATED and is_concrete(step.version) and step.version not in removed:
+        if step.content_change is ContentChange.CREATED and is_concrete(step.version) and step.version not in removed:
             before = newest.get(step.version)
             newest[step.version] = step if before is None else max(before, step, key=lambda one: one.place)
     return newest.values()
@@ -93,7 +93,11 @@ def _objects(steps: Iterable[_Step], removed: set[str]) -> Iterable[_Step]:
 def _markers(steps: Iterable[_Step], created: set[str]) -> dict[str, list[_Step]]:
     found: dict[str, list[_Step]] = {}
     for step in steps:
-        if step.says is ContentChange.DELETE_MARKER and is_concrete(step.version) and step.version not in created:
+        if (
+            step.content_change is ContentChange.DELETE_MARKER
+            and is_concrete(step.version)
+            and step.version not in created
+        ):
             found.setdefault(step.version, []).append(step)
     return found
 
@@ -108,17 +112,17 @@ def _standing(markers: Mapping[str, list[_Step]], removed: set[str]) -> Iterable
 def _null_version(steps: Iterable[_Step]) -> Iterable[_Step]:
     """There is one at a time, object or marker: the last word on it counts."""
     last = max((step for step in steps if step.version == NULL), key=lambda step: step.place, default=None)
-    return () if last is None or last.says is ContentChange.REMOVED else (last,)
+    return () if last is None or last.content_change is ContentChange.REMOVED else (last,)
 
 
 def _covers(steps: Iterable[_Step], created: set[str]) -> Iterable[_Step]:
     return (
         step
         for step in steps
-        if step.says is ContentChange.ALL_DELETED
-        or (step.says is ContentChange.REMOVED and not step.version)
+        if step.content_change is ContentChange.ALL_DELETED
+        or (step.content_change is ContentChange.REMOVED and not step.version)
         or (
-            step.says is ContentChange.DELETE_MARKER
+            step.content_change is ContentChange.DELETE_MARKER
             and (not step.version or (is_concrete(step.version) and step.version in created))
         )
     )

@@ -85,6 +85,6 @@ def test_every_route_is_there(page: Path, routes: MapAdapter) -> None:
 def test_a_command_that_is_not_there_would_be_found() -> None:
     assert sum(1 for page in PAGES for _ in commands(page)) > 150
     assert unknown(["targets", "ls"]) == "targets"
-    assert unknown(["dead", "replay", "--evrything"]) == "dead replay --evrything"
+    assert unknown(["dead-letter", "replay", "--evrything"]) == "dead-letter replay --evrything"
     assert unknown(["reconcile", "images", "--fix"]) == "reconcile --fix"
-    assert unknown(["dead", "replay", "--all"]) == ""
+    assert unknown(["dead-letter", "replay", "--all"]) == ""

@@ -61,7 +61,7 @@ class TargetMetrics:
         self._ages: Bulk = figures.ages.labels(*labels)
         self._sizes = figures.sizes.labels(*labels)
         self._calls = figures.calls.labels(*labels)
-        self._lease_losses = figures.lease_losses.labels(*labels)
+        self._leases_lost = figures.leases_lost.labels(*labels)
         self._openings = figures.openings.labels(*labels)
 
     def called(self, outcomes: Sequence[Outcome], seconds: float) -> None:
@@ -80,7 +80,7 @@ class TargetMetrics:
 
     def lost_lease(self) -> None:
         """Note that a lease ran out while it was worked on."""
-        self._lease_losses.inc()
+        self._leases_lost.inc()
 
     def opened_breaker(self) -> None:
         """Note that the target's breaker was opened here."""
@@ -112,8 +112,8 @@ class WorkerMetrics:
             buckets=_CALLS,
             registry=None,
         )
-        self.lease_losses = Counter(
-            "bucketwire_worker_lease_losses", "Leases that ran out while worked on.", labels, registry=None
+        self.leases_lost = Counter(
+            "bucketwire_worker_leases_lost", "Leases that ran out while worked on.", labels, registry=None
         )
         self.openings = Counter(
             "bucketwire_worker_breaker_openings", "Times that the target was found away.", labels, registry=None

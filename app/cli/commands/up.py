@@ -26,7 +26,7 @@ from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.supervisor import Supervisor
 
-_EXAMPLE = Path(__file__).parents[2] / "examples" / "event.json"  # in a checkout; a wheel has none
+_EXAMPLE = Path(__file__).parents[3] / "examples" / "event.json"  # in a checkout; a wheel has none
 _SMALL = (
     '{"Records":[{"eventName":"s3:ObjectCreated:Put","eventTime":"2026-11-21T00:33:56.082Z",'
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'

@@ -13,7 +13,7 @@ from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 
-PAGE = Path(__file__).parents[2] / "docs/reference/settings.md"
+PAGE = Path(__file__).parents[3] / "docs/reference/settings.md"
 _INTRODUCTION = """\
 # Settings
 

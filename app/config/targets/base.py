@@ -11,7 +11,7 @@ from app.config.fields.field_types import Choice, Duration, Number, Path, Switch
 from app.config.fields.fields import Declared, declared, setting
 
 DEFAULT_QUEUE_LIMIT = 100_000
-_TYPES: dict[str, type["TargetSettings"]] = {}
+REGISTERED_TYPES: dict[str, type["TargetSettings"]] = {}
 
 
 @declared
@@ -31,9 +31,9 @@ class TargetSettings(Declared):
             cls.section = f"notify_{short or type_name}"
             cls.env = (short or type_name).upper()
             cls.title = title or type_name
-            _TYPES[type_name] = cls
-            for name in sorted(_TYPES):
-                _TYPES[name] = _TYPES.pop(name)
+            REGISTERED_TYPES[type_name] = cls
+            for name in sorted(REGISTERED_TYPES):
+                REGISTERED_TYPES[name] = REGISTERED_TYPES.pop(name)
 
     enable: bool = setting(Toggle(), default="on", about="whether the target gets events; implied by setting it up")
     comment: str = setting(Text(), default="", about="anything you want to remember")

@@ -5,9 +5,9 @@ from types import MappingProxyType
 
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.targets import amqp, elasticsearch, kafka, mqtt, mysql, nats, nsq, postgresql, redis, webhook  # noqa: F401
-from app.config.targets.base import _TYPES, TargetSettings
+from app.config.targets.base import REGISTERED_TYPES, TargetSettings
 
-TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(_TYPES)
+TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(REGISTERED_TYPES)
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:

@@ -171,7 +171,7 @@ def test_an_address_of_this_machine_stays_closed_when_the_last_token_is_revoked(
     log: Database, start: Start, tmp_path: Path
 ) -> None:
     folder = tmp_path / "staging"
-    plain = start(url_of(log), queue_dir=folder)
+    plain = start(url_of(log), spool_dir=folder)
     assert plain.post(body("open")).status_code == 202
     made = Tokens(log).create("minio", ["ingest"])
     services.until(lambda: plain.post(body("b")).status_code == 401, 3)
@@ -182,10 +182,10 @@ def test_an_address_of_this_machine_stays_closed_when_the_last_token_is_revoked(
         assert "no token is left" in said
         assert "bucketwire token create" in said
     problem(plain.post(body("d"), authorization=f"Bearer {made}"), 401, "unauthorized")
-    again = start(url_of(log), queue_dir=folder)  # another process, later
+    again = start(url_of(log), spool_dir=folder)  # another process, later
     assert again.client.get("/v1/targets").status_code == 401
     away = f"postgresql://nobody@{services.LOOPBACK}:{services.free_port()}/outbox"
-    late = start(away, queue_dir=folder)  # this one begins while the database is away
+    late = start(away, spool_dir=folder)  # this one begins while the database is away
     problem(late.post(body("e")), 401, "unauthorized")
 
     another = Tokens(log).create("minio", ["ingest"])

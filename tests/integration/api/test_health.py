@@ -115,7 +115,7 @@ def test_the_figures_are_those_of_the_counters(api: Api, database: Database) -> 
 
 
 def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Start, tmp_path: Path) -> None:
-    api = start(url_of(log), queue_dir=f"{tmp_path}/staging")
+    api = start(url_of(log), spool_dir=f"{tmp_path}/staging")
     heartbeats(log, 0)
     services.until(lambda: api.client.get("/readyz").status_code == 200)
     Path(f"{tmp_path}/staging/{7:020d}.events").write_bytes(b"broken")

@@ -47,7 +47,7 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
     server: services.MySQL, outbox: Database, start: Start, tmp_path: Path
 ) -> None:
     folder = tmp_path / "spool"
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), spool_dir=folder)
     # The first request of a process, which has not asked the database before.
     problem(api.post(body("first", PACKET)), 400, "bad-events")
     found = problem(api.post(body("large", PACKET)), 400, "bad-events")
@@ -86,7 +86,7 @@ def test_what_is_too_large_for_some_databases_is_not_staged_before_this_one_was_
 ) -> None:
     server.stop()
     token = "t" * 32
-    api = start(server.url("outbox"), queue_dir=tmp_path / "spool", api_tokens=f"minio:ingest:{token}")
+    api = start(server.url("outbox"), spool_dir=tmp_path / "spool", api_tokens=f"minio:ingest:{token}")
     headers = {"authorization": f"Bearer {token}"}
     assert api.post(body("usual", 1000), **headers).json()["spooled"] == 2
     problem(api.post(body("large", 5_000_000), **headers), 503, "database-unavailable")

@@ -93,7 +93,7 @@ def test_a_database_that_hangs_is_503_in_time_for_the_sender(
 def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), spool_dir=folder)
     sent = ["before"]
     assert api.post(body("before")).json()["recorded"] == 1
     server.stop()
@@ -115,7 +115,7 @@ def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
 def test_a_database_that_hangs_is_staged_in_time_and_recorded_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), spool_dir=folder)
     assert api.post(body("before")).status_code == 202
     server.freeze()
     try:
@@ -134,7 +134,7 @@ def test_a_database_that_hangs_is_staged_in_time_and_recorded_once(
 def test_an_api_that_is_killed_loses_nothing_that_it_had_answered(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), spool_dir=folder)
     server.stop()
     answered: list[list[str]] = [[] for _ in range(8)]
 
@@ -193,7 +193,7 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
 def test_a_staging_folder_that_is_gone_is_503(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), queue_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    api = start(server.url("outbox"), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     server.stop()
     folder.rename(folder.with_name("moved"))
     api.client.headers["Authorization"] = f"Bearer {'t' * 32}"
@@ -208,7 +208,7 @@ def test_the_api_starts_while_the_database_is_away(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     server.stop()
-    api = start(server.url("outbox"), queue_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    api = start(server.url("outbox"), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     headers = {"authorization": f"Bearer {'t' * 32}"}
     assert api.post(body("early"), **headers).json()["spooled"] == 1
     # The tokens in the database were never known here, so nobody else gets in.
@@ -222,7 +222,7 @@ def test_an_api_that_begins_while_the_database_is_away_remembers_the_tokens(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     made = token(outbox, "ingest")["Authorization"]
-    api = start(server.url("outbox"), queue_dir=folder)
+    api = start(server.url("outbox"), spool_dir=folder)
     assert api.post(body("before"), authorization=made).status_code == 202
     assert made.removeprefix("Bearer ") not in (folder / "tokens.json").read_text()
     server.stop()

@@ -41,7 +41,7 @@ def test_no_setting_at_all_is_the_embedded_default(tmp_path: Path, monkeypatch: 
 
 
 def test_a_folder_with_odd_characters_is_found_by_the_database_and_the_broker(tmp_path: Path) -> None:
-    found = settings(VAR=f"{tmp_path}/a b%20?#")
+    found = settings(DATA_DIR=f"{tmp_path}/a b%20?#")
     assert sa.make_url(found.database_url).database == f"{tmp_path}/a b%20?#/bucketwire.db"
     socket = url_to_parts(Connection(found.broker_url).hostname).path  # as kombu's Redis channel reads it
     assert "/" + socket == f"{tmp_path}/a b%20?#/redis.sock"
@@ -189,7 +189,7 @@ def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
         ({"ACCESS_KEY": "abc", "SECRET_KEY": "short"}, "SECRET_KEY"),
         ({"TIME_SLICE": "10s"}, "TIME_SLICE"),
         ({"REGION": "us east"}, "REGION"),
-        ({"VAR": "/" + "x" * 120}, "VAR"),
+        ({"DATA_DIR": "/" + "x" * 120}, "DATA_DIR"),
         ({"QUEUE_DIR": "spool"}, "QUEUE_DIR"),
         ({"PARTITIONS": "2000"}, "PARTITIONS"),
         ({"SECRET_KEYS": f"{KEY},x"}, "SECRET_KEYS"),
@@ -203,7 +203,7 @@ def test_settings_that_cannot_be_are_refused_by_their_variable(values: dict[str,
 
 
 def test_a_long_folder_is_no_problem_with_a_broker_of_its_own() -> None:
-    assert settings(VAR="/" + "x" * 120, BROKER_URL="redis://h").embedded_broker is False
+    assert settings(DATA_DIR="/" + "x" * 120, BROKER_URL="redis://h").embedded_broker is False
 
 
 def test_several_keys_are_kept_newest_first() -> None:

@@ -267,7 +267,7 @@ def secrets_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "mounted").symlink_to("..data/mounted")
     (tmp_path / "alias").symlink_to(folder)
     for name, value in {
-        "SECRETS_DIR": f"{folder}/", "VAR": str(var), "SECRET_KEYS": f"file:{folder}/seals",
+        "SECRETS_DIR": f"{folder}/", "DATA_DIR": str(var), "SECRET_KEYS": f"file:{folder}/seals",
         "TLS_KEY": f"{folder}/tls.key", "DATABASE_URL": f"sqlite:///{folder}/outbox.db",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"BUCKETWIRE_{name}", value)

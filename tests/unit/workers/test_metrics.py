@@ -65,5 +65,5 @@ def test_every_figure_is_there_from_the_start() -> None:
     figures = WorkerMetrics()
     of = figures.of("arn:minio:sqs:eu:a:redis")
     assert figures.of("arn:minio:sqs:eu:a:redis") is of
-    assert samples(figures.lease_losses) == {("bucketwire_worker_leases_lost_total", "redis", "a"): 0}
+    assert samples(figures.leases_lost) == {("bucketwire_worker_leases_lost_total", "redis", "a"): 0}
     assert samples(figures.openings) == {("bucketwire_worker_breaker_openings_total", "redis", "a"): 0}

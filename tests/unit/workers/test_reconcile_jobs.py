@@ -28,7 +28,7 @@ from workers import reconcile_jobs
 from workers.reconcile_jobs import Jobs, RunWakeUps, last_words
 
 # As a job is: Ctrl-C ends it, SIGTERM is as that, and so is the end of its input.
-ENDING = "from spark_jobs import ending; ending.by_sigterm(); ending.with_input(); import time; "
+ENDING = "from spark_jobs import shutdown; shutdown.by_sigterm(); shutdown.with_input(); import time; "
 
 
 def python(code: str) -> list[str]:
@@ -72,7 +72,7 @@ def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) ->
 
 
 def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -> None:
-    code = f"{ENDING}ending._PATIENCE = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    code = f"{ENDING}shutdown._PATIENCE = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     job = subprocess.Popen(python(code + "print(flush=True); time.sleep(300)"), stdin=subprocess.PIPE, stdout=-1)
     assert job.stdout is not None
     assert job.stdin is not None
@@ -101,7 +101,7 @@ def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytes
 
 def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
-    monkeypatch.setattr(reconcile_command, "become", seen.append)
+    monkeypatch.setattr(reconcile_command, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
         arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
