@@ -44,9 +44,9 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "internal": (500, "Something went wrong here"),
     "database-unavailable": (503, "The outbox database is away"),
     "queue-full": (503, "A target's queue is full"),
-    "spool-unavailable": (503, "The staging folder cannot be written"),
+    "spool-unavailable": (503, "The spool folder cannot be written"),
     "database-full": (507, "The outbox database is full"),
-    "spool-full": (507, "The staging folder's disk is full"),
+    "spool-full": (507, "The spool folder's disk is full"),
 }
 _RETRY_AFTER = {
     "database-unavailable": 5,

@@ -90,7 +90,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         matched=_COUNTS,
         discarded={**_COUNTS, "description": "left out because the target's queue is full, by ARN"},
         refused={"type": "array", "items": _object(index=_NUMBER, field=_TEXT, problem=_TEXT)},
-        staged={**_NUMBER, "description": "kept in the staging folder; then nothing else is known yet"},
+        spooled={**_NUMBER, "description": "kept in the spool folder; then nothing else is known yet"},
     ),
     "History": _object(
         bucket=_TEXT,

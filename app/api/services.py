@@ -23,7 +23,7 @@ _NAME = "bucketwire"
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The outbox as one process of the API has it open. There is a feeder if there is a staging folder."""
+    """The outbox as one process of the API has it open. There is a feeder if there is a spool folder."""
 
     settings: Settings
     database: Database
@@ -38,7 +38,7 @@ class Services:
     def largest_event(self) -> int | None:
         """The most bytes of an event that the database takes, or took when it was last asked; None: never asked."""
         largest = self.database.largest_event
-        return self.feeder.staging.largest_event() if largest is None and self.feeder is not None else largest
+        return self.feeder.spool.largest_event() if largest is None and self.feeder is not None else largest
 
     @property
     def limits(self) -> Limits:
@@ -49,11 +49,11 @@ class Services:
 def open_services(settings: Settings) -> Services:
     """Open everything that these settings name; connects to nothing yet.
 
-    Raises `BadSettings` where the staging folder cannot be used.
+    Raises `BadSettings` where the spool folder cannot be used.
     """
     database = Database(settings.database_url, patience=settings.database_timeout)
-    staging = _open_spool(settings.spool_dir) if settings.spool_dir else None
-    memory = staging.folder / "tokens.json" if staging else None
+    spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
+    memory = spool.folder / "tokens.json" if spool else None
     return Services(
         settings=settings,
         database=database,
@@ -62,7 +62,7 @@ def open_services(settings: Settings) -> Services:
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),
         replays=Replays(database),
-        feeder=SpoolFeeder(staging, database) if staging else None,
+        feeder=SpoolFeeder(spool, database) if spool else None,
     )
 
 

@@ -76,14 +76,14 @@ def away(wire: services.Proxy) -> Iterator[None]:
         wire.heal()
 
 
-def test_a_full_disk_under_the_staging_folder_is_507_and_what_was_taken_is_recorded_once_in_order(
+def test_a_full_disk_under_the_spool_folder_is_507_and_what_was_taken_is_recorded_once_in_order(
     postgres_server: services.Postgres, disk: Path
 ) -> None:
     url = postgres_server.create_database(f"full_{uuid4().hex[:12]}")
     broker = f"redis://{services.LOOPBACK}:9/0"
     with services.proxy(postgres_server.port) as wire:
         proxied = url.replace(f":{postgres_server.port}/", f":{wire.port}/")
-        with system(proxied, broker, start=False, spool_dir=disk / "staging") as whole:
+        with system(proxied, broker, start=False, spool_dir=disk / "spool") as whole:
             whole.api.start()
             batches = [records(*some("full", 50, first=50 * number)) for number in range(60)]
             taken: list[Record] = []
@@ -100,11 +100,11 @@ def test_a_full_disk_under_the_staging_folder_is_507_and_what_was_taken_is_recor
                 assert answer.status_code == 507
                 assert int(answer.headers["retry-after"]) > 0
                 post(whole, *batches[number], status=507)
-                assert not list((disk / "staging").glob("*.draft"))
+                assert not list((disk / "spool").glob("*.draft"))
                 (disk / "filler").unlink()
                 assert post(whole, *batches[number], status=202).json() == {"spooled": 50, "ignored": 0}
                 taken += batches[number]
-            until(lambda: not Spool(disk / "staging").pending(), PATIENCE, what="what was staged recorded")
+            until(lambda: not Spool(disk / "spool").pending(), PATIENCE, what="what was spooled recorded")
             until(lambda: bool(recorded(whole)), PATIENCE)
             assert recorded(whole) == [text(record) for record in taken]
 

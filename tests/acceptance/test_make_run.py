@@ -186,7 +186,7 @@ def test_a_second_start_remembers_what_was_recorded(whole: Whole) -> None:
     answer = orjson.loads(whole.shell(whole.line_after("Post an event:")))
     assert (answer["recorded"], answer["repeated"]) == (0, 1)
     shown = whole.shell(f"{shlex.quote(str(whole.clone / '.venv/bin/bucketwire'))} doctor --json || true")
-    assert all(one["grade"] == "ok" for one in orjson.loads(shown)["findings"] if one["subject"] == "books")
+    assert all(one["grade"] == "ok" for one in orjson.loads(shown)["findings"] if one["subject"] == "counters")
 
 
 def test_nothing_outlives_a_supervisor_that_is_killed_and_the_next_one_starts(whole: Whole) -> None:

@@ -142,9 +142,9 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         textwrap.dedent(f"""
         import asyncio, sys
         from pathlib import Path
-        from app.service.supervisor import Supervisor
+        from app.supervisor.supervisor import Supervisor
         from tests.integration.test_supervisor import servant
-        from app.service.children import API, WORKERS
+        from app.supervisor.children import API, WORKERS
         async def start(keeping):
             shared = Path({str(shared)!r})
             keeping.keep([servant("worker", WORKERS, shared), servant("api", API, shared)])

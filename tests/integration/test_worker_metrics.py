@@ -27,10 +27,10 @@ ROOT = Path(__file__).parents[2]
 # A process of a pool: takes its place, notes a call, says so, and then waits to be ended.
 CHILD = """
 import sys, time
-from workers import figures
-from workers.outcomes import DELIVERED
-figures.begin(int(sys.argv[1]))
-of = figures.of("redis:a")
+from workers.telemetry import metrics
+from workers.delivery.outcomes import DELIVERED
+metrics.begin(int(sys.argv[1]))
+of = metrics.of("redis:a")
 of.called([DELIVERED] * 10, 0.01)
 of.delivered([0] * 10, 700)
 print("noted", flush=True)
@@ -39,7 +39,7 @@ time.sleep(60)
 KEEPER = """
 import sys, time
 from pathlib import Path
-from app.service.figures import own_folder
+from app.supervisor.metrics_folder import own_folder
 print(own_folder(Path(sys.argv[1])), flush=True)
 time.sleep(60)
 """
@@ -141,6 +141,6 @@ def test_a_full_disk_or_a_missing_folder_keeps_no_worker_from_its_work(tmp_path:
     folder = tmp_path if full else tmp_path / "nowhere"
     # No file may grow beyond a page: as on a full disk, the system refuses to give more.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" if full else ""
-    code = limit + CHILD.replace('of = figures.of("redis:a")', 'print(figures.of("redis:a"), flush=True)')
+    code = limit + CHILD.replace('of = metrics.of("redis:a")', 'print(figures.of("redis:a"), flush=True)')
     with running(code, 0, **{VARIABLE: str(folder)}) as (_, said):
         assert said == "None"

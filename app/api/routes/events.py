@@ -41,7 +41,7 @@ def take() -> Response:
     post:
       summary: Record events
       description: >
-        A 202 means that the events are recorded durably, or kept in the staging folder. Anything else means: not
+        A 202 means that the events are recorded durably, or kept in the spool folder. Anything else means: not
         taken, send it again. An event sent twice is recorded once.
       security: [{token: [ingest]}]
       parameters:
@@ -67,13 +67,13 @@ def take() -> Response:
         return json_response(_taken(_recorded(parsed.events, _PATIENCE), parsed), 202)
     feeder.started()
     try:
-        if not feeder.staging.pending():
+        if not feeder.spool.pending():
             return json_response(_taken(_recorded(parsed.events, _PATIENCE_WITH_STAGING), parsed), 202)
     except (sa.exc.SQLAlchemyError, TimeoutError) as error:
         database_unavailable(error)
     except OSError as error:
-        raise _unstaged(error) from None
-    return json_response(_staged(feeder.staging, parsed), 202)
+        raise _spool_problem(error) from None
+    return json_response(_spooled(feeder.spool, parsed), 202)
 
 
 @routes.get("/v1/events")
@@ -164,20 +164,20 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
     return {"refused": [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]}
 
 
-def _staged(staging: Spool, parsed: Parsed) -> Mapping[str, Any]:
+def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
     if services().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
         raise ApiProblem(
             "database-unavailable", "whether it can hold an event of this size is not known yet; send it again"
         )
     try:
-        staging.append(parsed.events)
+        spool.append(parsed.events)
     except OSError as error:
-        raise _unstaged(error) from None
+        raise _spool_problem(error) from None
     return {"spooled": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}
 
 
-def _unstaged(error: OSError) -> ApiProblem:
-    log.error("the staging folder cannot be used: %s", error)
+def _spool_problem(error: OSError) -> ApiProblem:
+    log.error("the spool folder cannot be used: %s", error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was taken; send the request again later")
 

@@ -49,7 +49,7 @@ def readyz() -> Response:
     get:
       summary: Database, schema and drain, each with what is wrong with it
       description: >
-        With a staging folder the API takes events also while this says 503.
+        With a spool folder the API takes events also while this says 503.
       responses:
         200: {description: everything works, content: {application/json: {schema: Readiness}}}
         503: {description: something does not, content: {application/json: {schema: Readiness}}}
@@ -58,8 +58,8 @@ def readyz() -> Response:
     checks = checked(look.value, look.error, schema_version.head(), now_ms())
     feeder = services().feeder
     if feeder is not None:
-        waiting, damaged = len(feeder.staging.files()), feeder.staging.damaged()
-        checks["staging"] = {"ok": not damaged, "files": waiting, "set_aside": damaged}
+        waiting, damaged = len(feeder.spool.files()), feeder.spool.damaged()
+        checks["spool"] = {"ok": not damaged, "files": waiting, "quarantined": damaged}
     ready = all(check["ok"] for check in checks.values())
     return json_response({"ready": ready, "checks": checks}, 200 if ready else 503)
 

@@ -41,7 +41,7 @@ _COUNTERS = {
     "superseded": "Events that a newer one of the same object made needless.",
     "discarded": "Events left out because the target's queue was full.",
     "purged": "Dead letters that an operator threw away.",
-    "died": "Events that became dead letters, those replayed since included.",
+    "dead_lettered": "Events that became dead letters, those replayed since included.",
 }
 _GAUGES = {
     "pending": "Events not yet tried, or waiting for a target that is away.",
@@ -70,7 +70,7 @@ def metrics() -> Response:
     ---
     get:
       summary: Figures for Prometheus
-      description: Without the database only `bucketwire_database_up` and the staging folder's figures.
+      description: Without the database only `bucketwire_database_up` and the spool folder's figures.
       security: [{token: [read]}]
       responses:
         200: {description: text exposition format, content: {text/plain: {schema: {type: string}}}}
@@ -118,13 +118,15 @@ class Scrape:
             yield from _drift(drifts)
             yield _difference(self._audits)
         if self._parts.feeder is not None:
-            staging = self._parts.feeder.staging
+            spool = self._parts.feeder.spool
             yield _single(
                 "spool_files",
-                "Files in the staging folder, to be fed: a request or several each.",
-                len(staging.files()),
+                "Files in the spool folder, to be recorded: a request or several each.",
+                len(spool.files()),
             )
-            yield _single("spool_quarantined_files", "Staged files that could not be recorded.", staging.damaged())
+            yield _single(
+                "spool_quarantined_files", "Spool files set aside because they could not be recorded.", spool.damaged()
+            )
 
 
 def figures(targets: Sequence[tuple[StoredTarget, TargetCounters]], now: int) -> Iterator[Metric]:

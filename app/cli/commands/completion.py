@@ -8,7 +8,7 @@ _KINDS: dict[str, type[ShellComplete]] = {"bash": BashComplete, "zsh": ZshComple
 
 @click.command()
 @click.argument("shell", type=click.Choice(list(_KINDS)))
-def completion(context: str) -> None:
+def completion(shell: str) -> None:
     """Print the completion script of a shell.
 
     \b
@@ -17,5 +17,5 @@ def completion(context: str) -> None:
     fish  bucketwire completion fish > ~/.config/fish/completions/bucketwire.fish
     """
     # click's own source() runs the machine's bash to ask for its version; the script is all that is wanted.
-    made = _KINDS[context](click.get_current_context().find_root().command, {}, "bucketwire", "_BUCKETWIRE_COMPLETE")
+    made = _KINDS[shell](click.get_current_context().find_root().command, {}, "bucketwire", "_BUCKETWIRE_COMPLETE")
     click.echo(made.source_template % made.source_vars())

@@ -169,6 +169,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "schedule": _check_schedule,
         "unscheduled": _look_at_unscheduled,
         "targets": _check_targets,
-        "books": _look_at_counters,
+        "counters": _look_at_counters,
     }
 )

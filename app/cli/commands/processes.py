@@ -41,7 +41,7 @@ def api(workers: int | None, threads: int | None) -> None:
             say(form, f"environment: {problem}", "WARNING")
         say(form, arns_line(context))
     except (CommandError, *DatabaseUnavailable) as error:
-        # The API starts all the same: it answers 503, or keeps events in its staging folder, until there is a database.
+        # The API starts all the same: it answers 503, or keeps events in its spool folder, until there is a database.
         say(form, f"targets of the environment are not looked at: {describe_exception(error)}", "WARNING")
     finally:
         context.close()

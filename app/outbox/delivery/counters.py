@@ -31,7 +31,7 @@ class TargetCounters:
     purged: int
     discarded: int
     oldest: int
-    died: int  # ever, those replayed or thrown away since included
+    dead_lettered: int  # ever, those replayed or thrown away since included
 
     @property
     def pending(self) -> int:
@@ -52,7 +52,7 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
             c.target_id,
             sa.func.sum(c.delivered).label("delivered"),
             sa.func.sum(c.superseded).label("superseded"),
-            sa.func.sum(c.dead).label("died"),
+            sa.func.sum(c.dead).label("dead_lettered"),
             sa.func.sum(c.replayed).label("replayed"),
         )
         .group_by(c.target_id)
@@ -68,7 +68,7 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
             (t.recorded + sa.func.coalesce(settled.c.replayed, 0)).label("recorded"),
             sa.func.coalesce(settled.c.delivered, 0).label("delivered"),
             sa.func.coalesce(settled.c.superseded, 0).label("superseded"),
-            sa.func.coalesce(settled.c.died, 0).label("died"),
+            sa.func.coalesce(settled.c.dead_lettered, 0).label("dead_lettered"),
             counts[tables.parked].label("parked"),
             counts[tables.dead_letters].label("dead"),
         )
@@ -87,7 +87,7 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
             purged=row.purged,
             discarded=row.discarded,
             oldest=_oldest_undelivered(connection, row.id) if oldest else 0,
-            died=int(row.died),
+            dead_lettered=int(row.dead_lettered),
         )
         for row in rows
     ]

@@ -19,7 +19,7 @@ from pathlib import Path
 from app.events.model import Event
 from app.outbox.log.spool_format import encoded
 
-log = logging.getLogger("bucketwire.staging")
+log = logging.getLogger("bucketwire.spool")
 
 FILE_BYTES = 1 << 24  # of the records in a file, unless one request has more
 _NAME = re.compile(r"\d{20}\.events")

@@ -17,7 +17,7 @@ from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import FILE_BYTES, Spool
 from app.outbox.log.spool_format import DamagedFile, decoded
 
-log = logging.getLogger("bucketwire.staging")
+log = logging.getLogger("bucketwire.spool")
 
 _FILES, _EVENTS = 500, 5000  # of one commit; only a file that is refused is divided
 _PAUSE = 0.5  # seconds between two looks at the folder, and between two tries of a database that is away
@@ -37,8 +37,8 @@ class _SpoolFile:
 class SpoolFeeder:
     """Feeds the folder to the log. Every API process has one; at any time one of them works."""
 
-    def __init__(self, staging: Spool, database: Database) -> None:
-        self.staging = staging
+    def __init__(self, spool: Spool, database: Database) -> None:
+        self.spool = spool
         self._database = database
         self._recorder = Recorder(database)
         self._lock = threading.Lock()
@@ -55,8 +55,8 @@ class SpoolFeeder:
     def feed(self) -> int:
         """Record what waits, in its order, and say how many files that were. Raises `DatabaseUnavailable`."""
         total = 0
-        with self.staging.feeding() as mine:
-            while mine and (paths := self.staging.files()):
+        with self.spool.feeding() as mine:
+            while mine and (paths := self.spool.files()):
                 for batch in self._batches(paths):
                     self._feed(batch)
                 total += len(paths)
@@ -67,35 +67,35 @@ class SpoolFeeder:
         while True:
             try:
                 self._remember_limit()
-                fed = self.feed() if self.staging.pending() else 0
+                fed = self.feed() if self.spool.pending() else 0
             except DatabaseUnavailable:
                 away = True
             except Exception:  # a thread that ends would leave everything where it is
-                log.exception("what is staged in %s cannot be fed, trying again", self.staging.folder)
+                log.exception("what is spooled in %s cannot be fed, trying again", self.spool.folder)
             else:
                 if fed:
-                    log.info("fed %d staged file(s)%s", fed, ", the database is back" if away else "")
+                    log.info("fed %d spooled file(s)%s", fed, ", the database is back" if away else "")
                     away = False
             time.sleep(_PAUSE)
 
     def _remember_limit(self) -> None:
         if self._database.largest_event is not None:
             with contextlib.suppress(OSError):  # a full disk, which only feeding can make emptier
-                self.staging.remember_largest_event(self._database.largest_event)
+                self.spool.remember_largest_event(self._database.largest_event)
 
     def _batches(self, paths: Iterable[Path]) -> Iterator[list[_SpoolFile]]:
         batch: list[_SpoolFile] = []
         events = size = 0
         for path in paths:
-            staged = self._read(path)
-            if staged is None:
+            spooled = self._read(path)
+            if spooled is None:
                 continue
-            if batch and size + staged.size > FILE_BYTES:
+            if batch and size + spooled.size > FILE_BYTES:
                 yield batch
                 batch, events, size = [], 0, 0
-            batch.append(staged)
-            events += len(staged.events)
-            size += staged.size
+            batch.append(spooled)
+            events += len(spooled.events)
+            size += spooled.size
             if len(batch) >= _FILES or events >= _EVENTS:
                 yield batch
                 batch, events, size = [], 0, 0
@@ -111,20 +111,20 @@ class SpoolFeeder:
         except (DamagedFile, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
                 raise
-            self.staging.quarantine_file(path, str(error))
+            self.spool.quarantine_file(path, str(error))
             return None
 
     def _feed(self, batch: Sequence[_SpoolFile]) -> None:
         # They were answered with 202 before anybody could say that a queue is full. After a refusal a file is recorded
         # only when its answer is asked for: so the rest of a refused file comes before the files behind it.
-        answers = self._recorder.record([staged.events for staged in batch], promised=True)
-        for staged, answer in zip(batch, answers, strict=True):
+        answers = self._recorder.record([spooled.events for spooled in batch], promised=True)
+        for spooled, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Unstorable):
-                self.staging.quarantine(staged.path, list(self._refused(staged.events, answer)))
+                self.spool.quarantine(spooled.path, list(self._refused(spooled.events, answer)))
             elif isinstance(answer, Exception):
                 raise answer
             else:
-                staged.path.unlink()
+                spooled.path.unlink()
 
     def _refused(self, events: Sequence[Event], reason: Unstorable) -> Iterator[tuple[Event, str]]:
         """Record what can be recorded of events that were refused together, in order; the others with their reasons."""

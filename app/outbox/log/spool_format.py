@@ -8,7 +8,7 @@ import orjson
 
 from app.events.model import Event
 
-_FORMAT = "bucketwire-staged-1"
+_FORMAT = "bucketwire-spooled-1"
 _FIELDS = ("id", "name", "bucket", "key", "version", "sequencer", "time", "record")
 _TEXTS = tuple(name for name in _FIELDS if name != "time")
 

@@ -170,7 +170,7 @@ def test_an_address_that_others_reach_stays_closed_when_the_last_token_is_revoke
 def test_an_address_of_this_machine_stays_closed_when_the_last_token_is_revoked(
     log: Database, start: Start, tmp_path: Path
 ) -> None:
-    folder = tmp_path / "staging"
+    folder = tmp_path / "spool"
     plain = start(url_of(log), spool_dir=folder)
     assert plain.post(body("open")).status_code == 202
     made = Tokens(log).create("minio", ["ingest"])

@@ -115,11 +115,11 @@ def test_the_figures_are_those_of_the_counters(api: Api, database: Database) -> 
 
 
 def test_a_file_that_was_set_aside_is_no_longer_ready(log: Database, start: Start, tmp_path: Path) -> None:
-    api = start(url_of(log), spool_dir=f"{tmp_path}/staging")
+    api = start(url_of(log), spool_dir=f"{tmp_path}/spool")
     heartbeats(log, 0)
     services.until(lambda: api.client.get("/readyz").status_code == 200)
-    Path(f"{tmp_path}/staging/{7:020d}.events").write_bytes(b"broken")
-    services.until(lambda: api.client.get("/readyz").json()["checks"]["staging"]["set_aside"] == 1)
+    Path(f"{tmp_path}/spool/{7:020d}.events").write_bytes(b"broken")
+    services.until(lambda: api.client.get("/readyz").json()["checks"]["spool"]["quarantined"] == 1)
     assert api.client.get("/readyz").status_code == 503
     assert "bucketwire_spool_quarantined_files 1.0" in api.client.get("/metrics").text
     assert f"{7:020d}" in api.log.read_text()

@@ -74,7 +74,7 @@ def test_a_large_event_is_refused_by_name_whether_the_database_is_there_or_not(
         "beside-large",
         "beside-small",
         "small",
-        "beside-staged",
+        "beside-spooled",
         "spooled",
         "beside-again",
         "again",

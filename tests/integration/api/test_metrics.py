@@ -61,10 +61,10 @@ def test_every_metric_that_dashboard_alerts_and_guide_use_exists(log: Database, 
     add_target(log)
     heartbeats(log, 0)
     reconciled(log, missing=1)
-    found = audited(start(url_of(log), spool_dir=f"{tmp_path}/staging"))
+    found = audited(start(url_of(log), spool_dir=f"{tmp_path}/spool"))
     used = {name for text in expressions() for name in re.findall(r"\b(?:bucketwire|minio)_\w+", text)}
     assert len(used) >= 15
-    workers = {name for name in used if name.startswith("bucketwire_worker_")}  # for these see test_watching
+    workers = {name for name in used if name.startswith(("bucketwire_worker_", "bucketwire_target_request_"))}
     assert used - workers - {name for name, _ in found} == set()
 
 

@@ -1,4 +1,4 @@
-"""The database goes away: 503 and nothing claimed, or 202 from the staging folder and everything once, in order."""
+"""The database goes away: 503 and nothing claimed, or 202 from the spool folder and everything once, in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def outbox(server: services.Postgres) -> Iterator[Database]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "staging"
+    return tmp_path / "spool"
 
 
 def read(database: Database) -> list[str]:
@@ -90,7 +90,7 @@ def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     assert read(outbox)[0] == "before"
 
 
-def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
+def test_what_comes_while_the_database_is_away_is_spooled_and_fed_in_order(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     api = start(server.url("outbox"), spool_dir=folder)
@@ -112,7 +112,7 @@ def test_what_comes_while_the_database_is_away_is_staged_and_fed_in_order(
     assert api.post(body("after")).json()["recorded"] == 1
 
 
-def test_a_database_that_hangs_is_staged_in_time_and_recorded_once(
+def test_a_database_that_hangs_is_spooled_in_time_and_recorded_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     api = start(server.url("outbox"), spool_dir=folder)
@@ -169,19 +169,19 @@ def test_an_api_that_is_killed_loses_nothing_that_it_had_answered(
 def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    staging = Spool(folder)
+    spool = Spool(folder)
     sent = [[event(f"{number:05d}-{place}") for place in range(3)] for number in range(2000)]
     for events in sent:
-        staging.append(events)
+        spool.append(events)
     api = Api(server.url("outbox"), {"BUCKETWIRE_SPOOL_DIR": str(folder)})
     for _ in range(6):
-        left = len(staging.files())
+        left = len(spool.files())
         if not left:
             break
         with api:
             try:
                 api.start()
-                services.until(lambda left=left: len(staging.files()) < left, 10)
+                services.until(lambda left=left: len(spool.files()) < left, 10)
             finally:
                 api.kill()
     with api:
@@ -190,7 +190,7 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
     assert read(outbox) == [one.key for events in sent for one in events]
 
 
-def test_a_staging_folder_that_is_gone_is_503(
+def test_a_spool_folder_that_is_gone_is_503(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
     api = start(server.url("outbox"), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")

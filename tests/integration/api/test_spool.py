@@ -1,4 +1,4 @@
-"""The staging folder: order, exactly once, what a crash or a bad file leaves behind."""
+"""The spool folder: order, exactly once, what a crash or a bad file leaves behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.support.builders import add_target, event, migrated
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return tmp_path / "staging"
+    return tmp_path / "spool"
 
 
 def recorded(database: Database) -> list[str]:
@@ -38,16 +38,16 @@ def many(number: int, size: int = 2) -> list[list[Event]]:
     return [[event(f"{request}-{place}") for place in range(size)] for request in range(number)]
 
 
-def test_what_is_staged_comes_out_as_it_went_in(folder: Path) -> None:
+def test_what_is_spooled_comes_out_as_it_went_in(folder: Path) -> None:
     odd = [event("a\tb\nc \\ \U0001f600", version="v1"), event("ü" * 500, sequencer="")]
-    staging = Spool(folder)
-    staging.append(odd)
-    [path] = staging.files()
+    spool = Spool(folder)
+    spool.append(odd)
+    [path] = spool.files()
     assert decoded(path.read_bytes()) == odd
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_requests_are_fed_in_the_order_in_which_they_were_staged(outbox_url: str, folder: Path) -> None:
+def test_requests_are_fed_in_the_order_in_which_they_were_spooled(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)
     add_target(database)
     requests = many(1203)
@@ -63,14 +63,14 @@ def test_requests_are_fed_in_the_order_in_which_they_were_staged(outbox_url: str
 def test_a_crash_between_commit_and_removal_records_nothing_twice(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)
     requests = many(5)
-    staging = Spool(folder)
+    spool = Spool(folder)
     for events in requests:
-        staging.append(events)
-    kept = {path: path.read_bytes() for path in staging.files()}
-    SpoolFeeder(staging, database).feed()
+        spool.append(events)
+    kept = {path: path.read_bytes() for path in spool.files()}
+    SpoolFeeder(spool, database).feed()
     for path, content in kept.items():
         path.write_bytes(content)  # as if the process had been killed after the commit
-    assert SpoolFeeder(staging, database).feed() == 5
+    assert SpoolFeeder(spool, database).feed() == 5
     assert recorded(database) == [one.id for events in requests for one in events]
     database.close()
 
@@ -80,15 +80,15 @@ def test_nothing_is_removed_while_the_database_is_away(folder: Path) -> None:
     with server:
         database = migrated(server.create_database("outbox"))
         requests = many(3)
-        staging = Spool(folder)
+        spool = Spool(folder)
         for events in requests:
-            staging.append(events)
+            spool.append(events)
         server.stop()
         with pytest.raises(DatabaseUnavailable):
-            SpoolFeeder(staging, database).feed()
-        assert len(staging.files()) == 3
+            SpoolFeeder(spool, database).feed()
+        assert len(spool.files()) == 3
         server.start()
-        assert _fed(SpoolFeeder(staging, database)) == 3
+        assert _fed(SpoolFeeder(spool, database)) == 3
         assert recorded(database) == [one.id for events in requests for one in events]
         database.close()
 
@@ -116,31 +116,31 @@ def _fed(feeder: SpoolFeeder) -> int:
 )
 def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str, folder: Path, damage: object) -> None:
     database = migrated(postgres_database)
-    staging = Spool(folder)
+    spool = Spool(folder)
     before, broken, after = many(3)
     for events in (before, broken, after):
-        staging.append(events)
-    path = staging.files()[1]
+        spool.append(events)
+    path = spool.files()[1]
     path.write_bytes(damage(path.read_bytes()))  # type: ignore[operator] # pytest's parameters have no type
-    SpoolFeeder(staging, database).feed()
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
-    assert staging.damaged() == 1
+    assert spool.damaged() == 1
     assert path.with_suffix(".bad").exists()
-    assert not staging.pending()
+    assert not spool.pending()
     database.close()
 
 
 def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str, folder: Path) -> None:
     database = migrated(postgres_database)
-    staging = Spool(folder)
+    spool = Spool(folder)
     before, odd, after = many(3)
-    staging.append(before)
-    place = folder / f"{int(staging.files()[0].stem) + 1:020d}.events"
-    staging.append(odd)
-    staging.append(after)
+    spool.append(before)
+    place = folder / f"{int(spool.files()[0].stem) + 1:020d}.events"
+    spool.append(odd)
+    spool.append(after)
     place.unlink()
     place.mkdir()  # as if somebody had unpacked something here
-    SpoolFeeder(staging, database).feed()
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
     assert place.with_suffix(".bad").is_dir()
     assert "directory" in place.with_suffix(".reason").read_text()
@@ -153,60 +153,60 @@ def test_a_file_that_holds_no_events_is_set_aside(
 ) -> None:
     """Its digest fits: a person has repaired it, or another version wrote it."""
     database = migrated(postgres_database)
-    staging = Spool(folder)
+    spool = Spool(folder)
     after = [event("after")]
-    staging.append([event()])
-    staging.files()[0].write_bytes(encoded([event()._replace(**changed)]))
-    staging.append(after)
-    SpoolFeeder(staging, database).feed()
+    spool.append([event()])
+    spool.files()[0].write_bytes(encoded([event()._replace(**changed)]))
+    spool.append(after)
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [after[0].id]
-    assert staging.damaged() == 1
+    assert spool.damaged() == 1
     database.close()
 
 
 def test_requests_that_come_together_share_files_of_a_bounded_size(folder: Path) -> None:
-    staging = Spool(folder)
+    spool = Spool(folder)
     large = event("large")._replace(record="x" * (6 << 20))
     with ThreadPoolExecutor(12) as threads:
-        list(threads.map(lambda _: staging.append([large]), range(12)))
-    assert max(path.stat().st_size for path in staging.files()) < 17 << 20
-    assert sum(len(decoded(path.read_bytes())) for path in staging.files()) == 12
+        list(threads.map(lambda _: spool.append([large]), range(12)))
+    assert max(path.stat().st_size for path in spool.files()) < 17 << 20
+    assert sum(len(decoded(path.read_bytes())) for path in spool.files()) == 12
 
 
 def test_a_value_that_the_database_refuses_is_set_aside_and_holds_nobody_up(
     postgres_database: str, folder: Path
 ) -> None:
     database = migrated(postgres_database)
-    staging = Spool(folder)
+    spool = Spool(folder)
     before, after = many(2)
-    staging.append(before)
-    staging.append([event("zero\0byte")])
-    staging.append(after)
-    SpoolFeeder(staging, database).feed()
+    spool.append(before)
+    spool.append([event("zero\0byte")])
+    spool.append(after)
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
-    assert staging.damaged() == 1
+    assert spool.damaged() == 1
     database.close()
 
 
 def test_a_database_without_tables_is_no_reason_to_set_anything_aside(postgres_database: str, folder: Path) -> None:
     database = Database(postgres_database)
-    staging = Spool(folder)
-    staging.append([event()])
+    spool = Spool(folder)
+    spool.append([event()])
     with pytest.raises(sa.exc.ProgrammingError):
-        SpoolFeeder(staging, database).feed()
-    assert len(staging.files()) == 1
-    assert not staging.damaged()
+        SpoolFeeder(spool, database).feed()
+    assert len(spool.files()) == 1
+    assert not spool.damaged()
     database.close()
 
 
 def test_a_promised_request_is_taken_over_the_limit_of_a_target_that_refuses(outbox_url: str, folder: Path) -> None:
     database = migrated(outbox_url)
     add_target(database, queue_limit=1, queue_full="reject")
-    staging = Spool(folder)
+    spool = Spool(folder)
     requests = many(3)
     for events in requests:
-        staging.append(events)
-    SpoolFeeder(staging, database).feed()
+        spool.append(events)
+    SpoolFeeder(spool, database).feed()
     assert len(recorded(database)) == 6
     with database.reading() as connection:
         assert connection.execute(sa.select(tables.targets.c.recorded, tables.targets.c.discarded)).one() == (6, 0)
@@ -224,12 +224,12 @@ def test_numbers_only_grow_also_after_the_counter_is_lost(folder: Path) -> None:
 
 def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) -> None:
     database = migrated(postgres_database)
-    staging = Spool(folder)
-    staging.append([event()])
-    with staging.feeding() as mine:
+    spool = Spool(folder)
+    spool.append([event()])
+    with spool.feeding() as mine:
         assert mine
         assert SpoolFeeder(Spool(folder), database).feed() == 0
-        assert staging.pending()
+        assert spool.pending()
     assert SpoolFeeder(Spool(folder), database).feed() == 1
     database.close()
 
@@ -237,17 +237,17 @@ def test_only_one_process_feeds_at_a_time(postgres_database: str, folder: Path) 
 def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.support.builders import event\n"
-        "from app.outbox.log.spool import Staging\n"
-        "staging = Staging(Path(sys.argv[1]))\n"
-        "for number in range(50): staging.append([event(f'{sys.argv[2]}-{number:03d}')])"
+        "from app.outbox.log.spool import Spool\n"
+        "spool = Spool(Path(sys.argv[1]))\n"
+        "for number in range(50): spool.append([event(f'{sys.argv[2]}-{number:03d}')])"
     )
     children = [
         subprocess.Popen([sys.executable, "-c", program, folder, str(child)], cwd=Path(__file__).parents[3])
         for child in range(2)
     ]
-    staging = Spool(folder)
+    spool = Spool(folder)
     threads = [
-        threading.Thread(target=lambda name=name: [staging.append([event(f"{name}-{n:03d}")]) for n in range(50)])
+        threading.Thread(target=lambda name=name: [spool.append([event(f"{name}-{n:03d}")]) for n in range(50)])
         for name in ("t1", "t2")
     ]
     for thread in threads:
@@ -255,7 +255,7 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
     for thread in threads:
         thread.join()
     assert [child.wait(60) for child in children] == [0, 0]
-    keys = [one.key for path in staging.files() for one in decoded(path.read_bytes())]
+    keys = [one.key for path in spool.files() for one in decoded(path.read_bytes())]
     assert len(keys) == len(set(keys)) == 200
     for writer in ("0", "1", "t1", "t2"):
         mine = [key for key in keys if key.startswith(f"{writer}-")]
@@ -265,9 +265,9 @@ def test_threads_and_processes_share_the_numbers(folder: Path) -> None:
 def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from tests.support.builders import event\n"
-        "from app.outbox.log.spool import Staging\n"
-        "staging = Staging(Path(sys.argv[1]))\n"
-        "while True: staging.append([event(f'{n}') for n in range(200)])"
+        "from app.outbox.log.spool import Spool\n"
+        "spool = Spool(Path(sys.argv[1]))\n"
+        "while True: spool.append([event(f'{n}') for n in range(200)])"
     )
     for _ in range(5):
         child = subprocess.Popen([sys.executable, "-c", program, folder], cwd=Path(__file__).parents[3])
@@ -275,25 +275,25 @@ def test_a_writer_that_is_killed_leaves_whole_files_only(folder: Path) -> None:
         services.until(lambda seen=seen: len(Spool(folder).files()) > seen + 3, 30)
         child.send_signal(signal.SIGKILL)
         child.wait()
-    staging = Spool(folder)
-    for path in staging.files():
+    spool = Spool(folder)
+    for path in spool.files():
         assert len(decoded(path.read_bytes())) == 200
-    staging.append([event("next")])
-    assert decoded(staging.files()[-1].read_bytes())[0].key == "next"
+    spool.append([event("next")])
+    assert decoded(spool.files()[-1].read_bytes())[0].key == "next"
 
 
 def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
     program = (
         "import errno, sys; from pathlib import Path; from tests.support.builders import event\n"
-        "from app.outbox.log.spool_format import decoded; from app.outbox.log.spool import Staging\n"
-        "staging = Staging(Path(sys.argv[1]) / 'staging')\n"
-        "staging.append([event('fits')])\n"
-        "try: staging.append([event(f'{number}') for number in range(2000)])\n"
+        "from app.outbox.log.spool_format import decoded; from app.outbox.log.spool import Spool\n"
+        "spool = Spool(Path(sys.argv[1]) / 'spool')\n"
+        "spool.append([event('fits')])\n"
+        "try: spool.append([event(f'{number}') for number in range(2000)])\n"
         "except OSError as error: assert error.errno == errno.ENOSPC, error\n"
         "else: raise AssertionError('it took what cannot fit')\n"
-        "assert [decoded(path.read_bytes())[0].key for path in staging.files()] == ['fits']\n"
-        "assert not list(staging.folder.glob('*.draft'))\n"
-        "staging.append([event('fits too')])\n"
+        "assert [decoded(path.read_bytes())[0].key for path in spool.files()] == ['fits']\n"
+        "assert not list(spool.folder.glob('*.draft'))\n"
+        "spool.append([event('fits too')])\n"
     )
     mounted = 'mount -t tmpfs -o size=256k tmpfs "$1" || exit 77; exec "$2" -c "$3" "$1"'
     run = ["unshare", "--mount", "sh", "-c", mounted, "sh", tmp_path, sys.executable, program]
@@ -306,6 +306,6 @@ def test_a_full_disk_keeps_nothing_of_the_request(tmp_path: Path) -> None:
 
 
 def test_a_file_of_another_version_is_not_read_as_something_else() -> None:
-    content = encoded([event()]).replace(b"bucketwire-staged-1", b"bucketwire-staged-2")
+    content = encoded([event()]).replace(b"bucketwire-spooled-1", b"bucketwire-spooled-2")
     with pytest.raises(DamagedFile, match="does not begin"):
         decoded(content)

@@ -110,21 +110,21 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     monkeypatch.setenv("BUCKETWIRE_DATA_DIR", api.settings["BUCKETWIRE_DATA_DIR"])
     for words in (
         ("events", "one", "bad"),
-        ("dead", "ls"),
-        ("dead", "ls", "--limit", "2", "--after", "1"),
-        ("dead", "ls", "--target", "webhook:audit", "--bucket", "two", "--reason", "large", "--since", "1h"),
-        ("dead", "show", "2"),
+        ("dead-letter", "ls"),
+        ("dead-letter", "ls", "--limit", "2", "--after", "1"),
+        ("dead-letter", "ls", "--target", "webhook:audit", "--bucket", "two", "--reason", "large", "--since", "1h"),
+        ("dead-letter", "show", "2"),
         ("replay", "--list"),
     ):
         from_afar = there(*words, "--json").json
         assert from_afar
         assert from_afar == there(*words, "--json", "--url", "").json
 
-    assert there("dead", "ls", "--before", "1h", "--json").json == []
-    assert there("dead", "show", "999").code == 1
-    assert there("dead", "replay", "2", "--json").json == {"replayed": 1}
-    assert there("dead", "purge", "--bucket", "one", "--json").json == {"purged": 1}
-    assert there("dead", "replay", "--all", "--json").json == {"replayed": 1}
+    assert there("dead-letter", "ls", "--before", "1h", "--json").json == []
+    assert there("dead-letter", "show", "999").code == 1
+    assert there("dead-letter", "replay", "2", "--json").json == {"replayed": 1}
+    assert there("dead-letter", "purge", "--bucket", "one", "--json").json == {"purged": 1}
+    assert there("dead-letter", "replay", "--all", "--json").json == {"replayed": 1}
     lost = there("target", "rm", "webhook:audit", "--force", "--json").json["lost"]
     assert len(lost) == 2
     assert lost[0] == "1 rule(s) name it"

@@ -55,31 +55,31 @@ def test_the_history_of_an_object_says_where_each_event_stands(cli: Cli, databas
     assert second["record"]["eventName"] == DELETE
     shown = cli("events", "images", "bad\x1b[2J").out
     assert "webhook:audit dead (it is too large)" in shown
-    assert "\x1b[2J" not in cli("dead", "ls").out
+    assert "\x1b[2J" not in cli("dead-letter", "ls").out
     assert "the log has no event of images/none" in cli("events", "images", "none").out
 
 
 def test_dead_letters_are_listed_shown_replayed_and_thrown_away(cli: Cli, database: Database, target: TargetId) -> None:
     deliver(database, target, [event("bad", bucket=bucket) for bucket in ("a", "b", "c")], rejecting="bad")
 
-    letters = cli("dead", "ls", "--target", "webhook:audit", "--json").json
+    letters = cli("dead-letter", "ls", "--target", "webhook:audit", "--json").json
     numbers = {letter["bucket"]: letter["number"] for letter in letters}
     assert numbers.keys() == {"a", "b", "c"}
-    assert len(cli("dead", "ls", "--bucket", "a", "--json").json) == 1
-    assert len(cli("dead", "ls", "--since", "1h", "--reason", "too large", "--json").json) == 3
-    assert cli("dead", "ls", "--before", "1h", "--json").json == []
+    assert len(cli("dead-letter", "ls", "--bucket", "a", "--json").json) == 1
+    assert len(cli("dead-letter", "ls", "--since", "1h", "--reason", "too large", "--json").json) == 3
+    assert cli("dead-letter", "ls", "--before", "1h", "--json").json == []
 
     number = str(numbers["a"])
-    shown = cli("dead", "show", number, "--json").json
+    shown = cli("dead-letter", "show", number, "--json").json
     assert shown["history"][-1]["reason"] == "it is too large"
     assert shown["record"]["s3"]["bucket"]["name"] == "a"
-    assert "it is too large" in cli("dead", "show", number).out
-    assert cli("dead", "show", "999").code == 1
+    assert "it is too large" in cli("dead-letter", "show", number).out
+    assert cli("dead-letter", "show", "999").code == 1
 
-    assert cli("dead", "replay", number, "--json").json == {"replayed": 1}
+    assert cli("dead-letter", "replay", number, "--json").json == {"replayed": 1}
     assert (row(cli)["parked"], row(cli)["dead"]) == (1, 2)
-    assert cli("dead", "purge", "--bucket", "b", "--json").json == {"purged": 1}
-    assert cli("dead", "replay", "--all", "--json").json == {"replayed": 1}
+    assert cli("dead-letter", "purge", "--bucket", "b", "--json").json == {"purged": 1}
+    assert cli("dead-letter", "replay", "--all", "--json").json == {"replayed": 1}
     assert (row(cli)["parked"], row(cli)["dead"], row(cli)["purged"]) == (2, 0, 1)
 
 
@@ -88,9 +88,9 @@ def test_all_dead_letters_are_touched_only_when_that_is_said(
     cli: Cli, database: Database, target: TargetId, command: str
 ) -> None:
     deliver(database, target, [event("bad")], rejecting="bad")
-    assert cli("dead", command).code == 2
-    assert cli("dead", command, "--all", "--bucket", "images").code == 2
-    assert cli("dead", command, "--since", "yesterday").code == 2
+    assert cli("dead-letter", command).code == 2
+    assert cli("dead-letter", command, "--all", "--bucket", "images").code == 2
+    assert cli("dead-letter", command, "--since", "yesterday").code == 2
     assert row(cli)["dead"] == 1
 
 
@@ -120,8 +120,8 @@ def test_the_doctor_finds_counters_that_do_not_balance(cli: Cli, database: Datab
     with database.writing() as connection:
         connection.execute(tables.targets.update().values(recorded=tables.targets.c.recorded + 1))
     found = {finding["subject"]: finding for finding in cli("doctor", "--json").json["findings"]}
-    assert found["books"]["grade"] == "problem"
-    assert "do not balance" in found["books"]["text"]
+    assert found["counters"]["grade"] == "problem"
+    assert "do not balance" in found["counters"]["text"]
 
 
 def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
@@ -130,7 +130,7 @@ def test_the_doctor_says_what_does_not_run_and_is_content_when_all_does(
     grades = {one["subject"]: one["grade"] for one in cli("doctor", "--json").json["findings"]}
     assert grades == {
         "settings": "ok", "database": "ok", "broker": "problem", "drain": "problem", "webhook:audit": "ok",
-        "books": "ok",
+        "counters": "ok",
     }  # fmt: skip
     assert cli("doctor").code == 1
 

@@ -92,12 +92,12 @@ def test_a_full_database_says_so_and_quarantines_nothing(small: Database, tmp_pa
     with pytest.raises(DatabaseUnavailable) as caught:
         _fill(small)
     assert is_full(caught.value)
-    staging = Spool(tmp_path / "spool")
-    staging.append([_large()])
+    spool = Spool(tmp_path / "spool")
+    spool.append([_large()])
     with pytest.raises(DatabaseUnavailable):
-        SpoolFeeder(staging, small).feed()
-    assert len(staging.files()) == 1
-    assert not staging.damaged()
+        SpoolFeeder(spool, small).feed()
+    assert len(spool.files()) == 1
+    assert not spool.damaged()
 
 
 def _fill(database: Database) -> None:

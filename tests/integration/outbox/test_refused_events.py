@@ -85,20 +85,20 @@ def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_i
     database: Database, tmp_path: Path
 ) -> None:
     refuse_poison(database)
-    staging = Spool(tmp_path / "spool")
+    spool = Spool(tmp_path / "spool")
     requests = [[event(f"{number}-{place}") for place in range(5)] for number in range(4)]
     poison = event("poison")
     for number, events in enumerate(requests):
-        staging.append([*events[:2], poison, *events[2:]] if number == 1 else events)
-    bad = staging.files()[1].with_suffix(".bad")
-    feeder = SpoolFeeder(staging, database)
+        spool.append([*events[:2], poison, *events[2:]] if number == 1 else events)
+    bad = spool.files()[1].with_suffix(".bad")
+    feeder = SpoolFeeder(spool, database)
     feeder.feed()
     assert recorded(database) == [one.id for events in requests for one in events]
-    assert not staging.pending()
-    assert staging.damaged() == 1
+    assert not spool.pending()
+    assert spool.damaged() == 1
     assert list(decoded(bad.read_bytes())) == [poison]
     assert "it is refused" in bad.with_suffix(".reason").read_text()
-    staging.append([event("after")])
+    spool.append([event("after")])
     assert feeder.feed() == 1
 
 
@@ -106,11 +106,11 @@ def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever
     database: Database, tmp_path: Path
 ) -> None:
     refuse_poison(database)
-    staging = Spool(tmp_path / "spool")
+    spool = Spool(tmp_path / "spool")
     events = [event("poison" if number in (0, 1, 6, 10) else f"{number}") for number in range(11)]
-    staging.append(events)
-    [bad] = [path.with_suffix(".bad") for path in staging.files()]
-    SpoolFeeder(staging, database).feed()
+    spool.append(events)
+    [bad] = [path.with_suffix(".bad") for path in spool.files()]
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in events if one.key != "poison"]
     assert list(decoded(bad.read_bytes())) == [one for one in events if one.key == "poison"]
 
@@ -121,23 +121,23 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
     """There is no room to write down what is refused, and none is made unless the files behind are fed."""
     database = migrated(postgres_database)
     refuse_poison(database)
-    staging = Spool(tmp_path / "spool")
+    spool = Spool(tmp_path / "spool")
     before, poison, beside, unreadable, after = (event(key) for key in ("a", "poison", "b", "c", "d"))
     for events in ([before], [poison, beside], [unreadable], [after]):
-        staging.append(events)
-    mixed, damaged = staging.files()[1:3]
+        spool.append(events)
+    mixed, damaged = spool.files()[1:3]
     damaged.write_bytes(b"damaged")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))  # no byte can be written any more
     try:
-        SpoolFeeder(staging, database).feed()
+        SpoolFeeder(spool, database).feed()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert recorded(database) == [before.id, beside.id, after.id]
-    assert not staging.pending()
+    assert not spool.pending()
     assert list(decoded(mixed.with_suffix(".bad").read_bytes())) == [poison, beside]
     assert damaged.with_suffix(".bad").read_bytes() == b"damaged"
-    assert not list(staging.folder.glob("*.draft"))
+    assert not list(spool.folder.glob("*.draft"))
     database.close()
 
 
@@ -153,16 +153,16 @@ def test_a_lock_that_is_held_for_long_quarantines_nothing(outbox_url: str, tmp_p
     patient = {"sqlite": "PRAGMA busy_timeout = 100", "postgresql": "SET lock_timeout = '100ms'"}
     statement = patient.get(database.dialect, "SET innodb_lock_wait_timeout = 1")
     sa.event.listen(database.engine, "begin", lambda connection: connection.exec_driver_sql(statement))
-    staging = Spool(tmp_path / "spool")
-    staging.append([event("waits")])
+    spool = Spool(tmp_path / "spool")
+    spool.append([event("waits")])
     other = Database(outbox_url)
     with other.writing() as connection:
         connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
         with pytest.raises(DatabaseUnavailable):
-            SpoolFeeder(staging, database).feed()
-    assert len(staging.files()) == 1
-    assert not staging.damaged()
-    assert SpoolFeeder(staging, other).feed() == 1
+            SpoolFeeder(spool, database).feed()
+    assert len(spool.files()) == 1
+    assert not spool.damaged()
+    assert SpoolFeeder(spool, other).feed() == 1
     for opened in (database, other):
         opened.close()
 
@@ -193,13 +193,13 @@ def test_an_event_larger_than_a_packet_is_quarantined_and_the_rest_is_fed(
 ) -> None:
     server: services.MySQL = request.getfixturevalue(f"{kind}_server")
     database = migrated(server.create_database(f"packets_{kind}"))
-    staging = Spool(tmp_path / "spool")
+    spool = Spool(tmp_path / "spool")
     before, after = event("before"), event("after")
     for events in ([before], [large(_packet(server) + 1)], [after]):
-        staging.append(events)
-    SpoolFeeder(staging, database).feed()
+        spool.append(events)
+    SpoolFeeder(spool, database).feed()
     assert recorded(database) == [before.id, after.id]
-    assert staging.damaged() == 1
+    assert spool.damaged() == 1
     database.close()
     server.drop_database(f"packets_{kind}")
 
@@ -215,13 +215,13 @@ def test_an_event_at_which_the_connection_breaks_each_time_holds_nobody_up(
     with services.proxy(server.port, hang_up_on=b"poison") as between:
         plain = {"sslmode": "disable"} if kind == "postgres" else {"ssl_disabled": "true"}
         database = Database(str(_through(url, between.port, plain)))
-        staging = Spool(tmp_path / "spool")
+        spool = Spool(tmp_path / "spool")
         before, after = event("before"), event("after")
         for events in ([before], [event("poison")], [after]):
-            staging.append(events)
-        SpoolFeeder(staging, database).feed()
+            spool.append(events)
+        SpoolFeeder(spool, database).feed()
         assert recorded(database) == [before.id, after.id]
-        assert staging.damaged() == 1
+        assert spool.damaged() == 1
         database.close()
     server.drop_database(f"cut_{kind}")
 
@@ -231,21 +231,21 @@ def test_a_database_that_goes_away_and_comes_back_quarantines_nothing(kind: str,
     server = {"postgres": services.postgres, "mysql": services.mysql, "mariadb": services.mariadb}[kind]()
     with server:
         database = migrated(server.create_database("outbox"))
-        staging = Spool(tmp_path / "spool")
-        feeder = SpoolFeeder(staging, database)
+        spool = Spool(tmp_path / "spool")
+        feeder = SpoolFeeder(spool, database)
         sent = [[event(f"{number}")] for number in range(6)]
         for number in range(3):
             for events in sent[number * 2 : number * 2 + 2]:
-                staging.append(events)
+                spool.append(events)
             server.kill()
             for _ in range(2):
                 with pytest.raises(DatabaseUnavailable):
                     feeder.feed()
-            assert len(staging.files()) == 2
+            assert len(spool.files()) == 2
             server.start()
             _feed_until_empty(feeder)
         assert recorded(database) == [one.id for events in sent for one in events]
-        assert not staging.damaged()
+        assert not spool.damaged()
         database.close()
 
 
