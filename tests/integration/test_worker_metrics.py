@@ -141,6 +141,6 @@ def test_a_full_disk_or_a_missing_folder_keeps_no_worker_from_its_work(tmp_path:
     folder = tmp_path if full else tmp_path / "nowhere"
     # No file may grow beyond a page: as on a full disk, the system refuses to give more.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n" if full else ""
-    code = limit + CHILD.replace('of = metrics.of("redis:a")', 'print(figures.of("redis:a"), flush=True)')
+    code = limit + CHILD.replace('of = metrics.of("redis:a")', 'print(metrics.of("redis:a"), flush=True)')
     with running(code, 0, **{VARIABLE: str(folder)}) as (_, said):
         assert said == "None"
