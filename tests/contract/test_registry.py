@@ -12,13 +12,13 @@ from workers.targets import TARGETS, create
 
 LOAD = """
 import sys
-from app.config import declaration
+from app.config import target_settings
 from workers.targets import create
 values = {"redis": {"address": "h:1", "key": "k"}, "webhook": {"endpoint": "http://h/"},
           "postgresql": {"connection_string": "host=h", "table": "t"}, "kafka": {"brokers": "h", "topic": "t"},
           "elasticsearch": {"url": "http://h", "index": "i"},
           "mysql": {"dsn_string": "me@tcp(h)/d", "table": "t"}}
-create(sys.argv[1], declaration.load(sys.argv[1], values[sys.argv[1]])).close()
+create(sys.argv[1], target_settings.load(sys.argv[1], values[sys.argv[1]])).close()
 print(*[name for name in ("redis", "psycopg2", "pymysql", "urllib3", "kafka") if name in sys.modules])
 """
 
