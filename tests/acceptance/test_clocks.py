@@ -58,7 +58,7 @@ def test_clocks_ten_seconds_apart_over_postgresql_and_redis(
     postgres_server: services.Postgres, receiver: services.Receiver, sign: int
 ) -> None:
     url = postgres_server.create_database(f"clocks_{uuid4().hex[:12]}")
-    options = {"workers": 2, "start": False, "lease": f"{LEASE}s", "time_slice": "1s"}
+    options = {"workers": 2, "start": False, "lease_ttl": f"{LEASE}s", "lease_max_work": "1s"}
     with services.redis() as broker, system(url, broker.url, **options) as whole, by_clocks(whole, sign):
         everything_is_delivered(whole, receiver)
 
@@ -68,6 +68,6 @@ def test_clocks_ten_seconds_apart_over_mariadb_and_rabbitmq(
     mariadb_server: services.MariaDB, rabbitmq_server: services.RabbitMQ, receiver: services.Receiver, sign: int
 ) -> None:
     url = mariadb_server.create_database(f"clocks_{uuid4().hex[:12]}")
-    options = {"workers": 2, "start": False, "lease": f"{LEASE}s", "time_slice": "1s"}
+    options = {"workers": 2, "start": False, "lease_ttl": f"{LEASE}s", "lease_max_work": "1s"}
     with system(url, rabbitmq_server.url, **options) as whole, by_clocks(whole, sign):
         everything_is_delivered(whole, receiver)
