@@ -23,7 +23,7 @@ from tests.support.target_readers import Expected, Record, listed, posted
 LEASE = 4  # seconds: what a lost hint may cost
 BROKER_PASSWORD = "br0ker-passw0rd"
 API_TOKENS: dict[str, Any] = {scope: f"{scope}-{uuid4().hex}" for scope in ("ingest", "admin")}
-SHORT: dict[str, Any] = {"lease": f"{LEASE}s", "time_slice": "3s"}
+SHORT: dict[str, Any] = {"lease_ttl": f"{LEASE}s", "lease_max_work": "3s"}
 TOKENS: dict[str, Any] = {"api_tokens": ",".join(f"{scope}:{scope}:{token}" for scope, token in API_TOKENS.items())}
 
 
