@@ -53,7 +53,7 @@ def stage(
         broker = stack.enter_context(services.redis())
         url = postgres_server.create_database(f"stopped_{uuid4().hex[:12]}")
         # One process, so that what was connected for one event is used for the next.
-        options = {"lease": f"{LEASE}s", "time_slice": "1s", "concurrency": 1}
+        options = {"lease_ttl": f"{LEASE}s", "lease_max_work": "1s", "concurrency": 1}
         whole = stack.enter_context(system(url, broker.url, workers=2, start=False, **options))
         start_all([whole.api, whole.beat, whole.drain])
         yield Stage(whole, redis_server, postgres_server, mysql_server, stack)
