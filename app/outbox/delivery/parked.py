@@ -41,10 +41,13 @@ _DUE = sa.select(
     _P.key_hash.in_(sa.bindparam("hashes", expanding=True)),
     _P.not_before < tables.NEVER,
 )
+_EARLIEST = sa.select(_P.not_before).order_by(_P.not_before).limit(1)
+for _dialect in ("mysql", "mariadb"):  # which would else read and sort every parked event of the partition
+    _EARLIEST = _EARLIEST.with_hint(tables.parked, "FORCE INDEX (ix_parked_target_id_partition_not_before)", _dialect)
 _OLDEST = sa.select(sa.func.min(_P.seq)).where(_OBJECT)
 _SET_DUE = (
     tables.parked.update()
-    .where(_P.target_id == sa.bindparam("target"), _P.partition == sa.bindparam("partition"))
+    .where(_P.target_id == sa.bindparam("target"), _P.partition == sa.bindparam("of_partition"))
     .where(_P.seq == sa.bindparam("number"))
     .values(not_before=sa.bindparam("due"))
 )
@@ -85,9 +88,14 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
     times[oldest] = min((row.not_before for row in due), default=0) if own is None else own
     connection.execute(
         _SET_DUE,
-        [{"target": target_id, "partition": partition, "number": seq, "due": time} for seq, time in times.items()],
+        [{"target": target_id, "of_partition": partition, "number": seq, "due": time} for seq, time in times.items()],
     )
     return True
+
+
+def first_not_before() -> sa.Select[tuple[int]]:
+    """When the first of some parked events is due (ms); to be given the target and the partition that they are in."""
+    return _EARLIEST
 
 
 class HeadRepair:
