@@ -165,16 +165,11 @@ def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int
 
 def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int) -> int:
     """The receipt of its oldest waiting event (ms): a look at the first in each partition, and at the first parked."""
-    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
-    first_parked = (
-        sa.select(sa.func.min(p.seq))
-        .where(p.target_id == c.target_id, p.partition == c.partition)
-        .correlate(tables.cursors)
-        .scalar_subquery()
-    )
-    query = sa.select(c.partition, first_parked.label("seq"))
-    rows = connection.execute(query.where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)).all()
-    places = [(row.partition, row.seq) for row in rows if row.seq is not None]
+    e, p = tables.events.c, tables.parked.c
+    first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
+    partitions = [partition for partition, _ in _positions(connection, target_id)]
+    parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
+    places = [(partition, seq) for partition, seq in parked if seq is not None]
     if pending > 0:
         places += _first_pending(connection, target_id)
     received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))

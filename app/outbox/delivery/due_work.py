@@ -11,7 +11,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
-from app.outbox.delivery.parked import first_not_before
+from app.outbox.delivery.parked import first_due
 from app.outbox.engine.database import Database
 
 OFFERED = "offered"  # in place of a token: anybody may claim
@@ -39,6 +39,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     with database.reading() as connection:
         head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
         rows = connection.execute(_free(now)).all()
+        parked = first_due(connection, [(row.id, row.partition) for row in rows])
     ahead: dict[tuple[int, int], list[int]] = {}
     looks: dict[int, list[Look]] = defaultdict(list)
     for row in rows:
@@ -50,12 +51,14 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
             ahead.update(events_ahead(connection, [each for target in target_ids for each in looks[target]], BUSY))
 
     isolation.run(looks, look)
-    return [_due(row, ahead.get((row.id, row.partition), ()), head) for row in rows if _is_due(row, ahead, now)]
-
-
-def _is_due(row: Any, ahead: dict[tuple[int, int], list[int]], now: int) -> bool:
-    parked = row.parked is not None and row.parked <= now
-    return bool((row.id, row.partition) in ahead or parked or row.replay or row.redelivery)
+    return [
+        _due(row, ahead.get((row.id, row.partition), ()), head)
+        for row in rows
+        if row.replay
+        or row.redelivery
+        or (row.id, row.partition) in ahead
+        or parked.get((row.id, row.partition), tables.NEVER) <= now
+    ]
 
 
 def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
@@ -67,13 +70,12 @@ def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
 
 
 def _free(now: int) -> sa.Select[Any]:
-    """The free partitions of targets that may be delivered to, with the work that is not of the log.
+    """The free partitions of targets that may be delivered to, and whether they have a replay or a redelivery.
 
     Reads a few rows of an index for each.
     """
-    c, t, p, r = tables.cursors.c, tables.targets.c, tables.parked.c, tables.redeliveries.c
+    c, t, r = tables.cursors.c, tables.targets.c, tables.redeliveries.c
     other = tables.cursors.alias()
-    parked = first_not_before().where(p.target_id == c.target_id, p.partition == c.partition).correlate(tables.cursors)
     redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
     # Only of unfinished replays: who finishes one removes its cursor.
     replay = (
@@ -89,7 +91,7 @@ def _free(now: int) -> sa.Select[Any]:
     )
     return (
         sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.position, c.lease_token, c.leased_until)
-        .add_columns(parked.scalar_subquery().label("parked"), redelivery.label("redelivery"), replay.label("replay"))
+        .add_columns(redelivery.label("redelivery"), replay.label("replay"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == tables.WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))

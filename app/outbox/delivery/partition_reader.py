@@ -23,7 +23,7 @@ from app.outbox.delivery.logged_events import (
     select_logged,
     selected,
 )
-from app.outbox.delivery.parked import ObjectHash, first_not_before
+from app.outbox.delivery.parked import ObjectHash, first_due
 from app.outbox.log.append import chunks
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
@@ -100,7 +100,6 @@ class PartitionReader:
         self._ahead = select_ahead(lease.target_id, newest=newest)
         p = tables.parked.c
         self._mine = sa.and_(p.target_id == lease.target_id, p.partition.in_(list(lease.positions)))
-        self._first_due = _first_due(lease)
 
     def load(self, limit: int) -> Batch:
         """The next `limit` events behind the lease's cursors, per partition oldest first; a replaying partition
@@ -191,8 +190,8 @@ class PartitionReader:
 
     def _parked_partitions(self) -> dict[int, int]:
         """The lease's partitions that have parked events, and when the first of each is due (ms)."""
-        rows = self._connection.execute(self._first_due)
-        return {row.partition: row.first for row in rows if row.first is not None}
+        first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
+        return {partition: due for (_, partition), due in first.items()}
 
     def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, int]:
         """When the first parked event of each object is due (ms); without objects that have none."""
@@ -325,12 +324,3 @@ class PartitionReader:
         some = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(NEWER_LOOKED_AT)
         rows = self._connection.execute(some).all()
         return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)
-
-
-def _first_due(lease: Lease) -> sa.Select[tuple[int, int | None]]:
-    """Of each partition of a lease when its first parked event is due; one row of an index for each."""
-    c = tables.cursors.c
-    here = first_not_before().where(_P.target_id == c.target_id, _P.partition == c.partition).correlate(tables.cursors)
-    return sa.select(c.partition, here.scalar_subquery().label("first")).where(
-        c.target_id == lease.target_id, c.replay_id == tables.WHOLE_LOG, c.partition.in_(list(lease.positions))
-    )
