@@ -122,13 +122,17 @@ cursors = sa.Table(
     sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
     # Where a replay began.
     sa.Column("begins_after", sa.BigInteger, nullable=False, default=0),
-    # Events that a replay has settled or parked so far: recorded once more, counted when they are reached.
+    # Events that a replay has settled or parked so far: recorded once more, counted when they are reached. A finished
+    # replay's cursor is removed, and what it counted is added here to that of the log itself.
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
+    # Of the events taken for the target those that take no room of its queue_limit any more, or never did: settled
+    # ones, and what is delivered once more.
+    sa.Column("freed", sa.BigInteger, nullable=False, default=0),
     # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
     sa.Column("folded", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
@@ -224,6 +228,9 @@ replays = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False, default=""),
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
+    # Of its finished partitions, whose cursors are removed: events delivered again, and sequence numbers passed.
+    sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
+    sa.Column("passed", sa.BigInteger, nullable=False, default=0),
     sqlite_autoincrement=True,  # 0 is the log itself
     **MYSQL,
 )

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.leases import OFFERED
+from app.outbox.delivery.due_work import OFFERED
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.integration.api.test_metrics import expressions

@@ -116,11 +116,11 @@ def build(database: Database) -> World:
     rules = SettlementContext(courier.schedule, now_ms(), Random(0))
     with courier.store.reading(lease) as reader:
         batch = reader.load(10)
-        heads = reader.parked_heads()
+        heads = reader.waiting(batch.events)
         results = [BEHIND_PARKED if one.object in heads else DELIVERED for one in batch.events]
         sent = frozenset(one.event.id for one in batch.events if one.object not in heads)
         pending = Prepared(settle_batch(batch, results, rules), sent)
-        tried = reader.load_parked(heads, 10)
+        tried = reader.load_parked(reader.due_objects(now_ms(), 10), 10)
         again = frozenset(one.logged.event.id for one in tried)
         parked = Prepared(settle_parked(tried, [DELIVERED] * len(tried), rules), again)
     with database.reading() as connection:

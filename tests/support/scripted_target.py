@@ -6,12 +6,16 @@ from dataclasses import dataclass, field
 from random import Random
 from uuid import uuid4
 
+import sqlalchemy as sa
+
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox.delivery.counters import audit
+from app.outbox import tables
+from app.outbox.delivery.counters import audit, read_counters
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import settled
 from tests.support.builders import registry
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
@@ -97,8 +101,17 @@ class Courier:
 
 
 def assert_counters_balance(database: Database) -> None:
-    """The counters agree with what is counted in the log."""
+    """The counters agree with what is counted in the log, and the room of each target's queue with its events."""
     assert [(str(entry.counters.target), entry.difference) for entry in audit(database) if entry.difference] == []
+    p, t = tables.parked.c, tables.targets.c
+    again = sa.select(sa.func.count()).select_from(tables.parked).where(p.target_id == t.id, p.replayed)
+    query = sa.select(t.id, t.type, t.name, t.recorded, again.scalar_subquery().label("again"))
+    with database.reading() as connection:
+        counters = {entry.target: entry for entry in read_counters(connection)}
+        for row in connection.execute(query).all():
+            entry = counters[TargetId(row.type, row.name)]
+            taking_room = entry.pending + entry.parked - row.again
+            assert row.recorded - settled(connection, row.id) == taking_room, str(entry.target)
 
 
 def assert_in_order(recorded: Iterable[Event], got: Iterable[Event], never: Iterable[Event] = ()) -> None:

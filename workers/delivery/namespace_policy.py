@@ -14,7 +14,7 @@ from typing import Protocol
 from app.events.effects import ContentChange, content_change
 from app.events.model import Effect, Event
 from app.events.version_history import Absent, Holding, Present
-from app.outbox.delivery.settlement_store import LoggedEvent, LogPosition
+from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from workers.targets.payloads import compatible_effect
 
 

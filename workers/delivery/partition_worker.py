@@ -10,17 +10,11 @@ from random import Random
 
 from app.events.model import Event
 from app.outbox.delivery.leases import Lease, ReplayPartition
+from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
+from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.redelivery import carry_out
-from app.outbox.delivery.settlement_store import (
-    Batch,
-    LoggedEvent,
-    LogPosition,
-    PartitionReader,
-    Refusals,
-    Settlement,
-    SettlementStore,
-)
+from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import now_ms
 from workers.delivery.breaker import back_off
 from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide
@@ -33,6 +27,8 @@ from workers.telemetry import metrics
 from workers.telemetry.delivery_log import counted, counts_text, failed_attempts, log_batch, log_failed_attempt
 
 log = logging.getLogger("bucketwire.partitions")
+
+_ANY = 1000  # due objects of which a target in doubt is asked for any
 
 
 @dataclass(slots=True)
@@ -147,16 +143,13 @@ class PartitionWorker:
         return worked
 
     def _batches(self, reader: PartitionReader) -> bool:
-        heads = reader.parked_heads()
-        due = [line for line, not_before in heads.items() if not_before <= self._clock()]
+        due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.pace.size)
         worked = bool(due) and self._parked(reader, due)
-        waiting = heads.keys() if not due else reader.parked_heads().keys()
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
-                worked |= self._replay(reader, replay, waiting)
-                waiting = reader.parked_heads().keys()
+                worked |= self._replay(reader, replay)
         if not self._opinion.is_certain:
-            worked |= self._log(reader, waiting)
+            worked |= self._log(reader)
         return worked
 
     def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
@@ -170,20 +163,21 @@ class PartitionWorker:
         self._settle(settle_parked(parked, results, self._rules()), events, results, began)
         return True
 
-    def _log(self, reader: PartitionReader, waiting: Set[ObjectHash]) -> bool:
+    def _log(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
         batch = reader.load(self._work.pace.size)
-        if not batch.events:
+        if not batch.events and not batch.more:
             return False
-        results = self._results(reader, batch, waiting, set())
+        # Without events it settles how far the log was read.
+        results = self._results(reader, batch, set()) if batch.events else []
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 
-    def _replay(self, reader: PartitionReader, replay: ReplayPartition, waiting: Set[ObjectHash]) -> bool:
+    def _replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
         began = time.monotonic()
         batch = reader.load_replay(replay, self._work.pace.size)
         standing = reader.standing([(event.partition, event.seq) for event in batch.events])
-        results = self._results(reader, batch, waiting, standing)
+        results = self._results(reader, batch, standing)
         settlement = settle_batch(batch, results, self._rules())
         progress = settlement.partition(replay.partition)
         settlement.replay = (replay, replay.position if progress.position is None else progress.position)
@@ -194,10 +188,9 @@ class PartitionWorker:
     def _rules(self) -> SettlementContext:
         return SettlementContext(self._work.schedule, self._clock(), self._rng)
 
-    def _results(
-        self, reader: PartitionReader, batch: Batch, waiting: Set[ObjectHash], standing: Set[LogPosition]
-    ) -> list[Result]:
+    def _results(self, reader: PartitionReader, batch: Batch, standing: Set[LogPosition]) -> list[Result]:
         """Deliver what may go; what stands behind a parked event, or in line already, does not."""
+        waiting = reader.waiting(batch.events)
         if not waiting and not standing:
             return self._deliver(reader, batch.events)
         results: list[Result] = [BEHIND_PARKED] * len(batch.events)

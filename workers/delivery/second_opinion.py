@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from app.events.model import Event
-from app.outbox.delivery.settlement_store import Refusals
+from app.outbox.delivery.partition_reader import Refusals
 from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 
 

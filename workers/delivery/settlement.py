@@ -11,9 +11,11 @@ from random import Random
 
 import orjson
 
+from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.parked import ObjectHash
+from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.delivery.settlement_store import Batch, LoggedEvent, NewDeadLetter, ParkedEvent, ParkedRow, Settlement
+from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.tables import NEVER
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
@@ -96,6 +98,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
                 settlement.repark.append(_suspected(entry, result))
                 blocked.add(logged.object)
                 continue
+        progress.roomless += entry.replayed
         settlement.unpark.append((logged.partition, logged.seq))
         settlement.unblocked.add(logged.object)
     return settlement

@@ -22,7 +22,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters, snapshot
-from app.outbox.delivery.leases import OFFERED
+from app.outbox.delivery.due_work import OFFERED
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable

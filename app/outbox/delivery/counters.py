@@ -8,14 +8,16 @@ An event that a replay delivers again counts as recorded once more, from the mom
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.leases import goes_to
+from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to
 from app.outbox.engine.database import Database
+
+_LOOKS = 10  # windows of the log in which the oldest pending event is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
         .order_by(t.type, t.name)
     )  # fmt: skip
     rows = connection.execute(query).all()
-    return [
+    found = [
         TargetCounters(
             target=TargetId(row.type, row.name),
             recorded=int(row.recorded),
@@ -86,10 +88,16 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
             dead=row.dead,
             purged=row.purged,
             discarded=row.discarded,
-            oldest=_oldest_undelivered(connection, row.id) if oldest else 0,
+            oldest=0,
             dead_lettered=int(row.dead_lettered),
         )
         for row in rows
+    ]
+    if not oldest:
+        return found
+    return [
+        replace(counters, oldest=_oldest_undelivered(connection, row.id, counters.pending))
+        for row, counters in zip(rows, found, strict=True)
     ]
 
 
@@ -135,32 +143,59 @@ def snapshot(database: Database) -> Iterator[sa.Connection]:
 
 
 def _pending(connection: sa.Connection, target_id: int) -> int:
-    c, e = tables.cursors.c, tables.events.c
+    """How many events of the log are behind its cursors, counted one by one."""
+    e = tables.events.c
     behind = (
         sa.select(sa.func.count())
         .select_from(tables.events)
-        .join(tables.cursors, sa.and_(c.partition == e.partition, e.seq > c.position))
-        .where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG, goes_to(target_id))
+        .where(e.partition == sa.bindparam("of_partition"), e.seq > sa.bindparam("position"), goes_to(target_id))
     )
-    return int(connection.execute(behind).scalar_one())
+    # One for each cursor: MySQL and MariaDB begin at a seq only where it is a constant, not a joined cursor's.
+    return sum(
+        connection.execute(behind, {"of_partition": partition, "position": position}).scalar_one()
+        for partition, position in _positions(connection, target_id)
+    )
 
 
-def _oldest_undelivered(connection: sa.Connection, target_id: int) -> int:
-    """The receipt of its oldest waiting event: a look at the first in each partition, and at the parked."""
-    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
-    first = (
-        sa.select(e.received_at)
-        .where(e.partition == c.partition, e.seq > c.position, goes_to(target_id))
-        .order_by(e.seq)
-        .limit(1)
-        .correlate(tables.cursors)
-        .scalar_subquery()
-    )
-    waiting = sa.select(first.label("at")).where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)
-    oldest_parked = (
-        sa.select(e.received_at.label("at"))
-        .join_from(tables.parked, tables.events, sa.and_(p.partition == e.partition, p.seq == e.seq))
-        .where(p.target_id == target_id)
-    )
-    both = sa.union_all(waiting, oldest_parked).subquery()
-    return int(connection.execute(sa.select(sa.func.coalesce(sa.func.min(both.c.at), 0))).scalar_one())
+def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
+    c = tables.cursors.c
+    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)
+    return [(row.partition, row.position) for row in connection.execute(query)]
+
+
+def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int) -> int:
+    """The receipt of its oldest waiting event (ms): a look at the first in each partition, and at the first parked."""
+    e, p = tables.events.c, tables.parked.c
+    first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
+    partitions = [partition for partition, _ in _positions(connection, target_id)]
+    parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
+    places = [(partition, seq) for partition, seq in parked if seq is not None]
+    if pending > 0:
+        places += _first_pending(connection, target_id)
+    received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))
+    found = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in places)
+    return min((at for at in found if at is not None), default=0)
+
+
+def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
+    """The first pending event in each partition.
+
+    Behind very many events of other targets none may be found until the drain has moved the cursors over them; then the
+    last of those is given, which is older than any that is pending.
+    """
+    e = tables.events.c
+    head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+    at = {partition: position for partition, position in _positions(connection, target_id) if position < head}
+    for _ in range(_LOOKS):
+        looks = [Look(target_id, partition, after, after + WINDOW) for partition, after in at.items() if after < head]
+        ahead = events_ahead(connection, looks)
+        if ahead or not looks:
+            return [(partition, seqs[0]) for (_, partition), seqs in ahead.items()]
+        at = {look.partition: look.until for look in looks}
+    before = sa.select(e.seq).where(e.partition == sa.bindparam("at"), e.seq <= sa.bindparam("seq"))
+    before = before.order_by(e.seq.desc()).limit(1)
+    return [
+        (partition, row.seq)
+        for partition, seq in at.items()
+        for row in connection.execute(before, {"at": partition, "seq": seq})
+    ]

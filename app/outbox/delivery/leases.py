@@ -18,12 +18,12 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
+from app.outbox.delivery.idle_cursors import advance_cursors
+from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.engine.database import Database
 
-OFFERED = "offered"  # in place of a token: anybody may claim
 REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
-BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
-_BEHIND = 1000  # seqs that an idle cursor may lag before the drain moves it over other targets' events
 
 
 class LeaseLost(Exception):
@@ -73,6 +73,7 @@ class Leases:
         self._database = database
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311 - which partition probes, not a secret
+        self._isolation = TargetIsolation(database)
 
     def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
         """Mark every free partition with due work as offered and say which. Safe to run twice at once.
@@ -81,27 +82,29 @@ class Leases:
         made again, the oldest first, but no more of them than hints are missing there: where all workers are busy,
         hints that came again and again would keep those of other partitions from being read.
         """
-        with self._database.reading() as connection:
-            due = list(_due(connection, now))
         offers: list[Offer] = []
-        for ((target_id, target), probing), rows in groupby(due, key=lambda row: (row.target, row.probing)):
-            found = list(rows)
-            if probing:
-                found = self._probed(target_id, found)
-            offered = {row.partition: row.offered for row in found if row.offered}
-            groups = grouped([(row.partition, row.busy) for row in found])
-            again = [partitions for partitions in groups if offered.keys() >= set(partitions)]
-            again.sort(key=lambda partitions: min(offered[partition] for partition in partitions))
-            missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
-            lost, waiting = again[:missing], again[missing:]
-            fresh = [partitions for partitions in groups if partitions not in again]
-            # A term of its own tells each hint from the others, and keeps the oldest first.
-            for place, partitions in enumerate([*waiting, *lost, *fresh]):
-                if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
-                    offers.append(Offer(target, partitions))
+        for (target_id, target), rows in groupby(due_partitions(self._database, self._isolation, now), _target):
+            due = list(rows)
+            self._isolation.run([target_id], lambda _: offers.extend(self._offered(target_id, target, due, now, hints)))  # noqa: B023
         return offers
 
-    def _probed(self, target_id: int, due: "list[_Due]") -> "list[_Due]":
+    def _offered(
+        self, target_id: int, target: TargetId, due: Sequence[DuePartition], now: int, hints: Callable[[TargetId], int]
+    ) -> Iterator[Offer]:
+        found = self._probed(target_id, due) if due[0].probing else due
+        offered = {row.partition: row.offered for row in found if row.offered}
+        groups = grouped([(row.partition, row.busy) for row in found])
+        again = [partitions for partitions in groups if offered.keys() >= set(partitions)]
+        again.sort(key=lambda partitions: min(offered[partition] for partition in partitions))
+        missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
+        lost, waiting = again[:missing], again[missing:]
+        fresh = [partitions for partitions in groups if partitions not in again]
+        # A term of its own tells each hint from the others, and keeps the oldest first.
+        for place, partitions in enumerate([*waiting, *lost, *fresh]):
+            if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
+                yield Offer(target, partitions)
+
+    def _probed(self, target_id: int, due: Sequence[DuePartition]) -> Sequence[DuePartition]:
         """The one partition, of those that are due, that looks whether a target is back.
 
         If there is one, one that has not been refused since the target last delivered, and has more than parked
@@ -110,7 +113,11 @@ class Leases:
         """
         c, p = tables.cursors.c, tables.parked.c
         delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == target_id).scalar_subquery()
-        query = sa.select(p.partition).where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
+        query = (
+            sa.select(p.partition)
+            .where(p.target_id == target_id, p.refused_at > sa.func.coalesce(delivered_at, 0))
+            .distinct()
+        )
         with self._database.reading() as connection:
             refused = set(connection.execute(query).scalars())
         offered = [row for row in due if row.offered]  # its hint may still wait: a second one would not help
@@ -187,7 +194,7 @@ class Leases:
             renewed = connection.execute(
                 tables.cursors.update()
                 .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
-                .values(leased_until=now + self._lease_ms)
+                .values(leased_until=at_least(tables.cursors.c.leased_until, now + self._lease_ms))
             )
         return bool(renewed.rowcount == len(lease.positions))
 
@@ -201,29 +208,11 @@ class Leases:
             )
 
     def advance_idle(self, now: int) -> None:
-        """Move cursors that lag far behind the log, but have nothing waiting, over other targets' events.
+        """Move cursors that lag behind the log over other targets' events, up to the next one of their own.
 
-        Without it each look for work would pass over the same events of other targets again.
+        Takes about half a second at most; the next call goes on.
         """
-        c = tables.cursors.c
-        with self._database.reading() as connection:
-            head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
-            lagging = connection.execute(
-                sa.select(c.target_id, c.partition, c.position)
-                .where(c.replay_id == tables.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND, ~_waiting())
-                .order_by(c.target_id, c.partition)
-            ).all()
-        if not lagging:
-            return
-        with self._database.writing() as connection:
-            for row in lagging:
-                connection.execute(
-                    tables.cursors.update()
-                    .where(_log_cursors(row.target_id), c.partition == row.partition)
-                    .where(c.position == row.position, c.leased_until < now)
-                    # Where every event is folded, none is missed: those passed over are of other targets.
-                    .values(position=head, folded=sa.case((c.folded >= row.position, head), else_=c.folded))
-                )
+        advance_cursors(self._database, self._isolation, now)
 
 
 def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
@@ -234,77 +223,17 @@ def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
     return [(partition,) for partition, busy in partitions if busy] + ([quiet] if quiet else [])
 
 
+def _target(due: DuePartition) -> tuple[int, TargetId]:
+    return due.target
+
+
+def at_least(column: sa.ColumnElement[int], value: sa.ColumnElement[int] | int) -> sa.ColumnElement[int]:
+    """The greater of a column and a value: what was read before a lock was waited for must move nothing back."""
+    return sa.case((column < value, value), else_=column)
+
+
 def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
     return sa.and_(tables.cursors.c.target_id == target_id, tables.cursors.c.replay_id == tables.WHOLE_LOG)
-
-
-def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
-    """Whether an event of the log goes to a target."""
-    if isinstance(target_id, int):
-        return tables.events.c.targets.like(f"%,{target_id},%")
-    return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
-
-
-def _ahead() -> sa.Select[tuple[int]]:
-    e, c = tables.events.c, tables.cursors.c
-    return (
-        sa.select(e.seq)
-        .where(e.partition == c.partition, e.seq > c.position, goes_to(c.target_id))
-        .order_by(e.seq)
-        .correlate(tables.cursors)
-    )
-
-
-def _waiting() -> sa.ColumnElement[bool]:
-    return _ahead().limit(1).scalar_subquery().is_not(None)
-
-
-@dataclass(frozen=True, slots=True)
-class _Due:
-    target: tuple[int, TargetId]
-    partition: int
-    busy: bool
-    waiting: bool  # has events that were never tried
-    probing: bool
-    offered: int  # until when (ms), and nobody has taken it; 0 if it was not
-
-
-def _due(connection: sa.Connection, now: int) -> Iterator[_Due]:
-    c, t, p = tables.cursors.c, tables.targets.c, tables.parked.c
-    other = tables.cursors.alias()
-    busy = _ahead().limit(1).offset(BUSY - 1).scalar_subquery().is_not(None)
-    parked = (
-        sa.exists()
-        .where(p.target_id == c.target_id, p.partition == c.partition, p.not_before <= now)
-        .correlate(tables.cursors)
-    )
-    r = tables.redeliveries.c
-    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
-    replay = (
-        sa.exists()
-        .where(
-            other.c.target_id == c.target_id, other.c.partition == c.partition, other.c.replay_id != tables.WHOLE_LOG
-        )
-        .where(other.c.position < other.c.until)
-        .correlate(tables.cursors)
-    )
-    held = (
-        sa.exists()
-        .where(other.c.target_id == c.target_id, other.c.replay_id == tables.WHOLE_LOG, other.c.leased_until >= now)
-        .correlate(tables.cursors)
-    )
-    query = (
-        sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.lease_token, c.leased_until)
-        .add_columns(sa.or_(busy, replay).label("busy"), _waiting().label("waiting"))
-        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
-        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == tables.WHOLE_LOG, c.leased_until < now)
-        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
-        .where(sa.or_(_waiting(), parked, replay, redelivery))
-        .order_by(t.id, c.partition)
-    )
-    for row in connection.execute(query):
-        target, offered = TargetId(row.type, row.name), row.leased_until if row.lease_token == OFFERED else 0
-        yield _Due((row.id, target), row.partition, bool(row.busy), bool(row.waiting), row.breaker != "closed", offered)
 
 
 def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:
@@ -313,7 +242,7 @@ def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[Rep
     query = (
         sa.select(c.replay_id, c.partition, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
         .join_from(tables.cursors, tables.replays, c.replay_id == r.id)
-        .where(c.target_id == target_id, c.position < c.until)
+        .where(c.target_id == target_id, c.replay_id > tables.WHOLE_LOG, c.position < c.until)
         .order_by(c.replay_id)
     )
     for row in connection.execute(query):

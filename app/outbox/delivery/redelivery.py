@@ -13,8 +13,9 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.logged_events import LoggedEvent, neither_parked_nor_dead
 from app.outbox.delivery.parked import ObjectHash, restore_heads
-from app.outbox.delivery.settlement_store import LoggedEvent, PartitionReader, Redelivery, neither_parked_nor_dead
+from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
@@ -59,7 +60,9 @@ def carry_out(database: Database, reader: PartitionReader, lease: Lease, choose:
             chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
             with database.writing() as connection:
                 _lock(connection, lease, partition)
-                count += _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
+                some_parked = _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
+                _count_free(connection, lease.target_id, partition, some_parked)
+                count += some_parked
                 r = tables.redeliveries.c
                 connection.execute(
                     tables.redeliveries.delete()
@@ -108,6 +111,14 @@ def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
     )
     if held.rowcount != 1:
         raise LeaseLost(f"partition {partition} of target {lease.target_id}")
+
+
+def _count_free(connection: sa.Connection, target_id: int, partition: int, events: int) -> None:
+    """Note that so many of the events taken for the target take no room of its queue; the cursor is locked already."""
+    c = tables.cursors.c
+    mine = (c.target_id == target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+    if events:
+        connection.execute(tables.cursors.update().where(*mine).values(freed=c.freed + events))
 
 
 def _newest(reader: PartitionReader, requested: Redelivery, position: int, choose: Choose) -> LoggedEvent | None:

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.leases import OFFERED, REVOKED
+from app.outbox.delivery.due_work import OFFERED
+from app.outbox.delivery.leases import REVOKED
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.registry import UnknownTarget
@@ -133,7 +134,7 @@ class Replays:
         )
         query = (
             sa.select(tables.replays, t.type, t.name)
-            .add_columns(*(sa.func.coalesce(cursors.c[name], 0).label(name) for name in sums))
+            .add_columns(*(sa.func.coalesce(cursors.c[name], 0).label(f"{name}_now") for name in sums))
             .join_from(tables.replays, tables.targets)
             .join(cursors, cursors.c.replay_id == r.id, isouter=True)
             .where(chosen)
@@ -146,9 +147,10 @@ class Replays:
                     TargetId(row.type, row.name),
                     Selection(row.since, row.before, row.bucket, row.prefix, tuple(orjson.loads(row.events))),
                     row.created_at,
-                    int(row.replayed),
-                    int(row.advanced),
-                    int(row.length),
+                    # In the partitions that it has finished, and in the others.
+                    row.replayed + int(row.replayed_now),
+                    row.passed + int(row.advanced_now),
+                    row.passed + int(row.length_now),
                 )
                 for row in connection.execute(query)
             ]

@@ -11,8 +11,9 @@ from app.events.effects import ContentChange, content_change, is_concrete, names
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import snapshot
-from app.outbox.delivery.leases import goes_to, replay_partitions
-from app.outbox.delivery.settlement_store import selected
+from app.outbox.delivery.leases import replay_partitions
+from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.log.addressed import AddressedLog

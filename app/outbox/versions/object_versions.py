@@ -13,7 +13,8 @@ from app.events.effects import ContentChange, names
 from app.events.model import Event
 from app.events.version_history import Entry, Fold, Holding, Layer, version_of
 from app.outbox import tables
-from app.outbox.delivery.leases import Lease, LeaseLost, goes_to
+from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state

@@ -1,11 +1,17 @@
 """Offers, claims and what becomes of them when processes die or run twice."""
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery import due_work, isolation
 from app.outbox.delivery.leases import Leases, grouped
+from app.outbox.delivery.log_ahead import Look
+from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.support.builders import add_target, event, registry
@@ -176,3 +182,76 @@ def test_idle_cursors_move_over_events_of_other_targets(database: Database, leas
 def test_busy_partitions_are_shared_out_and_quiet_ones_go_together() -> None:
     partitions = [(0, False), (1, True), (2, False), (3, True)]
     assert grouped(partitions) == [(1,), (3,), (0, 2)]
+
+
+def test_neither_a_renewal_nor_a_settlement_moves_the_end_of_a_lease_back(database: Database, leases: Leases) -> None:
+    """A worker that was stopped after it had read its clock, or that waited for a lock, comes with an old time."""
+    target = add_target(database)
+    now = now_ms()
+    lease = leases.claim(_row_id(database, target), range(4), "token", now)
+    assert lease is not None
+    store = SettlementStore(database, 10_000)
+    assert leases.renew(lease, now + 5_000)
+    assert leases.renew(lease, now - 20_000)
+    settlement = Settlement()
+    settlement.partition(1).position = 0
+    store.settle(lease, settlement, now - 20_000)
+    assert _lease_ends(database) == {now + 15_000}
+    settlement.partition(0).position = 0
+    store.settle(lease, settlement, now + 6_000)
+    assert _lease_ends(database) == {now + 15_000, now + 16_000}
+
+
+def _lease_ends(database: Database) -> set[int]:
+    with database.reading() as connection:
+        return set(connection.execute(sa.select(tables.cursors.c.leased_until)).scalars())
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_a_target_whose_look_fails_costs_the_others_nothing(
+    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [add_target(database, name) for name in ("a", "bad", "c")]
+    bad = _row_id(database, names[1])
+    _record(database)
+    looked_at: list[int] = []
+    look = due_work.events_ahead
+
+    def refuse(connection: sa.Connection, looks: Sequence[Look], most: int) -> Mapping[tuple[int, int], list[int]]:
+        looked_at.extend({each.target_id for each in looks})
+        if any(each.target_id == bad for each in looks):
+            raise sa.exc.OperationalError("SELECT", {}, Exception("canceling statement due to statement timeout"))
+        return look(connection, looks, most)
+
+    monkeypatch.setattr(due_work, "events_ahead", refuse)
+    assert [str(offer.target) for offer in leases.offer(now_ms())] == ["webhook:a", "webhook:c"]
+    later = now_ms() + 20_000
+    looked_at.clear()
+    assert [str(offer.target) for offer in leases.offer(later)] == ["webhook:a", "webhook:c"]
+    assert bad not in looked_at, "its failure costs time, so it is not repeated at once"
+    monkeypatch.setattr(due_work, "events_ahead", look)
+    monkeypatch.setattr(isolation.time, "monotonic", lambda: 1e12)
+    assert "webhook:bad" in [str(offer.target) for offer in leases.offer(later + 20_000)]
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite"], indirect=True)
+def test_a_database_that_answers_nobody_is_no_target_s_fault(
+    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_target(database)
+    _record(database)
+
+    def away(*_: object) -> None:
+        database.engine.dispose()
+        monkeypatch.setattr(database, "reading", lambda: pytest.fail("no check") if checked else check())
+        raise sa.exc.OperationalError("SELECT", {}, Exception("gone"))
+
+    checked: list[bool] = []
+
+    def check() -> None:
+        checked.append(True)
+        raise sa.exc.OperationalError("SELECT", {}, Exception("still gone"))
+
+    monkeypatch.setattr(due_work, "events_ahead", away)
+    with pytest.raises(sa.exc.OperationalError, match="still gone"):
+        leases.offer(now_ms())

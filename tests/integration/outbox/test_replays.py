@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery import settlement_store
+from app.outbox.delivery import partition_reader
 from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.replays import Replays, Selection
@@ -120,7 +120,7 @@ def test_a_live_event_that_is_parked_takes_room_and_gives_it_back(database: Data
 def test_a_replay_passes_over_what_it_does_not_select_in_short_looks(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settlement_store, "_WINDOW", 3)
+    monkeypatch.setattr(partition_reader, "_WINDOW", 3)
     courier = Courier(database, add_target(database))
     _record(database, [event(f"k{number}") for number in range(60)] + [event("wanted"), event("k")])
     courier.run(turns=1000)

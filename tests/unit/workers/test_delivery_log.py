@@ -7,7 +7,8 @@ from random import Random
 
 import pytest
 
-from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
+from app.outbox.delivery.logged_events import LoggedEvent
+from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule

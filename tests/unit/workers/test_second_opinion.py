@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from app.events.model import Event
-from app.outbox.delivery.settlement_store import Refusals
+from app.outbox.delivery.partition_reader import Refusals
 from tests.support.builders import event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Delivered, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged

@@ -4,7 +4,8 @@ from random import Random
 
 import pytest
 
-from app.outbox.delivery.settlement_store import Batch, LoggedEvent, ParkedEvent
+from app.outbox.delivery.logged_events import LoggedEvent
+from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from app.outbox.tables import NEVER
 from tests.support.builders import event
 from workers.delivery.namespace_policy import SkipReason

@@ -1,0 +1,99 @@
+"""Find the free partitions of targets that have due work."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery.isolation import TargetIsolation
+from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
+from app.outbox.delivery.parked import first_due
+from app.outbox.engine.database import Database
+
+OFFERED = "offered"  # in place of a token: anybody may claim
+BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
+
+
+@dataclass(frozen=True, slots=True)
+class DuePartition:
+    """A free partition of a target that has due work."""
+
+    target: tuple[int, TargetId]
+    partition: int
+    busy: bool
+    waiting: bool  # has events that were never tried
+    probing: bool
+    offered: int  # until when (ms), and nobody has taken it; 0 if it was not
+
+
+def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> list[DuePartition]:
+    """Every one, by target and partition.
+
+    Looks no further ahead of a cursor than a window: what lies behind more events of other targets is found once the
+    cursor was moved over these.
+    """
+    with database.reading() as connection:
+        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+        rows = connection.execute(_free(now)).all()
+        parked = first_due(connection, [(row.id, row.partition) for row in rows])
+    ahead: dict[tuple[int, int], list[int]] = {}
+    looks: dict[int, list[Look]] = defaultdict(list)
+    for row in rows:
+        if row.position < head:
+            looks[row.id].append(Look(row.id, row.partition, row.position, row.position + WINDOW))
+
+    def look(target_ids: Sequence[int]) -> None:
+        with database.reading() as connection:
+            ahead.update(events_ahead(connection, [each for target in target_ids for each in looks[target]], BUSY))
+
+    isolation.run(looks, look)
+    return [
+        _due(row, ahead.get((row.id, row.partition), ()), head)
+        for row in rows
+        if row.replay
+        or row.redelivery
+        or (row.id, row.partition) in ahead
+        or parked.get((row.id, row.partition), tables.NEVER) <= now
+    ]
+
+
+def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
+    # Of a target that few events go to, many more may wait than lie in one window.
+    busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
+    offered = row.leased_until if row.lease_token == OFFERED else 0
+    target = (row.id, TargetId(row.type, row.name))
+    return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered)
+
+
+def _free(now: int) -> sa.Select[Any]:
+    """The free partitions of targets that may be delivered to, and whether they have a replay or a redelivery.
+
+    Reads a few rows of an index for each.
+    """
+    c, t, r = tables.cursors.c, tables.targets.c, tables.redeliveries.c
+    other = tables.cursors.alias()
+    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
+    # Only of unfinished replays: who finishes one removes its cursor.
+    replay = (
+        sa.exists()
+        .where(other.c.target_id == c.target_id, other.c.partition == c.partition)
+        .where(other.c.replay_id > tables.WHOLE_LOG)
+        .correlate(tables.cursors)
+    )
+    held = (
+        sa.exists()
+        .where(other.c.target_id == c.target_id, other.c.replay_id == tables.WHOLE_LOG, other.c.leased_until >= now)
+        .correlate(tables.cursors)
+    )
+    return (
+        sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.position, c.lease_token, c.leased_until)
+        .add_columns(redelivery.label("redelivery"), replay.label("replay"))
+        .join_from(tables.cursors, tables.targets, c.target_id == t.id)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == tables.WHOLE_LOG, c.leased_until < now)
+        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
+        .order_by(t.id, c.partition)
+    )

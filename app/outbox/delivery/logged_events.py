@@ -1,0 +1,137 @@
+"""Events of the log as a target sees them, and the queries that read them."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from app.events.effects import ContentChange, content_change
+from app.events.model import Event
+from app.events.version_history import Entry
+from app.outbox import tables
+from app.outbox.delivery.leases import ReplayPartition
+from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.parked import ObjectHash
+from app.outbox.versions.rows import ObjectKey
+
+LogPosition = tuple[int, int]  # partition and seq: where an event stands in the log
+NEWER_LOOKED_AT = 16  # newer events of an object, whatever their target, that are looked at for each event
+_COLUMNS = (
+    tables.events.c.id,
+    tables.events.c.name,
+    tables.events.c.bucket,
+    tables.events.c.key,
+    tables.events.c.version,
+    tables.events.c.sequencer,
+    tables.events.c.time,
+    tables.events.c.record,
+    tables.events.c.partition,
+    tables.events.c.seq,
+    tables.events.c.key_hash,
+    tables.events.c.received_at,
+    tables.events.c.trace,
+)
+
+
+class LoggedEvent(NamedTuple):
+    """An event as it stands in the log, seen by one target. (A tuple: made for every delivery of every event.)"""
+
+    event: Event
+    partition: int
+    seq: int
+    key_hash: int
+    received_at: int
+    newest: str | None = ""  # a mirror's: greatest comparable sequencer of its object; None: too many to look at
+
+    @property
+    def object(self) -> ObjectHash:
+        """The line it stands in: an object's events go one after the other."""
+        return self.partition, self.key_hash
+
+
+def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
+    """The condition on events that they are neither parked nor dead for a target."""
+    e = tables.events.c
+    return [
+        ~sa.exists()
+        .where(table.c.target_id == target_id, table.c.partition == e.partition, table.c.seq == e.seq)
+        .correlate(tables.events)
+        for table in (tables.parked, tables.dead_letters)
+    ]
+
+
+def selected(target_id: int, replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
+    """The condition on events that a replay delivers again."""
+    e = tables.events.c
+    conditions = [goes_to(target_id), e.seq <= replay.until, e.received_at >= replay.since]
+    conditions.append(e.received_at < replay.before)
+    if replay.bucket:
+        conditions.append(e.bucket == replay.bucket)
+    if replay.prefix:
+        conditions.append(sa.func.substr(e.key, 1, len(replay.prefix)) == replay.prefix)
+    if replay.names:
+        conditions.append(e.name.in_(replay.names))
+    return conditions
+
+
+def select_logged(target_id: int, *, newest: bool) -> sa.Select[Any]:
+    """The events of the log, each with the columns that `logged_event` reads."""
+    if not newest:
+        return sa.select(*_COLUMNS)
+    e, other = tables.events.c, tables.events.alias()
+    ordered = newest_first(sa.select(other.c.sequencer), other).where(other.c.key_hash == e.key_hash)
+    ordered = ordered.limit(1).correlate(tables.events)
+    latest = ordered.where(other.c.key == e.key, other.c.bucket == e.bucket)
+    latest = latest.where(other.c.targets.like(f"%,{target_id},%"))
+    # Of a hot key most newer events may be of other targets: that is not looked through for each event.
+    hot = sa.func.coalesce(ordered.offset(NEWER_LOOKED_AT - 1).scalar_subquery(), "") >= e.sequencer
+    # Events of a version are judged by what is known of their key, and those without sequencer by nothing.
+    judged = sa.and_(e.sequencer != "", e.version == "")
+    known = sa.case((~judged, ""), (hot, sa.null()), else_=latest.scalar_subquery())
+    return sa.select(*_COLUMNS, known.label("newest"))
+
+
+def newest_first(query: sa.Select[Any], events: sa.FromClause) -> sa.Select[Any]:
+    """An object's events by sequencer, read from the index so that a limit ends the reading.
+
+    Left to itself MySQL sorts all events of the object, or reads the whole log, for each event.
+    """
+    for dialect in ("mysql", "mariadb"):
+        query = query.with_hint(events, "FORCE INDEX (ix_events_key_hash_sequencer)", dialect)
+    return query.order_by(events.c.key_hash.desc(), events.c.sequencer.desc())
+
+
+def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
+    """The first `share` events for a target in `partition`, after `position` and up to `until`: the bind parameters."""
+    e = tables.events.c
+    return (
+        select_logged(target_id, newest=newest)
+        .where(e.partition == sa.bindparam("partition"), e.seq > sa.bindparam("position"))
+        .where(e.seq <= sa.bindparam("until"), goes_to(target_id))
+        .order_by(e.partition, e.seq)
+        .limit(sa.bindparam("share", type_=sa.Integer))
+    )
+
+
+def logged_event(row: Any, *, newest: bool) -> LoggedEvent:
+    """An event from a row of `select_logged`, which was made with the same `newest`."""
+    event = Event(*row[:8])
+    if row[12]:  # rare, so the others need not pay for it
+        event = event._replace(trace=row[12])
+    return LoggedEvent(event, row[8], row[9], row[10], row[11], row[13] if newest else "")
+
+
+def object_key(logged: LoggedEvent) -> ObjectKey:
+    """The object that an event is about."""
+    return ObjectKey(logged.event.bucket, logged.event.key, logged.partition, logged.key_hash)
+
+
+def histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
+    """The events that say what a bucket holds, by key."""
+    found: dict[ObjectKey, list[Entry]] = {}
+    for logged in events:
+        event = logged.event
+        if content_change(event.name) is not ContentChange.NOTHING:
+            entry = Entry(logged.seq, event.name, event.version, event.sequencer)
+            found.setdefault(object_key(logged), []).append(entry)
+    return found

@@ -1,0 +1,326 @@
+"""Read what is due behind a lease's cursors."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import sqlalchemy as sa
+
+from app.events.version_history import Holding
+from app.outbox import tables
+from app.outbox.delivery.leases import Lease, ReplayPartition
+from app.outbox.delivery.log_ahead import WINDOW, goes_to
+from app.outbox.delivery.logged_events import (
+    NEWER_LOOKED_AT,
+    LoggedEvent,
+    LogPosition,
+    histories,
+    logged_event,
+    neither_parked_nor_dead,
+    newest_first,
+    object_key,
+    select_ahead,
+    select_logged,
+    selected,
+)
+from app.outbox.delivery.parked import ObjectHash, first_due
+from app.outbox.log.append import chunks
+from app.outbox.versions.object_versions import ObjectVersions
+from app.outbox.versions.rows import ObjectKey
+
+_WINDOW = 10_000  # events of the log that one look of a replay passes over at most
+_LOOKS = 10  # windows of other targets' events that one batch passes over in each partition
+_HEAD = sa.select(tables.log_head.c.last_seq)
+_P = tables.parked.c
+_TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
+    _P.target_id == sa.bindparam("target"),
+    _P.partition == sa.bindparam("partition"),
+    _P.key_hash.in_(sa.bindparam("hashes", expanding=True)),
+    _P.not_before < tables.NEVER,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEvent:
+    """A parked event and what was tried with it."""
+
+    logged: LoggedEvent
+    attempts: int
+    first_tried: int
+    history: str
+    last_tried: int = 0
+    refused_at: int = 0  # when the target last answered it "unavailable", 0 if it did not
+    replayed: bool = False  # takes no room of the target's queue_limit
+
+
+@dataclass(frozen=True, slots=True)
+class Refusals:
+    """What the outbox knows of a target's refusals: when it last delivered, and which parked events it refused since.
+
+    `partitions` are the partitions of those events; `of_others` says that there are such events besides those asked
+    about.
+    """
+
+    delivered_at: int
+    partitions: frozenset[int] = frozenset()
+    of_others: bool = False
+
+
+class Redelivery(NamedTuple):
+    """A request that the newest state of an object be delivered again; `since` is the seq of the oldest suspect."""
+
+    partition: int
+    key_hash: int
+    since: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Events read behind the cursors, and up to which seq each partition was read.
+
+    With `more` some partition was not read to its end although it has no event here: the log goes on behind many events
+    of other targets.
+    """
+
+    events: Sequence[LoggedEvent]
+    scanned: Mapping[int, int]
+    more: bool = False
+
+
+class PartitionReader:
+    """What a lease's holder reads, over one connection for as long as it works."""
+
+    def __init__(self, connection: sa.Connection, lease: Lease, versions: ObjectVersions | None = None) -> None:
+        self._connection = connection
+        self._lease = lease
+        self._versions = versions
+        self._newest = newest = versions is not None
+        self._target = goes_to(lease.target_id)
+        # Built once: putting a statement together takes longer than the database takes to answer it.
+        self._ahead = select_ahead(lease.target_id, newest=newest)
+        p = tables.parked.c
+        self._mine = sa.and_(p.target_id == lease.target_id, p.partition.in_(list(lease.positions)))
+
+    def load(self, limit: int) -> Batch:
+        """The next `limit` events behind the lease's cursors, per partition oldest first; a replaying partition
+        waits.
+        """
+        replaying = {replay.partition for replay in self._lease.replays}
+        positions = {
+            partition: position for partition, position in self._lease.positions.items() if partition not in replaying
+        }
+        if not positions:
+            return Batch((), {})
+        share = max(1, limit // len(positions))
+        # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
+        head = self._connection.execute(_HEAD).scalar_one()
+        events: list[LoggedEvent] = []
+        scanned: dict[int, int] = {}
+        # One SELECT for each partition, so that each walks its index in order and stops at its share.
+        for partition, position in positions.items():
+            some, scanned[partition] = self._load(partition, position, share, head)
+            events += some
+        more = not events and any(seq < head for seq in scanned.values())
+        if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
+            self._versions.fold(histories(events))
+        return Batch(self._resolved(events), scanned, more)
+
+    def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:
+        """The next events of a partition, and up to which seq it was read.
+
+        Of the many events of other targets that may come first it passes over `_LOOKS` windows at most.
+        """
+        events: list[LoggedEvent] = []
+        for _ in range(_LOOKS):
+            ends = position + WINDOW >= head
+            until = tables.NEVER if ends else position + WINDOW
+            wanted = share - len(events)
+            place = {"partition": partition, "position": position, "until": until, "share": wanted}
+            rows = self._connection.execute(self._ahead, place).all()
+            events += [logged_event(row, newest=self._newest) for row in rows]
+            if len(rows) == wanted:
+                return events, events[-1].seq
+            if ends:
+                # What was recorded since the head was read may be in the batch too.
+                return events, max(head, events[-1].seq) if events else head
+            position = until
+        return events, position
+
+    def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
+        """The next events of a replay, which ends at `replay.until`.
+
+        It looks at `_WINDOW` events of the log at most: where none of many millions is selected, each look stays short,
+        and the replay moves on all the same.
+        """
+        if replay.position >= replay.window:
+            replay.window = self._window(replay)
+        query = self._ahead.where(*selected(self._lease.target_id, replay))
+        place = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
+        events = self._resolved(
+            [logged_event(row, newest=self._newest) for row in self._connection.execute(query, place)]
+        )
+        return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
+
+    def _window(self, replay: ReplayPartition) -> int:
+        """The seq up to which there are `_WINDOW` events of any target after the replay's position."""
+        e = tables.events.c
+        last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
+        found = self._connection.execute(last.order_by(e.seq).offset(_WINDOW - 1).limit(1)).scalar_one_or_none()
+        return replay.until if found is None else int(found)
+
+    def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
+        """Up to `limit` objects whose first parked event is due at `now` (ms), those that have waited longest first."""
+        p = tables.parked.c
+        due: list[sa.Row[tuple[int, int, int]]] = []
+        for partition, first in self._parked_partitions().items():
+            if first <= now:
+                query = sa.select(p.partition, p.key_hash, p.not_before)
+                query = query.where(p.target_id == self._lease.target_id, p.partition == partition, p.not_before <= now)
+                due += self._connection.execute(query.order_by(p.not_before, p.seq).limit(limit))
+        due.sort(key=lambda row: row.not_before)
+        objects = list(dict.fromkeys((row.partition, row.key_hash) for row in due[:limit]))
+        heads = self._heads(objects)
+        return [each for each in objects if heads.get(each, tables.NEVER) <= now]
+
+    def waiting(self, events: Iterable[LoggedEvent]) -> set[ObjectHash]:
+        """Those of the events' objects that have a parked event: what comes later of them waits behind it."""
+        objects = {logged.object for logged in events}
+        parked = self._parked_partitions().keys() if objects else ()
+        return set(self._heads([each for each in objects if each[0] in parked]))
+
+    def _parked_partitions(self) -> dict[int, int]:
+        """The lease's partitions that have parked events, and when the first of each is due (ms)."""
+        first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
+        return {partition: due for (_, partition), due in first.items()}
+
+    def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, int]:
+        """When the first parked event of each object is due (ms); without objects that have none."""
+        by_partition: dict[int, list[int]] = {}
+        for partition, key_hash in sorted(objects):
+            by_partition.setdefault(partition, []).append(key_hash)
+        rows = [
+            row
+            for partition, hashes in by_partition.items()
+            for some in chunks(hashes)
+            for row in self._connection.execute(
+                _TIMED, {"target": self._lease.target_id, "partition": partition, "hashes": some}
+            )
+        ]
+        rows.sort(key=lambda row: row.seq, reverse=True)  # the oldest counts, should there be several
+        return {(row.partition, row.key_hash): row.not_before for row in rows}
+
+    def load_parked(self, objects: Iterable[ObjectHash], limit: int) -> list[ParkedEvent]:
+        """Parked events of some objects, per object oldest first."""
+        p, e = tables.parked.c, tables.events.c
+        query = (
+            select_logged(self._lease.target_id, newest=self._newest)
+            .add_columns(p.attempts, p.first_tried, p.last_tried, p.history, p.refused_at, p.replayed)
+            .join_from(tables.events, tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
+            .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
+            .order_by(p.seq)
+            .limit(limit)
+        )
+        rows = self._connection.execute(query).all()
+        events = self._resolved([logged_event(row, newest=self._newest) for row in rows])
+        return [
+            ParkedEvent(
+                logged, row.attempts, row.first_tried, row.history, row.last_tried, row.refused_at or 0, row.replayed
+            )
+            for logged, row in zip(events, rows, strict=True)
+        ]
+
+    def refusals(self, asked: Set[LogPosition] = frozenset()) -> Refusals:
+        """When the target last delivered, in any partition, and which parked events but those `asked` it refused
+        since.
+        """
+        c, p = tables.cursors.c, tables.parked.c
+        mine = self._lease.target_id
+        delivered_at = self._connection.execute(
+            sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
+        ).scalar_one()
+        query = sa.select(p.partition, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
+        places = {(row.partition, row.seq) for row in self._connection.execute(query)}
+        return Refusals(delivered_at or 0, frozenset(partition for partition, _ in places), not places <= asked)
+
+    def standing(self, places: Sequence[LogPosition]) -> set[LogPosition]:
+        """Those of some events that are parked or dead for the target already, as a replay finds them."""
+        found: set[LogPosition] = set()
+        for table in (
+            tables.dead_letters,
+            tables.parked,
+        ):  # so that one that is replayed just now is found in one of them
+            for some in chunks(places):
+                partitions, seqs = {partition for partition, _ in some}, [seq for _, seq in some]
+                query = sa.select(table.c.partition, table.c.seq).where(
+                    table.c.target_id == self._lease.target_id, table.c.partition.in_(partitions), table.c.seq.in_(seqs)
+                )
+                found.update((row.partition, row.seq) for row in self._connection.execute(query))
+        return found
+
+    def redeliveries(self) -> list[Redelivery]:
+        """What was requested for the lease's partitions, in order of partition."""
+        r = tables.redeliveries.c
+        query = sa.select(r.partition, r.key_hash, r.since).where(
+            r.target_id == self._lease.target_id, r.partition.in_(list(self._lease.positions))
+        )
+        rows = self._connection.execute(query.order_by(r.partition, r.key_hash))
+        return [Redelivery(row.partition, row.key_hash, row.since) for row in rows]
+
+    def settled(self, requested: Redelivery, before: int, limit: int) -> list[LoggedEvent]:
+        """The last `limit` settled events of an object after `requested.since` and with a seq below `before`, in order.
+
+        Without those that are parked or dead.
+        """
+        e = tables.events.c
+        query = (
+            select_logged(self._lease.target_id, newest=self._newest)
+            .where(e.partition == requested.partition, e.key_hash == requested.key_hash, self._target)
+            .where(e.seq > requested.since, e.seq < before, *neither_parked_nor_dead(self._lease.target_id))
+            .order_by(e.seq.desc())
+            .limit(limit)
+        )
+        return self._resolved([logged_event(row, newest=self._newest) for row in self._connection.execute(query)][::-1])
+
+    def holdings(self, events: Iterable[LoggedEvent]) -> dict[tuple[str, str], Holding]:
+        """What the bucket holds under the keys of some events: (bucket, key) to what the target's events say."""
+        if self._versions is None:
+            raise TypeError("only a mirror's reader knows what buckets hold")
+        found = self._versions.holdings(map(object_key, events))
+        return {(key.bucket, key.key): holding for key, holding in found.items()}
+
+    def records(self, places: Iterable[LogPosition]) -> dict[LogPosition, str]:
+        """The records of some events, as JSON text: from the log, or as they were kept when they left it."""
+        e = tables.events.c
+        found: dict[LogPosition, str] = {}
+        for partition, seq in dict.fromkeys(places):
+            row = self._connection.execute(
+                sa.select(e.record).where(e.partition == partition, e.seq == seq)
+            ).one_or_none()
+            # In this order: the purge moves a record from the log to where it is kept, and never back.
+            if row is None and self._versions is not None:
+                record = self._versions.kept_record(partition, seq)
+            else:
+                record = row.record if row is not None else None
+            if record is not None:
+                found[partition, seq] = record
+        return found
+
+    def _resolved(self, events: list[LoggedEvent]) -> list[LoggedEvent]:
+        """The events, with `newest` for those of which the database looked at too few newer ones to tell."""
+        if self._versions is None or not any(logged.newest is None for logged in events):
+            return events
+        hot = dict.fromkeys(object_key(logged) for logged in events if logged.newest is None)
+        newest = {key: found for key in hot if (found := self._newest_of_some(key)) is not None}
+        newest |= self._versions.latest([key for key in hot if key not in newest])
+        return [
+            logged if logged.newest is not None else logged._replace(newest=newest[object_key(logged)])
+            for logged in events
+        ]
+
+    def _newest_of_some(self, key: ObjectKey) -> str | None:
+        """The greatest sequencer of a key's events for the target, if it is among the greatest of all; else None."""
+        e = tables.events.c
+        columns = sa.select(e.bucket, e.key, e.sequencer, self._target.label("mine"))
+        some = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(NEWER_LOOKED_AT)
+        rows = self._connection.execute(some).all()
+        return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)

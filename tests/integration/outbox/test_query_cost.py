@@ -1,0 +1,232 @@
+"""What is looked at does not grow with other targets' events, parked events, dead letters or finished replays."""
+
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery import counters, due_work, idle_cursors, partition_reader
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.support.builders import PUT, add_target, event, registry
+from tests.support.query_cost import query_cost
+from tests.support.scripted_target import Courier, assert_counters_balance
+
+HOUR = 3_600_000
+PARTITIONS = 4
+_FEW, _MANY = 500, 5_000  # many: more than two windows of the log
+_WINDOW = 1_000
+
+
+@pytest.fixture(autouse=True)
+def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows that a test can be far behind of in little time."""
+    for module in (due_work, idle_cursors, counters, partition_reader):
+        monkeypatch.setattr(module, "WINDOW", _WINDOW)
+
+
+def _row_id(database: Database, target: TargetId) -> int:
+    return registry(database).target(target).row_id
+
+
+def _head(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one())
+
+
+def _log_events(database: Database, target: TargetId, count: int) -> range:
+    """Events that a target has been through with already, put into the log at once; returns their seqs."""
+    row_id, first = _row_id(database, target), _head(database) + 1
+    seqs = range(first, first + count)
+    rows: list[dict[str, Any]] = [
+        {
+            "partition": seq % PARTITIONS, "seq": seq, "id": f"{seq:032d}", "key_hash": seq, "received_at": seq,
+            "name": PUT, "bucket": "images", "key": f"k{seq}", "version": "", "sequencer": "A", "time": 0,
+            "targets": f",{row_id},", "record": "{}", "trace": "",
+        }
+        for seq in seqs
+    ]  # fmt: skip
+    c = tables.cursors.c
+    with database.writing() as connection:
+        for start in range(0, count, 5_000):
+            connection.execute(tables.events.insert(), rows[start : start + 5_000])
+        connection.execute(tables.log_head.update().values(last_seq=seqs[-1]))
+        connection.execute(tables.cursors.update().where(c.target_id == row_id).values(position=seqs[-1]))
+        if database.dialect == "postgresql":
+            connection.exec_driver_sql("ANALYZE events")
+    return seqs
+
+
+def _positions(database: Database, target: TargetId) -> list[int]:
+    c = tables.cursors.c
+    query = sa.select(c.position).where(c.target_id == _row_id(database, target)).order_by(c.partition)
+    with database.reading() as connection:
+        return list(connection.execute(query).scalars())
+
+
+def _set_down(database: Database, target: TargetId) -> None:
+    with database.writing() as connection:
+        connection.execute(
+            tables.targets.update().where(tables.targets.c.id == _row_id(database, target)).values(breaker="open")
+        )
+
+
+def test_a_look_for_work_does_not_grow_with_the_events_of_other_targets(database: Database) -> None:
+    """The target that is down has a few events waiting, then come those of another."""
+    down, other = add_target(database, "down", bucket="rare"), add_target(database, "other")
+    registry(database).remove_rules([rule.row_id for rule in registry(database).rules() if rule.rule.target == other])
+    Log(database).append([[event(f"k{number}", bucket="rare") for number in range(16)]])
+    _set_down(database, down)
+    leases, costs = Leases(database, 10_000), []
+    for count in (_FEW, _MANY):
+        _log_events(database, other, count)
+        now = now_ms() + 60_000
+        leases.advance_idle(now)
+        with query_cost(database) as cost:
+            leases.offer(now)
+        costs.append(cost.rows)
+        with query_cost(database) as cost:
+            leases.advance_idle(now)
+        costs.append(cost.rows)
+        with database.writing() as connection:
+            connection.execute(tables.cursors.update().values(lease_token="", leased_until=0))
+    offered, advanced, offered_later, advanced_later = costs
+    assert offered_later <= offered + 2 * _WINDOW  # on SQLite a row counts about twice
+    assert advanced_later <= advanced + 500
+
+
+def test_what_was_delivered_and_is_retained_costs_a_look_nothing(database: Database) -> None:
+    """Not on MySQL either, which would read a partition from its beginning for a seq that is no constant."""
+    target = add_target(database)
+    Log(database).append([[event("first")]])
+    leases, costs = Leases(database, 10_000), []
+    for count in (_FEW, _MANY):
+        _log_events(database, target, count)
+        Log(database).append([[event(f"k{number}-{count}") for number in range(8)]])
+        with query_cost(database) as cost:
+            assert leases.offer(now_ms())
+        costs.append(cost.rows)
+        with query_cost(database) as cost, database.reading() as connection:
+            assert read_counters(connection)[0].oldest
+        costs.append(cost.rows)
+        with database.writing() as connection:
+            connection.execute(tables.cursors.update().values(lease_token="", leased_until=0))
+    assert costs[2] <= 2 * costs[0] + 500
+    assert costs[3] <= 2 * costs[1] + 500
+
+
+def test_an_event_behind_many_of_other_targets_is_found_and_delivered(database: Database) -> None:
+    quiet, other = add_target(database, "quiet", bucket="rare"), add_target(database, "other", bucket="none")
+    courier = Courier(database, quiet)
+    seqs = _log_events(database, other, _MANY)
+    Log(database).append([[event(f"k{number}", bucket="rare") for number in range(40)]])
+    with database.reading() as connection:
+        [oldest] = [entry.oldest for entry in read_counters(connection) if entry.target == quiet]
+    assert oldest
+    courier.leases.advance_idle(now_ms())
+    assert min(_positions(database, quiet)) >= seqs[-1]
+    assert {offer.target for offer in courier.leases.offer(now_ms())} == {quiet}
+    assert courier.run().counts == {"delivered": 40}
+    assert_counters_balance(database)
+
+
+def test_a_worker_passes_over_the_events_of_other_targets_in_bounded_steps(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    monkeypatch.setattr(partition_reader, "WINDOW", 100)
+    quiet, other = add_target(database, "quiet", bucket="rare"), add_target(database, "other", bucket="none")
+    courier = Courier(database, quiet)
+    Log(database).append([[event(f"a{number}", bucket="rare") for number in range(8)]])
+    _log_events(database, other, 5_000)
+    Log(database).append([[event(f"b{number}", bucket="rare") for number in range(8)]])
+    with query_cost(database) as cost:
+        tally = courier.run(turns=0)
+    assert 0 < tally.counts["delivered"] <= 8
+    assert max(_positions(database, quiet)) <= 8 + 100 * 10
+    assert cost.rows < 100 * 10 * PARTITIONS * 4
+    courier.run()
+    assert len(courier.scripted.got) == 16
+    assert_counters_balance(database)
+
+
+def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database: Database) -> None:
+    target = add_target(database)
+    courier, costs = Courier(database, target, batch=10), []
+    for count in (_FEW, _MANY):
+        seqs = _log_events(database, target, count)
+        rows = [
+            {
+                "target_id": _row_id(database, target), "partition": seq % PARTITIONS, "seq": seq, "key_hash": seq,
+                "not_before": now_ms() + HOUR, "attempts": 1,
+            }
+            for seq in seqs
+        ]  # fmt: skip
+        with database.writing() as connection:
+            connection.execute(tables.parked.insert(), rows)
+            connection.execute(tables.targets.update().values(recorded=tables.targets.c.recorded + count))
+            if database.dialect == "postgresql":
+                connection.exec_driver_sql("ANALYZE parked")
+        Log(database).append([[event(f"new{number}-{count}") for number in range(20)]])
+        with query_cost(database) as cost:
+            assert courier.run().counts == {"delivered": 20}
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0]
+    with query_cost(database) as cost:
+        courier.leases.offer(now_ms())
+    assert cost.rows < 1_000
+    assert_counters_balance(database)
+
+
+def test_a_commit_at_a_full_target_does_not_grow_with_its_dead_letters(database: Database) -> None:
+    target = add_target(database, queue_limit=100)
+    log, costs, dead = Log(database), [], 0
+    for count in (100, 3_000):
+        rows = [
+            {
+                "target_id": _row_id(database, target), "partition": 0, "seq": dead + number, "event_id": "",
+                "reason": "no", "attempts": 1, "first_tried": 1, "last_tried": 1, "history": "[]",
+            }
+            for number in range(count)
+        ]  # fmt: skip
+        dead += count
+        counts = {"dead": dead} | ({"freed": dead} if "freed" in tables.cursors.c else {})
+        with database.writing() as connection:
+            connection.execute(tables.dead_letters.insert(), rows)
+            connection.execute(tables.cursors.update().where(tables.cursors.c.partition == 0).values(counts))
+            connection.execute(tables.targets.update().values(recorded=dead + 100))
+        log.append([[event("fills the caches")]])
+        with query_cost(database) as cost:
+            [receipt] = log.append([[event("one too many")]])
+        assert receipt.discarded == {target: 1}  # type: ignore[union-attr]
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0]
+
+
+def test_finished_replays_leave_their_counts_and_no_cursors(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    Log(database).append([[event(f"k{number}") for number in range(12)]])
+    courier.run()
+    with query_cost(database) as cost:
+        courier.leases.offer(now_ms())
+    for number in range(1, 6):
+        begun = Replays(database).begin(courier.target, Selection())
+        assert (begun.replayed, begun.finished) == (0, False)
+        courier.run(now=now_ms() + 60_000 * number)
+        replay = Replays(database).get(begun.replay_id)
+        assert (replay.replayed, replay.progress, replay.finished) == (12, 1.0, True)
+        assert replay.length == begun.length
+        with database.reading() as connection:
+            [entry] = read_counters(connection)
+            rows = connection.execute(sa.select(sa.func.count()).select_from(tables.cursors)).scalar_one()
+        assert (entry.recorded, entry.delivered, entry.pending) == (12 * (number + 1), 12 * (number + 1), 0)
+        assert rows == PARTITIONS
+        assert_counters_balance(database)
+    with query_cost(database) as after:
+        courier.leases.offer(now_ms())
+    assert after.rows <= cost.rows + 10
