@@ -21,7 +21,7 @@ from app.outbox.delivery.parked import HeadRepair, ObjectHash
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
-from app.outbox.log.retention import purge
+from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.registry import UnknownTarget, open_registry
 from workers.delivery.breaker import back_off
 from workers.delivery.lease_guard import LeaseGuard
@@ -55,6 +55,7 @@ class Runtime:
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0
         self._unused_dropped = -_DROP_INTERVAL
+        self._purge_progress = PurgeProgress()
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._away = False
@@ -110,7 +111,9 @@ class Runtime:
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
         try:
             older_than = self.clock() - int(self.settings.retention * 1000)
-            removed = purge(self.database, older_than, seconds=_LONGEST_PURGE, unused=unused)
+            removed = purge(
+                self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
+            )
         except DatabaseUnavailable as error:
             self._note_away(error)
             return 0

@@ -184,6 +184,7 @@ parked = sa.Table(
     sa.Index(
         None, "target_id", "partition", "key_hash", "not_before"
     ),  # finds a head before the many that wait behind it
+    sa.Index(None, "partition", "seq"),  # what the purge passes over
     **MYSQL,
 )
 
@@ -196,6 +197,7 @@ redeliveries = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
+    sa.Index(None, "partition", "key_hash"),  # what the purge passes over
     **MYSQL,
 )
 
@@ -213,6 +215,7 @@ dead_letters = sa.Table(
     sa.Column("last_tried", sa.BigInteger, nullable=False),
     sa.Column("history", sa.Text, nullable=False),
     sa.UniqueConstraint("target_id", "partition", "seq"),
+    sa.Index(None, "partition", "seq"),  # what the purge passes over
     sqlite_autoincrement=True,
     **MYSQL,
 )

@@ -194,6 +194,7 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_index("ix_dead_letters_event_id", "dead_letters", ["event_id"], unique=False)
+    op.create_index("ix_dead_letters_partition_seq", "dead_letters", ["partition", "seq"], unique=False)
     op.create_table(
         "parked",
         sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
@@ -211,6 +212,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("target_id", "partition", "seq", name="pk_parked"),
         **MYSQL,
     )
+    op.create_index("ix_parked_partition_seq", "parked", ["partition", "seq"], unique=False)
     op.create_index(
         "ix_parked_target_id_partition_key_hash_not_before",
         "parked",
@@ -238,6 +240,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("target_id", "partition", "key_hash", name="pk_redeliveries"),
         **MYSQL,
     )
+    op.create_index("ix_redeliveries_partition_key_hash", "redeliveries", ["partition", "key_hash"], unique=False)
     op.create_table(
         "replays",
         sa.Column("id", sa.Integer(), nullable=False),

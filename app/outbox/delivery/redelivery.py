@@ -6,6 +6,7 @@ lease of their partition next carries the request out before its first batch, wh
 event of each object that still counts is parked, due at once, and counted as recorded once more.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 
@@ -20,12 +21,18 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
 
+log = logging.getLogger("bucketwire.outbox")
+
 # Chooses, of events of one object in the order of the log, the one that leaves the target right; None for none of them.
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
 
 _AT_ONCE = 100  # objects in one transaction, for which purges and replays wait
 _PAGE = 200  # events of an object that are looked at together
 _TRIES = 3
+
+
+class _Changed(Exception):
+    """A request has become another since it was read."""
 
 
 def request(database: Database, target_id: int, written: Mapping[ObjectHash, int]) -> None:
@@ -40,7 +47,8 @@ def request(database: Database, target_id: int, written: Mapping[ObjectHash, int
                 with database.writing() as connection:
                     _request(connection, target_id, {each: written[each] for each in some})
                 break
-            except sa.exc.IntegrityError:  # somebody else requested the same just now, or the target was removed
+            # Somebody else requested the same just now, or it was carried out, or the target was removed.
+            except (sa.exc.IntegrityError, _Changed):
                 if attempt == _TRIES:
                     raise
 
@@ -60,15 +68,11 @@ def carry_out(database: Database, reader: PartitionReader, lease: Lease, choose:
             chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
             with database.writing() as connection:
                 _lock(connection, lease, partition)
-                some_parked = _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
-                _count_free(connection, lease.target_id, partition, some_parked)
-                count += some_parked
-                r = tables.redeliveries.c
-                connection.execute(
-                    tables.redeliveries.delete()
-                    .where(r.target_id == lease.target_id, r.partition == partition)
-                    .where(r.key_hash.in_([each.key_hash for each in some]))
-                )
+                parked = _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
+                _count_free(connection, lease.target_id, partition, parked)
+                count += parked
+                _remove(connection, lease.target_id, some)
+            _warn(database, lease.target_id, [each for each, logged in zip(some, chosen, strict=True) if not logged])
     return count
 
 
@@ -92,11 +96,47 @@ def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectH
         connection.execute(tables.redeliveries.insert(), new)
     for (partition, key_hash), seq in written.items():
         if known.get((partition, key_hash), seq) > seq:
-            connection.execute(
+            updated = connection.execute(
                 tables.redeliveries.update()
-                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash)
+                .where(r.target_id == target_id, r.partition == partition, r.key_hash == key_hash, r.since > seq)
                 .values(since=seq)
             )
+            if updated.rowcount != 1:
+                raise _Changed
+
+
+def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery]) -> None:
+    """Remove what was carried out; a request that asks for more by now stays, for the next holder of the lease."""
+    r = tables.redeliveries.c
+    connection.execute(
+        tables.redeliveries.delete().where(
+            r.target_id == sa.bindparam("of_target"),
+            r.partition == sa.bindparam("of_partition"),
+            r.key_hash == sa.bindparam("of_object"),
+            r.since == sa.bindparam("of_seq"),
+        ),
+        [
+            {"of_target": target_id, "of_partition": one.partition, "of_object": one.key_hash, "of_seq": one.since}
+            for one in requests
+        ],
+    )
+
+
+def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) -> None:
+    """Warn of requests that found nothing, where the events that they asked for were removed from the log."""
+    e = tables.events.c
+    if not requests:
+        return
+    with database.reading() as connection:
+        for one in requests:
+            query = sa.select(e.seq).where(e.partition == one.partition, e.seq == one.since)
+            if connection.execute(query).first() is None:
+                log.warning(
+                    "target %d may hold an old state of an object (hash %d, partition %d): a worker that had lost its "
+                    "lease wrote event %d late, and retention has removed it and what came after it. Reconcile the "
+                    "target if it is a namespace",
+                    target_id, one.key_hash, one.partition, one.since,
+                )  # fmt: skip
 
 
 def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:

@@ -4,7 +4,7 @@ The record of a surviving version is kept beside its state when its event is pur
 should newer ones be removed, a mirror restores the row from it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -13,6 +13,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
 from app.outbox.versions.object_versions import drop
+from app.outbox.versions.rows import ObjectKey
 
 KEPT = 16  # layers of a key whose events have left the log
 _LOOKED_AT = 2000  # layers of a key that one batch of the purge looks at
@@ -20,22 +21,33 @@ _V = tables.object_versions.c
 _PLACE = (_V.sequencer, _V.tie, _V.placed)
 
 
-def keep_records(connection: sa.Connection, partition: int, seqs: Sequence[int]) -> None:
-    """Copy what mirrors need of some events, in the transaction that deletes them from the log.
+def keep_records(connection: sa.Connection, partition: int, events: Sequence[Any]) -> None:
+    """Copy what mirrors need of some events, in the transaction that deletes them from the log, before it does.
 
-    Locks the partition's cursors of the mirrors concerned, as a settlement does.
+    `events` are at most 1000 rows of the log with seq, key_hash, bucket, key and targets. What is known of a key goes
+    when nothing of it survives and its last event leaves the log: as long as an older event is retained, such as a dead
+    letter, it must not be taken for the key's whole history. Locks the partition's cursors of the mirrors concerned,
+    as a settlement does.
     """
-    for some in chunks(seqs):
-        here = (_V.partition == partition, _V.seq.in_(some))
-        rows = connection.execute(sa.select(_V.target_id, _V.object).where(*here).distinct()).all()
-        for target_id in sorted({row.target_id for row in rows}):
-            _lock(connection, target_id, partition)
-            mine = (_V.target_id == target_id, *here)
-            # The events that removed them are gone: an event this late cannot be recognised any more.
-            connection.execute(tables.object_versions.delete().where(*mine, _V.sequencer.is_(None), _V.id != _V.object))
-            connection.execute(tables.object_versions.update().where(*mine).values(record=_record()))
-            objects = sorted({row.object for row in rows if row.target_id == target_id})
-            _trim(connection, target_id, partition, objects)
+    newest = {ObjectKey(row.bucket, row.key, partition, row.key_hash).digest: row.seq for row in events}
+    targets = {int(target) for row in events for target in row.targets.split(",") if target}
+    known: dict[int, list[str]] = {}
+    for some in chunks(sorted(newest)):
+        query = sa.select(_V.target_id, _V.id).where(_V.target_id.in_(sorted(targets)), _V.partition == partition)
+        for row in connection.execute(query.where(_V.id.in_(some))):
+            known.setdefault(row.target_id, []).append(row.id)
+    if not known:
+        return
+    seqs = [row.seq for row in events]
+    gone = _without_others(connection, partition, seqs, {newest[digest] for ids in known.values() for digest in ids})
+    for target_id, objects in sorted(known.items()):
+        _lock(connection, target_id, partition)
+        mine = (_V.target_id == target_id, _V.partition == partition, _V.seq.in_(seqs))
+        # The events that removed them are gone: an event this late cannot be recognised any more.
+        connection.execute(tables.object_versions.delete().where(*mine, _V.sequencer.is_(None), _V.id != _V.object))
+        connection.execute(tables.object_versions.update().where(*mine).values(record=_record()))
+        _trim(connection, target_id, partition, objects)
+        _forget(connection, target_id, partition, [digest for digest in objects if newest[digest] in gone])
 
 
 def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -> int:
@@ -83,11 +95,26 @@ def _record() -> Any:
     return sa.case((_V.is_object, record.scalar_subquery()), else_="")
 
 
+def _without_others(
+    connection: sa.Connection, partition: int, removed: Sequence[int], asked: Collection[int]
+) -> set[int]:
+    """Those of the `asked` events whose objects have no event in the log but the `removed` ones."""
+    e, other = tables.events.c, tables.events.alias("other")
+    others = (
+        sa.exists()
+        .where(other.c.key_hash == e.key_hash, other.c.key == e.key, other.c.bucket == e.bucket)
+        .where(other.c.seq.not_in(removed))
+        .correlate(tables.events)
+    )
+    query = sa.select(e.seq).where(e.partition == partition, e.seq.in_(sorted(asked)), ~others)
+    return set(connection.execute(query).scalars())
+
+
 def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
-    """Of keys that lost events: remove layers that are covered, and those beneath the newest; then keys without any."""
+    """Of keys that lost events: remove layers that are covered, and those beneath the newest."""
     here = (_V.target_id == target_id, _V.partition == partition)
     keys = (*here, _V.id.in_(objects))
-    key, other = tables.object_versions.alias(), tables.object_versions.alias()
+    key = tables.object_versions.alias()
     of_key = sa.and_(key.c.target_id == _V.target_id, key.c.partition == _V.partition, key.c.id == _V.object)
     covered = sa.select(_V.id).join_from(tables.object_versions, key, of_key).where(*here, _V.object.in_(objects))
     _delete(connection, here, covered.where(_V.id != _V.object, _V.record.is_not(None), _older(key.c)))
@@ -97,10 +124,20 @@ def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Se
             # As old by place as by receipt, but for late ones: so a few of the oldest are enough to look at.
             oldest = sa.select(_V.id, _V.record.is_not(None).label("purged")).order_by(*_PLACE).limit(_LOOKED_AT)
             beneath = connection.execute(oldest.where(*here, _V.object == row.id, _V.id != row.id, _older(layer))).all()
-            gone = [version.id for version in beneath if version.purged]
+            # With a layer goes what lies beneath it, also where its event is retained: else that would come to light.
+            purged = [number for number, version in enumerate(beneath) if version.purged]
+            gone = [version.id for version in beneath[: purged[-1] + 1]] if purged else []
             if gone:
                 connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(gone)))
                 connection.execute(tables.object_versions.update().where(*here, _V.id == row.id).values(trimmed=True))
+
+
+def _forget(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
+    """Remove keys of which nothing survives."""
+    if not objects:
+        return
+    here = (_V.target_id == target_id, _V.partition == partition)
+    other = tables.object_versions.alias()
     same_key = sa.and_(
         other.c.target_id == _V.target_id,
         other.c.partition == _V.partition,
@@ -108,7 +145,7 @@ def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Se
         other.c.id != _V.id,
     )
     done = sa.or_(_V.seq == 0, _V.record.is_not(None))  # nothing covers it, or what does has left the log, too
-    _delete(connection, here, sa.select(_V.id).where(*keys, done, ~sa.exists().where(same_key)))
+    _delete(connection, here, sa.select(_V.id).where(*here, _V.id.in_(objects), done, ~sa.exists().where(same_key)))
 
 
 def _delete(connection: sa.Connection, here: tuple[sa.ColumnElement[bool], ...], which: sa.Select[tuple[str]]) -> None:

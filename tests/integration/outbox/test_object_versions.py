@@ -6,11 +6,9 @@ import threading
 from dataclasses import replace
 from random import Random
 
-import orjson
 import pytest
 import sqlalchemy as sa
 
-from app.config.arn import TargetId
 from app.events.model import Effect, Event
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
@@ -20,6 +18,7 @@ from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.versions.retention import KEPT
 from tests.support.builders import DELETE, PUT, add_target, event, registry
+from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Unavailable
@@ -33,33 +32,6 @@ def put(version: str, **more: str) -> Event:
 
 def gone(version: str, **more: str) -> Event:
     return event("k", name=DELETE, version=version, **more)
-
-
-class Mirror(Courier):
-    """A courier with the mirror policy, and the rows that its target holds."""
-
-    def __init__(
-        self, database: Database, target: TargetId, scripted: ScriptedTarget | None = None, batch: int = 10
-    ) -> None:
-        super().__init__(database, target, scripted or ScriptedTarget(), Policy.MIRROR, batch=batch)
-        self.rows: dict[str, str] = {}
-
-    def deliver(self) -> dict[str, str]:
-        """Work off what is due; each row as the version whose record it holds."""
-        self.run()
-        for one in self.scripted.got:
-            thing = orjson.loads(one.record)["s3"]["object"]
-            held = self.rows.get(one.key)
-            if one.effect is Effect.UPSERT:
-                self.rows[one.key] = thing.get("versionId") or thing["sequencer"]
-            elif one.effect is Effect.REMOVE or (one.effect is Effect.REMOVE_VERSION and held == one.version):
-                self.rows.pop(one.key, None)
-        self.scripted.got.clear()
-        return self.rows
-
-    def tell(self, *events: Event) -> dict[str, str]:
-        Log(self.database).append([list(events)])
-        return self.deliver()
 
 
 def purged(database: Database) -> int:
