@@ -90,6 +90,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         matched=_COUNTS,
         discarded={**_COUNTS, "description": "left out because the target's queue is full, by ARN"},
         refused={"type": "array", "items": _object(index=_NUMBER, field=_TEXT, problem=_TEXT)},
+        more_refused={**_NUMBER, "description": "records left out that `refused` does not list"},
         spooled={**_NUMBER, "description": "kept in the spool folder; then nothing else is known yet"},
     ),
     "History": _object(

@@ -161,7 +161,8 @@ def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
 def _refused(parsed: Parsed) -> Mapping[str, Any]:
     if not parsed.refused:
         return {}
-    return {"refused": [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]}
+    listed = [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]
+    return {"refused": listed} | ({"more_refused": parsed.more_refused} if parsed.more_refused else {})
 
 
 def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
