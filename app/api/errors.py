@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from app.config.errors import BadValue
 from app.config.target_settings import BadSettings
 from app.events.parsing import BadEvents
+from app.outbox.delivery.replays import BadSelection
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
@@ -114,6 +115,11 @@ def _(error: BadSettings) -> ApiProblem:
 @to_problem.register
 def _(error: BadValue) -> ApiProblem:
     return ApiProblem("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
+
+
+@to_problem.register
+def _(error: BadSelection) -> ApiProblem:
+    return ApiProblem("bad-value", str(error), {"field": error.field})
 
 
 @to_problem.register

@@ -164,7 +164,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "NewReplay": _with("target", _object(
         **{name: _FILTER[name] for name in ("target", "since", "before", "bucket", "prefix", "all")},
-        events={"type": "array", "items": _TEXT, "description": "names; none: every event"},
+        events={
+            "type": ["array", "null"], "maxItems": 1000, "items": _RULE["events"]["items"],
+            "description": "names or families of names; none: every event",
+        },
     )),
     "Replay": _object(
         id=_NUMBER, target=_TEXT, since=_TIME, before=_TIME, bucket=_TEXT, prefix=_TEXT,
@@ -174,7 +177,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "type": "number", "minimum": 0, "maximum": 1,
             "description": "how much of the log it has passed; its partitions may differ in events for the target",
         },
-        finished=_FLAG,
+        finished={**_FLAG, "description": "also of one that was cancelled"},
+        cancelled_at=_TIME,
     ),
     "Replays": _object(replays=_list("Replay")),
     "RepairReceipt": _object(

@@ -224,6 +224,7 @@ replays = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False, default=""),
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
+    sa.Column("cancelled_at", sa.BigInteger, nullable=False, default=0),  # 0: it was not
     sqlite_autoincrement=True,  # 0 is the log itself
     **MYSQL,
 )

@@ -247,6 +247,7 @@ def upgrade() -> None:
         sa.Column("bucket", sa.String(length=255), nullable=False),
         sa.Column("prefix", sa.Text(), nullable=False),
         sa.Column("events", sa.Text(), nullable=False),
+        sa.Column("cancelled_at", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_replays_target_id_targets"),
         sa.PrimaryKeyConstraint("id", name="pk_replays"),
         sqlite_autoincrement=True,

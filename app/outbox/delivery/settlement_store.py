@@ -545,7 +545,7 @@ def _histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
 
 def _advance_replay(connection: sa.Connection, replay: ReplayPartition, position: int, events: int) -> None:
     c = tables.cursors.c
-    moved = {"position": position, "replayed": c.replayed + events}
+    moved = {"position": position, "until": replay.until, "replayed": c.replayed + events}
     connection.execute(
         tables.cursors.update().where(c.replay_id == replay.replay_id, c.partition == replay.partition).values(moved)
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
-from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
@@ -138,6 +139,48 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
     assert list(decoded(mixed.with_suffix(".bad").read_bytes())) == [poison, beside]
     assert damaged.with_suffix(".bad").read_bytes() == b"damaged"
     assert not list(spool.folder.glob("*.draft"))
+    database.close()
+
+
+def test_a_file_that_is_refused_as_a_whole_and_taken_in_halves_leaves_nothing_behind(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Log.append
+
+    def limited(self: Log, requests: Sequence[Sequence[Event]], **options: bool) -> list[Receipt | QueueFull]:
+        if sum(map(len, requests)) > 2:
+            raise ValueError("it is too much at once")
+        return append(self, requests, **options)
+
+    monkeypatch.setattr(Log, "append", limited)
+    spool = Spool(tmp_path / "spool")
+    events = [event(f"{number}") for number in range(5)]
+    for some in (events[:4], events[4:]):
+        spool.append(some)
+    SpoolFeeder(spool, database).feed()
+    assert recorded(database) == [one.id for one in events]
+    assert not spool.pending()
+    assert not spool.damaged()
+    assert not list(spool.folder.glob("*.reason"))
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql"], indirect=True)
+def test_a_statement_timeout_of_the_role_quarantines_nothing(outbox_url: str, tmp_path: Path) -> None:
+    database = migrated(outbox_url)
+    sa.event.listen(database.engine, "begin", lambda each: each.exec_driver_sql("SET LOCAL statement_timeout = 50"))
+    with database.engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02);"
+            " RETURN NEW; END $$; CREATE TRIGGER slow BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    spool = Spool(tmp_path / "spool")
+    spool.append([event(f"{number}") for number in range(8)])
+    with pytest.raises(DatabaseUnavailable):
+        SpoolFeeder(spool, database).feed()
+    assert (len(spool.files()), spool.damaged()) == (1, 0)
+    with pytest.raises(DatabaseUnavailable):
+        GroupCommit(database).append([event(f"{number}") for number in range(8)], 60)
     database.close()
 
 
