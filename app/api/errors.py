@@ -24,6 +24,9 @@ from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
 
+_LONGEST, _LONGEST_DETAIL = 1024, 4096  # characters of what was sent that are sent back, and of a sentence
+_MOST_PROBLEMS = 1000
+
 # What each problem's `type` is for: its status and its title, which never change with the occasion.
 PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-events": (400, "The body holds no events that can be taken"),
@@ -107,9 +110,11 @@ def _(error: BadEvents) -> ApiProblem:
 @to_problem.register
 def _(error: BadSettings) -> ApiProblem:
     wrong = [
-        {"field": each.key, "value": each.value, "problem": each.problem, "hint": each.hint} for each in error.problems
+        {"field": each.key[:_LONGEST], "value": each.value[:_LONGEST], "problem": each.problem, "hint": each.hint}
+        for each in error.problems[:_MOST_PROBLEMS]
     ]
-    return ApiProblem("bad-rule" if isinstance(error, BadRules) else "bad-settings", str(error), {"errors": wrong})
+    kind = "bad-rule" if isinstance(error, BadRules) else "bad-settings"
+    return ApiProblem(kind, str(error)[:_LONGEST_DETAIL], {"errors": wrong})
 
 
 @to_problem.register

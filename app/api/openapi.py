@@ -185,6 +185,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         recorded=_NUMBER,
         repeated={**_NUMBER, "description": "known already"},
         overtaken={**_NUMBER, "description": "left out: their objects changed after `after`"},
+        refused={**_NUMBER, "description": "left out: the database cannot hold them; the API's log has its reasons"},
     ),
     "Reconciliation": _object(
         run=_TEXT,
