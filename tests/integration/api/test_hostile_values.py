@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -53,8 +54,6 @@ def _send(client: FlaskClient, method: str, path: str, **options: Any) -> int:
 
 def _json(members: dict[str, Any]) -> str:
     """JSON in which `\\ud800` stays the escape that it is."""
-    import json
-
     return json.dumps(members).replace("\\\\ud800", "\\ud800")
 
 
@@ -65,40 +64,46 @@ GOOD: dict[str, dict[str, Any]] = {
 }
 
 
+def _requests(
+    path: str, operation: dict[str, Any], schemas: dict[str, Any], value: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A request for each text that an operation takes, with this value in its place."""
+    for parameter in operation.get("parameters", ()):
+        if parameter.get("in") == "query" and not value.startswith("\\"):  # in a URL it is only a backslash
+            query = {"key": "k", "bucket": "b"} if path == "/v1/events" else {}
+            yield f"?{parameter['name']}", {"query_string": query | {parameter["name"]: value}, "json": {}}
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = content.get("$ref", "").rpartition("/")[2]
+    for member, sent in _members(path, name, content, schemas, value):
+        yield f"{member} {type(sent).__name__}", {"data": _json(GOOD.get(name, {}) | {member: sent})}
+
+
+def _members(
+    path: str, name: str, content: dict[str, Any], schemas: dict[str, Any], value: str
+) -> Iterator[tuple[str, Any]]:
+    if path == "/v1/declaration":
+        yield "targets", {"webhook:x": {"endpoint": value}}
+        yield "rules", [GOOD["NewRule"] | {"bucket": value}]
+    elif name == "Settings":
+        yield from dict.fromkeys(("endpoint", "auth_token", "queue_dir"), value).items()
+    else:
+        for member in _texts(content, schemas):
+            yield member, value
+            yield member, [value]
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_route_fails_at_a_text_that_no_database_takes(app: Flask, kind: str) -> None:
-    client, value = app.test_client(), HOSTILE[kind]
+    client = app.test_client()
     described = client.get("/openapi.json").get_json()
-    schemas = described["components"]["schemas"]
-    wrong: list[str] = []
+    wrong, asked = [], 0
     for path, methods in described["paths"].items():
-        if path.startswith("/v1/listen") or path == "/":
-            continue
         place = path.format(type_name="webhook", name="audit", number=1)
         for method, operation in methods.items():
-            asked: dict[str, tuple[dict[str, Any], set[int]]] = {}
-            for parameter in operation.get("parameters", ()):
-                if parameter.get("in") == "query" and kind != "half a surrogate pair":
-                    query = {"key": "k", "bucket": "b"} if path == "/v1/events" else {}
-                    given = query | {parameter["name"]: value}
-                    asked[f"?{parameter['name']}"] = {"query_string": given, "json": {}}, {400}
-            content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            name = content.get("$ref", "").rpartition("/")[2]
-            if path == "/v1/declaration":
-                bodies = {"targets": {"webhook:x": {"endpoint": value}}, "rules": [GOOD["NewRule"] | {"bucket": value}]}
-                for member, body in bodies.items():
-                    asked[member] = {"data": _json({member: body})}, {400}
-            elif name == "Settings":
-                for member in ("endpoint", "auth_token", "queue_dir"):
-                    asked[member] = {"data": _json(GOOD[name] | {member: value})}, {400}
-            else:
-                for member in _texts(content, schemas):
-                    for sent in (value, [value]):
-                        asked[f"{member} {type(sent).__name__}"] = (
-                            {"data": _json(GOOD.get(name, {}) | {member: sent})}, {400, 413},
-                        )  # fmt: skip
-            for what, (options, expected) in asked.items():
+            for what, options in _requests(path, operation, described["components"]["schemas"], HOSTILE[kind]):
+                asked += 1
                 status = _send(client, method.upper(), place, **options)
-                if status not in expected:
+                if status not in (400, 413):  # 413: of a million characters the body itself may be too large
                     wrong.append(f"{method} {path} {what}: {status}")
     assert not wrong, "\n".join(wrong)
+    assert asked > 30
