@@ -15,6 +15,7 @@ from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 from app.config.errors import BadValue
 from app.config.target_settings import BadSettings
 from app.events.parsing import BadEvents
+from app.outbox.delivery.replays import BadSelection
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
@@ -22,6 +23,9 @@ from app.outbox.tokens import TokensUnknown
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
+
+_LONGEST, _LONGEST_DETAIL = 1024, 4096  # characters of what was sent that are sent back, and of a sentence
+_MOST_PROBLEMS = 1000
 
 # What each problem's `type` is for: its status and its title, which never change with the occasion.
 PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
@@ -106,14 +110,21 @@ def _(error: BadEvents) -> ApiProblem:
 @to_problem.register
 def _(error: BadSettings) -> ApiProblem:
     wrong = [
-        {"field": each.key, "value": each.value, "problem": each.problem, "hint": each.hint} for each in error.problems
+        {"field": each.key[:_LONGEST], "value": each.value[:_LONGEST], "problem": each.problem, "hint": each.hint}
+        for each in error.problems[:_MOST_PROBLEMS]
     ]
-    return ApiProblem("bad-rule" if isinstance(error, BadRules) else "bad-settings", str(error), {"errors": wrong})
+    kind = "bad-rule" if isinstance(error, BadRules) else "bad-settings"
+    return ApiProblem(kind, str(error)[:_LONGEST_DETAIL], {"errors": wrong})
 
 
 @to_problem.register
 def _(error: BadValue) -> ApiProblem:
     return ApiProblem("bad-value", f"{error.problem}; {error.hint}" if error.hint else error.problem)
+
+
+@to_problem.register
+def _(error: BadSelection) -> ApiProblem:
+    return ApiProblem("bad-value", str(error), {"field": error.field})
 
 
 @to_problem.register

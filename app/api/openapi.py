@@ -90,6 +90,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         matched=_COUNTS,
         discarded={**_COUNTS, "description": "left out because the target's queue is full, by ARN"},
         refused={"type": "array", "items": _object(index=_NUMBER, field=_TEXT, problem=_TEXT)},
+        more_refused={**_NUMBER, "description": "records left out that `refused` does not list"},
         spooled={**_NUMBER, "description": "kept in the spool folder; then nothing else is known yet"},
     ),
     "History": _object(
@@ -163,7 +164,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "NewReplay": _with("target", _object(
         **{name: _FILTER[name] for name in ("target", "since", "before", "bucket", "prefix", "all")},
-        events={"type": "array", "items": _TEXT, "description": "names; none: every event"},
+        events={
+            "type": ["array", "null"], "maxItems": 1000, "items": _RULE["events"]["items"],
+            "description": "names or families of names; none: every event",
+        },
     )),
     "Replay": _object(
         id=_NUMBER, target=_TEXT, since=_TIME, before=_TIME, bucket=_TEXT, prefix=_TEXT,
@@ -173,13 +177,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "type": "number", "minimum": 0, "maximum": 1,
             "description": "how much of the log it has passed; its partitions may differ in events for the target",
         },
-        finished=_FLAG,
+        finished={**_FLAG, "description": "also of one that was cancelled"},
+        cancelled_at=_TIME,
     ),
     "Replays": _object(replays=_list("Replay")),
     "RepairReceipt": _object(
         recorded=_NUMBER,
         repeated={**_NUMBER, "description": "known already"},
         overtaken={**_NUMBER, "description": "left out: their objects changed after `after`"},
+        refused={**_NUMBER, "description": "left out: the database cannot hold them; the API's log has its reasons"},
     ),
     "Reconciliation": _object(
         run=_TEXT,

@@ -12,6 +12,7 @@ from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.outbox import tables
 
+_LONGEST_TEXT = 4096  # characters: an object's key has at most as many bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -76,11 +77,19 @@ def parsed_flag(field: str, value: object) -> bool:
 
 
 def parsed_text(field: str, value: object) -> str:
-    """A text; "" where nothing is given. Raises `ApiProblem`."""
+    """A text that every database can look for; "" where nothing is given. Raises `ApiProblem`."""
     if value is None:
         return ""
     if not isinstance(value, str):
         raise bad_value(field, "is no text", "put it in quotes")
+    if len(value) > _LONGEST_TEXT:
+        raise bad_value(field, f"has {len(value)} characters", f"give at most {_LONGEST_TEXT}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise bad_value(field, "has half of a surrogate pair", "write it as UTF-8") from None
+    if "\0" in value:
+        raise bad_value(field, "holds U+0000", "leave it out: no name, key or reason has it")
     return value
 
 

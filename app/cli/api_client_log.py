@@ -11,7 +11,7 @@ from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
-from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
 from app.outbox.tables import NEVER
 
 _PAGE = 1000  # the most that the API gives at once
@@ -75,9 +75,16 @@ class RemoteReplays:
         body |= {name: value for name, value in given.items() if value}
         return _replay(self._remote.ask("POST", "/v1/replays", target=target, json=body))
 
+    def cancel(self, replay_id: int) -> Replay:
+        """End a replay where it is."""
+        return _replay(self._remote.ask("DELETE", f"/v1/replays/{replay_id}"))
+
     def get(self, replay_id: int) -> Replay:
-        """The replay of this number, which must be there."""
-        return next(each for each in self.list() if each.replay_id == replay_id)
+        """The replay of this number. Raises `UnknownReplay`."""
+        found = next((each for each in self.list() if each.replay_id == replay_id), None)
+        if found is None:
+            raise UnknownReplay(replay_id)
+        return found
 
     def list(self) -> Sequence[Replay]:
         """Every replay, newest first."""
@@ -134,6 +141,7 @@ def _replay(shown: dict[str, Any]) -> Replay:
         shown["replayed"],
         _WHOLE if shown["finished"] else min(_WHOLE - 1, round(shown["progress"] * _WHOLE)),
         _WHOLE,
+        milliseconds(shown["cancelled_at"]),
     )
 
 

@@ -48,9 +48,7 @@ def _described(context: click.Context, group: click.Group) -> Iterator[str]:
         inner = click.Context(command, info_name=name, parent=context)
         level = 2 if context.parent is None else 3
         yield f"\n{'#' * level} {inner.command_path}\n\n{_text(command)}\n"
-        if isinstance(command, click.Group):
-            yield from _described(inner, command)
-        else:
+        if not isinstance(command, click.Group) or command.invoke_without_command:
             usage = " ".join(command.collect_usage_pieces(inner))
             yield f"\n```\n{inner.command_path} {usage}\n```\n"
             rows = [record for each in command.get_params(inner) if (record := each.get_help_record(inner))]
@@ -58,6 +56,8 @@ def _described(context: click.Context, group: click.Group) -> Iterator[str]:
             if rows:
                 yield "\n| option | |\n|---|---|\n"
                 yield from (f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
+        if isinstance(command, click.Group):
+            yield from _described(inner, command)
 
 
 def _text(command: click.Command) -> str:

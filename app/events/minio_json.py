@@ -15,6 +15,7 @@ _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[
 _YEAR_10000 = 253_402_300_800_000
 _HEX = "0123456789abcdefABCDEF"
 _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX for low in _HEX}
+_NO_ZERO = re.compile(rb"[^0]")
 _ZERO_FOR_DIGITS = bytes.maketrans(b"123456789", b"000000000")
 _LONG_NUMBER = b"0" * 19  # the shortest number that 64 bits may not hold
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
@@ -61,9 +62,8 @@ def holds_long_numbers(data: bytes) -> bool:
         before = found - 2 if zeros[found - 1 : found] == b"-" else found - 1
         if before < 0 or zeros[before] in _BEFORE_NUMBER:
             return True
-        while zeros[found : found + 1] == b"0":  # digits within a text: a hash, a number in quotes
-            found += 1
-        found = zeros.find(_LONG_NUMBER, found)
+        ends = _NO_ZERO.search(zeros, found)  # digits within a text: a hash, a number in quotes
+        found = zeros.find(_LONG_NUMBER, ends.start()) if ends is not None else -1
     return False
 
 

@@ -1,33 +1,25 @@
 """Turn the body of a request, from whichever frontend, into events, or say exactly what is wrong with it."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from app.events import minio_json
 from app.events.errors import BadEvents, BadRecord
 from app.events.frontends import Item, Location, Normalized, SnsConfirmation, Traced, format_location, items
+from app.events.limits import Allowance, Limits
 from app.events.model import Event
 from app.events.normalize import event_of
-from app.events.stored_size import UNLIMITED, is_larger, stored_size
+from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
 __all__ = ["BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
 
+_DEFAULT = Limits()
+_NOT_BLANK = re.compile(rb"\S")
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a body may hold at most: `records` in all, and objects and arrays in each other within one record.
-
-    `event_bytes` is the most that an event may have where it is stored (`app.events.stored_size`).
-    """
-
-    records: int = 10_000
-    nesting: int = 32
-    event_bytes: int = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +33,20 @@ class Refused:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a body held. `ignored` counts what says nothing of an object: test messages, folders, files in no bucket."""
+    """What a body held. `ignored` counts what says nothing of an object: test messages, folders, files in no bucket.
+
+    `refused` describes the first `Limits.refusals` of the records that were left out, `more_refused` counts the others.
+    """
 
     events: list[Event] = field(default_factory=list)
     ignored: int = 0
     refused: list[Refused] = field(default_factory=list)
+    more_refused: int = 0
     confirmation: SnsConfirmation | None = None
 
 
 def parse(
-    body: bytes, headers: Mapping[str, str], *, now_ms: int, limits: Limits = Limits(), partial: bool = False
+    body: bytes, headers: Mapping[str, str], *, now_ms: int, limits: Limits = _DEFAULT, partial: bool = False
 ) -> Parsed:
     """The events of a body, in its order; what is in it twice is returned twice.
 
@@ -58,25 +54,25 @@ def parse(
     The body is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
     decompressed. `now_ms` (milliseconds since 1970) is the time of events that have none of their own. Raises
     `BadEvents`, and only that; with `partial` a record that cannot be taken is left out and told of in `refused`, but
-    a body that is no JSON at all or holds too many records is still refused as a whole.
+    a body that is no JSON at all or holds too much (413) is still refused as a whole.
     """
     parsed = Parsed()
-    index = 0
-    for line, found in _documents(body, headers):
-        if index + len(found) > limits.records:
-            raise _too_many(limits.records)
-        for item in found:
-            first = len(parsed.events)
-            try:
-                _take(item, parsed, now_ms, limits.nesting)
-                _check_size(parsed.events[first:], limits.event_bytes)
-            except BadRecord as problem:
-                del parsed.events[first:]
-                path, sentence = _told(problem, index, line, item)
-                if not partial:
-                    raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
-                parsed.refused.append(Refused(index, path, sentence))
-            index += 1
+    allowance = Allowance(limits)
+    for index, (line, item) in enumerate(_items(body, headers, allowance)):
+        allowance.take_record()
+        first = len(parsed.events)
+        try:
+            _take(item, parsed, now_ms, limits.nesting)
+            _check_size(parsed.events[first:], limits.event_bytes)
+        except BadRecord as problem:
+            del parsed.events[first:]
+            if partial and len(parsed.refused) >= limits.refusals:
+                parsed.more_refused += 1
+                continue
+            path, sentence = _told(problem, index, line, item)
+            if not partial:
+                raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
+            parsed.refused.append(Refused(index, path, sentence))
     if trace := _trace(headers):
         parsed.events = _with_trace(parsed.events, trace)
     return parsed
@@ -134,10 +130,6 @@ def _check_size(events: Iterable[Event], most: int) -> None:
             )
 
 
-def _too_many(most: int) -> BadEvents:
-    return BadEvents(f"The body holds more than {most} records, the most for one request: send it in parts.", 413)
-
-
 def _told(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
     outer = " ".join(filter(None, (f"line {line}" if line else "", format_location(item[2]))))
     inner = "" if problem.field == "it" else problem.field
@@ -145,18 +137,23 @@ def _told(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, s
     return ".".join(filter(None, (outer, inner))), f"{at}: {problem.field} {problem.problem}."
 
 
-def _documents(body: bytes, headers: Mapping[str, str]) -> Iterable[tuple[int, list[Item]]]:
-    """The JSON values of the body: one, at line 0, or those of its lines, counted from 1."""
-    if not body.strip():
+def _items(body: bytes, headers: Mapping[str, str], allowance: Allowance) -> Iterator[tuple[int, Item]]:
+    """The things in the body's JSON values, each with its line: 0 in a body of one value, else counted from 1."""
+    begins = _NOT_BLANK.search(body)
+    if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
+    allowance.check_text(body)
     long_numbers = minio_json.holds_long_numbers(body)
     # Lines that nobody declared are looked for first: to find that a long body is not one value costs more.
-    if _content_type(headers) in _LINES or _looks_like_lines(body):
-        return _lines(body, long_numbers)
+    if _content_type(headers) in _LINES or _looks_like_lines(body, begins.start()):
+        yield from _lines(body, allowance, long_numbers)
+        return
     try:
-        return [(0, items(minio_json.load(body, long_numbers=long_numbers)))]
+        value = minio_json.load(body, long_numbers=long_numbers)
     except minio_json.BadJson as problem:
         raise BadEvents(f"The body is not JSON: at byte {problem.offset}, {problem}.", offset=problem.offset) from None
+    for item in items(value, allowance):
+        yield 0, item
 
 
 def _content_type(headers: Mapping[str, str]) -> str:
@@ -166,31 +163,37 @@ def _content_type(headers: Mapping[str, str]) -> str:
     return ""
 
 
-def _looks_like_lines(body: bytes) -> bool:
+def _looks_like_lines(body: bytes, begins: int) -> bool:
     """Whether the first of several lines is a JSON value of its own, and not the beginning of one."""
-    first, _, rest = body.strip().partition(b"\n")
-    if not rest:
+    ends = body.find(b"\n", begins)
+    if ends < 0 or _NOT_BLANK.search(body, ends) is None:
         return False
     try:
-        minio_json.load(first, long_numbers=False)
+        minio_json.load(body[begins:ends], long_numbers=False)
     except minio_json.BadJson:
         return False
     return True
 
 
-def _lines(body: bytes, long_numbers: bool) -> Iterator[tuple[int, list[Item]]]:
-    """Line by line, so that no more than one line's objects live at a time."""
-    start = 0
-    for number, line in enumerate(body.split(b"\n"), 1):
-        if line and not line.isspace():
-            try:
-                found = items(minio_json.load(line, long_numbers=long_numbers))
-            except minio_json.BadJson as problem:
-                offset = start + problem.offset
-                said = f"is not JSON: at byte {offset} of the body, {problem}"
-                found = [(_unreadable, BadRecord("it", said, offset), None)]
-            yield number, found
-        start += len(line) + 1
+def _lines(body: bytes, allowance: Allowance, long_numbers: bool) -> Iterator[tuple[int, Item]]:
+    """Line by line, so that no more than one line's objects live at a time; blank lines are passed over at once."""
+    number, start = 1, 0
+    while (begins := _NOT_BLANK.search(body, start)) is not None:
+        blank, start = start, max(start, body.rfind(b"\n", start, begins.start()) + 1)
+        number += body.count(b"\n", blank, start)
+        ends = body.find(b"\n", start)
+        ends = len(body) if ends < 0 else ends
+        try:
+            value = minio_json.load(body[start:ends], long_numbers=long_numbers)
+        except minio_json.BadJson as problem:
+            offset = start + problem.offset
+            said = f"is not JSON: at byte {offset} of the body, {problem}"
+            yield number, (_unreadable, BadRecord("it", said, offset), None)
+        else:
+            for item in items(value, allowance):
+                yield number, item
+            del value
+        number, start = number + 1, ends + 1
 
 
 def _unreadable(problem: BadRecord) -> tuple[()]:

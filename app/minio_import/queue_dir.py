@@ -89,6 +89,8 @@ def _parsed(path: Path, content: bytes) -> QueueFile:
     body = b"\n".join(b'{"Records":[' + line + b"]}" for line in lines)
     parsed = parse(body, _LINES, now_ms=int(time.time() * 1000), limits=_LIMITS, partial=True)
     problems = [each.problem for each in parsed.refused]
+    if parsed.more_refused:
+        problems.append(f"{parsed.more_refused} more of its records cannot be taken")
     if parsed.ignored:
         problems.append(f"{parsed.ignored} of its records say nothing of an object")
     count = path.name.partition(":")[0]

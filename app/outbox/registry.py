@@ -279,25 +279,8 @@ class Registry:
 
     def rules(self, bucket: str | None = None) -> list[StoredRule]:
         """Every rule, or those of one bucket, oldest first."""
-        r, t = tables.rules.c, tables.targets.c
-        query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
-        if bucket is not None:
-            query = query.where(r.bucket == bucket)
         with self._database.reading() as connection:
-            return [
-                StoredRule(
-                    row.id,
-                    Rule(
-                        bucket=row.bucket,
-                        events=tuple(orjson.loads(row.events)),
-                        prefix=row.prefix,
-                        suffix=row.suffix,
-                        target=TargetId(row.type, row.name),
-                        rule_id=row.rule_id,
-                    ),
-                )
-                for row in connection.execute(query)
-            ]
+            return _rules(connection, bucket)
 
     def add_rule(self, rule: Rule) -> int:
         """Store a rule and say its number, also if it was there. Raises `BadRules`, `UnknownTarget`."""
@@ -306,7 +289,10 @@ class Registry:
             if stored.rule == rule:
                 return stored.row_id
         with self._database.writing() as connection:
-            _change(connection)
+            _change(connection)  # of two that add the same rule at once the second sees the first
+            for stored in _rules(connection, rule.bucket):
+                if stored.rule == rule:
+                    return stored.row_id
             made = connection.execute(tables.rules.insert().values(**_rule_row(connection, rule)))
             return int(made.inserted_primary_key[0])
 
@@ -403,6 +389,28 @@ def _uses(connection: sa.Connection, row: Any) -> list[str]:
             (dead, f"{dead} dead letter(s) belong to it"),
         )
         if count
+    ]
+
+
+def _rules(connection: sa.Connection, bucket: str | None) -> list[StoredRule]:
+    """Every rule, or those of one bucket, oldest first."""
+    r, t = tables.rules.c, tables.targets.c
+    query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
+    if bucket is not None:
+        query = query.where(r.bucket == bucket)
+    return [
+        StoredRule(
+            row.id,
+            Rule(
+                bucket=row.bucket,
+                events=tuple(orjson.loads(row.events)),
+                prefix=row.prefix,
+                suffix=row.suffix,
+                target=TargetId(row.type, row.name),
+                rule_id=row.rule_id,
+            ),
+        )
+        for row in connection.execute(query)
     ]
 
 

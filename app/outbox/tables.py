@@ -234,6 +234,7 @@ replays = sa.Table(
     # Of its finished partitions, whose cursors are removed: events delivered again, and sequence numbers passed.
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("passed", sa.BigInteger, nullable=False, default=0),
+    sa.Column("cancelled_at", sa.BigInteger, nullable=False, default=0),  # 0: it was not
     sqlite_autoincrement=True,  # 0 is the log itself
     **MYSQL,
 )

@@ -253,6 +253,7 @@ def upgrade() -> None:
         sa.Column("events", sa.Text(), nullable=False),
         sa.Column("replayed", sa.BigInteger(), nullable=False),
         sa.Column("passed", sa.BigInteger(), nullable=False),
+        sa.Column("cancelled_at", sa.BigInteger(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_replays_target_id_targets"),
         sa.PrimaryKeyConstraint("id", name="pk_replays"),
         sqlite_autoincrement=True,

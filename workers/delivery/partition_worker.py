@@ -9,13 +9,14 @@ from functools import partial
 from random import Random
 
 from app.events.model import Event
-from app.outbox.delivery.leases import Lease, ReplayPartition
+from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.redelivery import carry_out
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
-from app.outbox.engine.database import now_ms
+from app.outbox.engine.database import DatabaseUnavailable, now_ms
+from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery.breaker import back_off
 from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Unavailable
@@ -29,6 +30,9 @@ from workers.telemetry.delivery_log import counted, counts_text, failed_attempts
 log = logging.getLogger("bucketwire.partitions")
 
 _ANY = 1000  # due objects of which a target in doubt is asked for any
+
+
+_FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, of a replay whose turn failed unforeseen
 
 
 @dataclass(slots=True)
@@ -60,6 +64,8 @@ class OpenTarget:
     window: int
     pace: BatchSizer
     opened: bool = False
+    failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """Replay and partition, to how often in a row its turn failed and when (ms) it has the next."""
 
 
 @dataclass(slots=True)
@@ -147,7 +153,7 @@ class PartitionWorker:
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
-                worked |= self._replay(reader, replay)
+                worked |= self._try_replay(reader, replay)
         if not self._opinion.is_certain:
             worked |= self._log(reader)
         return worked
@@ -172,6 +178,34 @@ class PartitionWorker:
         results = self._results(reader, batch, set()) if batch.events else []
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
+
+    def _try_replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
+        """As `_replay`; one that fails is set aside for a while, so that the events of the log go on."""
+        place, failing = (replay.replay_id, replay.partition), self._work.failing_replays
+        failures, due = failing.get(place, (0, 0))
+        worked = False
+        if due <= self._clock():
+            # What the log's own cursor passed while the replay was set aside is older than what the replay sends now:
+            # it is sent once more, in its order.
+            replay.until = max(replay.until, self._lease.positions[replay.partition])
+            try:
+                worked = self._replay(reader, replay)
+            except (LeaseLost, LeaseExpired):
+                raise
+            except Exception as error:
+                if isinstance(error, DatabaseUnavailable) and not may_be_a_value(error):
+                    raise
+                wait = min(_LONGEST_WAIT, _FIRST_WAIT << min(failures, 10))
+                failing[place] = (failures + 1, self._clock() + wait)
+                log.exception(
+                    "%s: replay %d fails in partition %d, next try in %d s; `bucketwire replay cancel %d` ends it",
+                    self._work.name, replay.replay_id, replay.partition, wait // 1000, replay.replay_id,
+                )  # fmt: skip
+            else:
+                failing.pop(place, None)
+                return worked
+        self._lease.replays = [other for other in self._lease.replays if other is not replay]
+        return worked
 
     def _replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
         began = time.monotonic()

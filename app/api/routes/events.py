@@ -12,7 +12,15 @@ from flask import Blueprint, Response, request
 from app.api.auth import INGEST, PUBLIC, READ, check, needs
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import read_body
-from app.api.serialization import bad_value, format_time, json_response, parsed_flag, parsed_number, refuse_unknown
+from app.api.serialization import (
+    bad_value,
+    format_time,
+    json_response,
+    parsed_flag,
+    parsed_number,
+    parsed_text,
+    refuse_unknown,
+)
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.model import Event
@@ -98,7 +106,7 @@ def history() -> Response:
         return json_response({"status": "ok"})
     check(request, READ)
     refuse_unknown(request.args, ("bucket", "key", "limit"))
-    bucket, key = request.args.get("bucket", ""), request.args.get("key", "")
+    bucket, key = (parsed_text(name, request.args.get(name)) for name in ("bucket", "key"))
     for name, value in (("bucket", bucket), ("key", key)):
         if not value:
             raise bad_value(name, "is missing", "a history is that of one object: give bucket and key")
@@ -161,7 +169,8 @@ def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
 def _refused(parsed: Parsed) -> Mapping[str, Any]:
     if not parsed.refused:
         return {}
-    return {"refused": [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]}
+    listed = [{"index": one.index, "field": one.path, "problem": one.problem} for one in parsed.refused]
+    return {"refused": listed} | ({"more_refused": parsed.more_refused} if parsed.more_refused else {})
 
 
 def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:

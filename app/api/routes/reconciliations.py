@@ -1,5 +1,6 @@
 """What comparing targets with buckets came to, and the way in for the events that repair what was found."""
 
+import logging
 from typing import Any
 
 from flask import Blueprint, Response, request
@@ -11,11 +12,14 @@ from app.api.serialization import bad_value, format_time, json_response, parsed_
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
-from app.outbox.engine.database import VALUE_ERRORS, now_ms
-from app.outbox.log.append import QueueFull
+from app.outbox.engine.database import now_ms
+from app.outbox.log.append import Receipt
+from app.outbox.log.recorder import Recorder
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, UnlessChanged
 
+logger = logging.getLogger("bucketwire.api")
 routes = Blueprint("reconciliations", __name__)
+_LOGGED = 100  # refused events of one request that are logged
 _MOST = 1000
 _LAST_SEQ = 2**63 - 1
 
@@ -52,7 +56,7 @@ def repair(type_name: str, name: str) -> Response:
         An event whose object changed after the log's number `after`, by the log's own account, is left out and
         counted as overtaken: who looked at the object before that knows nothing of it any more. A 202 means that the
         others are recorded durably. Where the target has no room for all of them, whatever its `queue_full` says,
-        none is, and a 503 says so.
+        none is, and a 503 says so. Events that the database cannot hold are left out and counted as refused.
       security: [{token: [admin]}]
       parameters:
         - target_type
@@ -78,16 +82,19 @@ def repair(type_name: str, name: str) -> Response:
     body = read_body(request, services().settings.body_limit)
     events = parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits).events
     log = UnlessChanged(services().database, target, after)
-    try:
-        (receipt,) = log.append([events])
-    except VALUE_ERRORS:
-        raise ApiProblem(
-            "bad-events", "the database cannot hold a value of it, such as a key with a zero byte"
-        ) from None
+    receipts, refused = Recorder(services().database, log).record_most(events)
+    for event, reason in refused[:_LOGGED]:
+        logger.warning("the database refuses event %s: %s", event.id, reason)
     arn = target.arn(services().settings.region)
-    if isinstance(receipt, QueueFull) or receipt.discarded:
+    taken = [receipt for receipt in receipts if isinstance(receipt, Receipt) and not receipt.discarded]
+    if len(taken) < len(receipts):
         raise ApiProblem("queue-full", f"{arn} has no room for all of these; send the rest later", {"targets": [arn]})
-    return json_response({"recorded": receipt.recorded, "repeated": receipt.repeated, "overtaken": log.overtaken}, 202)
+    if refused and len(refused) == len(events):
+        raise ApiProblem(
+            "bad-events", "the database cannot hold a value of each of these; the API's log has its reasons"
+        )
+    counts = {name: sum(getattr(receipt, name) for receipt in taken) for name in ("recorded", "repeated")}
+    return json_response(counts | {"overtaken": log.overtaken, "refused": len(refused)}, 202)
 
 
 def _json(each: Reconciliation) -> dict[str, Any]:

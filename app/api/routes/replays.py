@@ -5,6 +5,7 @@ from typing import Any
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, READ, needs
+from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import (
     bad_value,
@@ -17,9 +18,10 @@ from app.api.serialization import (
 )
 from app.api.services import services
 from app.outbox import tables
-from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
 
 routes = Blueprint("replays", __name__)
+_LAST = 2**31 - 1  # the most that the table's numbers can be
 
 
 @routes.get("/v1/replays")
@@ -55,7 +57,7 @@ def begin() -> Response:
     """
     given = json_object(request)
     refuse_unknown(given, ("target", "since", "before", "bucket", "prefix", "events", "all"))
-    names = given.get("events", [])
+    names = given.get("events") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:Put"], or leave it out')
     selection = Selection(
@@ -72,6 +74,26 @@ def begin() -> Response:
     )
 
 
+@routes.delete("/v1/replays/<int:number>")
+@needs(ADMIN)
+def cancel(number: int) -> Response:
+    """Cancel a replay.
+    ---
+    delete:
+      summary: End a replay where it is; what it has delivered or parked stays so, and one that is over stays as it is
+      security: [{token: [admin]}]
+      parameters:
+        - {name: number, in: path, required: true, schema: {type: integer}, description: the replay's number}
+      responses:
+        200: {description: the replay as it is now, content: {application/json: {schema: Replay}}}
+        default: Problem
+    """
+    try:
+        return json_response(_replay_json(services().replays.cancel(min(number, _LAST))))
+    except UnknownReplay:
+        raise ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are") from None
+
+
 def _replay_json(replay: Replay) -> dict[str, Any]:
     chosen = replay.selection
     return {
@@ -86,4 +108,5 @@ def _replay_json(replay: Replay) -> dict[str, Any]:
         "replayed": replay.replayed,
         "progress": round(replay.progress, 4),
         "finished": replay.finished,
+        "cancelled_at": format_time(replay.cancelled_at),
     }

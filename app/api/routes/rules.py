@@ -32,9 +32,8 @@ def ls() -> Response:
         default: Problem
     """
     refuse_unknown(request.args, ("bucket",))
-    return json_response(
-        {"rules": [_rule_json(stored) for stored in services().registry.rules(request.args.get("bucket"))]}
-    )
+    bucket = parsed_text("bucket", request.args["bucket"]) if "bucket" in request.args else None
+    return json_response({"rules": [_rule_json(stored) for stored in services().registry.rules(bucket)]})
 
 
 @routes.post("/v1/rules")

@@ -20,6 +20,7 @@ from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
 from app.outbox.engine.database import now_ms
 from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import QueueFull
+from app.outbox.log.recorder import Recorder
 from app.outbox.registry import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
@@ -176,7 +177,10 @@ def test(type_name: str, name: str) -> Response:
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
     events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
-    (receipt,) = AddressedLog(services().database, target).append([events])
+    log = AddressedLog(services().database, target)
+    [receipt] = Recorder(services().database, log).record([events])
+    if isinstance(receipt, Exception):
+        raise receipt
     arn = target.arn(services().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:
         raise ApiProblem("queue-full", f"{arn} has no room for a test event", {"targets": [arn]})

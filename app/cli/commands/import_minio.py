@@ -16,7 +16,8 @@ from app.events.model import Event
 from app.manifest.document import Manifest
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters, snapshot
-from app.outbox.log.append import Log, QueueFull
+from app.outbox.log.append import QueueFull
+from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
 from app.rules.matching import compile_rules
 from app.rules.model import Rule
@@ -163,28 +164,39 @@ def _check_room(context: CommandContext, wanted: Counter[TargetId]) -> None:
 def _record(
     context: CommandContext, routing: Routing, found: Iterator[QueueFile], facts: dict[str, Any], *, remove: bool
 ) -> None:
-    log = Log(context.database)
+    recorder = Recorder(context.database)
     batch: list[QueueFile] = []
     for each in found:
         batch.append(each)
         if sum(len(one.events) for one in batch) >= _BATCH:
-            _commit(log, routing, batch, facts, remove=remove)
+            _commit(recorder, routing, batch, facts, remove=remove)
             batch = []
-    _commit(log, routing, batch, facts, remove=remove)
+    _commit(recorder, routing, batch, facts, remove=remove)
 
 
-def _commit(log: Log, routing: Routing, batch: Sequence[QueueFile], facts: dict[str, Any], *, remove: bool) -> None:
+def _commit(
+    recorder: Recorder, routing: Routing, batch: Sequence[QueueFile], facts: dict[str, Any], *, remove: bool
+) -> None:
     """Record what rules name. The rest stays where it is: in the log it would be known, and go nowhere for ever."""
     events: list[Event] = [event for each in batch for event in each.events if routing.targets(event)]
-    [receipt] = log.append([events], promised=True)
-    if isinstance(receipt, QueueFull):
-        raise CommandError(f"the queue is full: {', '.join(map(str, receipt.targets))}; raise its queue_limit")
-    facts["recorded"] += receipt.recorded
-    facts["repeated"] += receipt.repeated
-    if receipt.discarded:
-        full = ", ".join(f"{target} ({count})" for target, count in receipt.discarded.items())
-        raise CommandError(f"other events came meanwhile and the queue is full, which discarded events of {full}")
+    receipts, refused = recorder.record_most(events, promised=True)
+    lost = {event.id: reason for event, reason in refused}
+    for receipt in receipts:
+        if isinstance(receipt, QueueFull):
+            raise CommandError(f"the queue is full: {', '.join(map(str, receipt.targets))}; raise its queue_limit")
+        facts["recorded"] += receipt.recorded
+        facts["repeated"] += receipt.repeated
+        if receipt.discarded:
+            full = ", ".join(f"{target} ({count})" for target, count in receipt.discarded.items())
+            raise CommandError(f"other events came meanwhile and the queue is full, which discarded events of {full}")
     for each in batch:
+        refusals = [lost[event.id] for event in each.events if event.id in lost]
+        facts["problems"] += [
+            {"file": str(each.path), "problem": f"the outbox database refuses an event of it: {reason}"}
+            for reason in refusals
+        ]
+        if refusals:
+            continue
         if remove and each.events and not each.problems and all(map(routing.targets, each.events)):
             each.path.unlink(missing_ok=True)
             facts["removed_files"] += 1

@@ -6,15 +6,17 @@ import click
 
 from app.cli.commands.rules import plain_names
 from app.cli.context import CommandContext, bar, count_noun, with_context_or_url
+from app.cli.errors import CommandError
 from app.cli.param_types import TARGET, TIME, iso
 from app.config.arn import TargetId
-from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.delivery.replays import BadSelection, Replay, Selection, UnknownReplay, checked
 from app.outbox.tables import NEVER
 
 _PERIOD = 0.25  # seconds between two looks
+_OPTIONS = {"events": "--event", "bucket": "--bucket", "prefix": "--prefix"}
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--target", type=TARGET, help="To which target, as type:name or ARN.")
 @click.option("--since", type=TIME, help="Received since then, such as 2h or 2026-11-21T14:00:00Z.")
 @click.option("--before", type=TIME, help="Received before then.")
@@ -33,6 +35,8 @@ def replay(
 
     What the target has not got yet comes anyway and is not part of the replay.
     """
+    if click.get_current_context().invoked_subcommand is not None:
+        return
     replays = context.replays
     if listing:
         columns = {
@@ -50,7 +54,10 @@ def replay(
     selection = Selection(since or 0, before or NEVER, bucket, prefix, plain_names(event_words))
     if everything == (selection != Selection()):
         raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
-    begun = replays.begin(target, selection)
+    try:
+        begun = replays.begin(target, checked(selection))
+    except BadSelection as error:
+        raise click.BadParameter(f"{error.problem}; {error.hint}", param_hint=_OPTIONS[error.field]) from None
     if wait:
         ended = _wait(context, begun)
         context.done(
@@ -60,6 +67,22 @@ def replay(
     context.done(
         f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows how far it has come", **_row(begun)
     )
+
+
+@replay.command()
+@click.argument("number", metavar="ID", type=click.IntRange(1, 2**31 - 1))
+@with_context_or_url
+def cancel(context: CommandContext, number: int) -> None:
+    """End the replay of this number where it is.
+
+    What it has delivered or parked stays so; the target's new events go on at once.
+    """
+    try:
+        ended = context.replays.cancel(number)
+    except UnknownReplay as error:
+        raise CommandError(str(error)) from None
+    what = "is cancelled" if ended.cancelled_at else "was over already"
+    context.done(f"replay {number} {what}: {count_noun(ended.replayed, 'event')} delivered or parked", **_row(ended))
 
 
 def _wait(context: CommandContext, begun: Replay) -> Replay:
@@ -88,4 +111,5 @@ def _row(replay: Replay) -> dict[str, object]:
         "replayed": replay.replayed,
         "progress": round(replay.progress, 4),
         "finished": replay.finished,
+        "cancelled_at": iso(replay.cancelled_at),
     }

@@ -1,12 +1,13 @@
 """Say of each thing in a body what it is (§14.1), down to single records, whatever they are wrapped in."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends import envelopes, eventbridge, seaweedfs
 from app.events.frontends.envelopes import SnsConfirmation, Traced
 from app.events.frontends.s3 import form_of
+from app.events.limits import Allowance
 
 Normalized = dict[str, Any] | tuple[dict[str, Any], ...] | SnsConfirmation | Traced
 Location = tuple[Any, str | int] | None  # the way to a thing from the body inwards: (outer, member or index)
@@ -19,21 +20,26 @@ _SHAPES = (
 )
 
 
-def items(value: Any, location: Location = None, levels_left: int = _MAX_NESTING) -> list[Item]:
+def items(
+    value: Any, allowance: Allowance, location: Location = None, levels_left: int = _MAX_NESTING
+) -> Iterator[Item]:
     """Every record in the value, in order, with the function that normalises it; that function raises `BadRecord`.
 
-    Never raises itself: what cannot be recognised becomes an item whose function says so, so that its neighbours are
-    not held up.
+    What cannot be recognised becomes an item whose function says so, so that its neighbours are not held up. One item
+    is made at a time. Raises `BadEvents` for nothing but more than the `allowance`.
     """
     if isinstance(value, list):
-        return [item for index, each in enumerate(value) for item in _element(each, (location, index), levels_left)]
-    if not isinstance(value, dict):
-        return [_refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)]
-    if "Records" in value:
-        return _records(value["Records"], (location, "Records"), levels_left)
-    if "s3" in value:
-        return [(form_of(value), value, location)]
-    return _message(value, location, levels_left)
+        allowance.check_records(len(value))
+        for index, each in enumerate(value):
+            yield from _element(each, allowance, (location, index), levels_left)
+    elif not isinstance(value, dict):
+        yield _refused(BadRecord("it", f"is {excerpt(value)}; it must be {_SHAPES}"), location)
+    elif "Records" in value:
+        yield from _records(value["Records"], allowance, (location, "Records"), levels_left)
+    elif "s3" in value:
+        yield form_of(value), value, location
+    else:
+        yield from _message(value, allowance, location, levels_left)
 
 
 def format_location(location: Location) -> str:
@@ -48,46 +54,56 @@ def format_location(location: Location) -> str:
     return text
 
 
-def _element(value: Any, location: Location, levels_left: int) -> list[Item]:
+def _element(value: Any, allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
     if isinstance(value, list):
-        return [_refused(BadRecord("it", f"is an array in an array; it must be {_SHAPES}"), location)]
-    return items(value, location, levels_left)
+        yield _refused(BadRecord("it", f"is an array in an array; it must be {_SHAPES}"), location)
+    else:
+        yield from items(value, allowance, location, levels_left)
 
 
-def _records(found: Any, location: Location, levels_left: int) -> list[Item]:
+def _records(found: Any, allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
     if not isinstance(found, list):
-        return [_refused(BadRecord("it", f"is {excerpt(found)}; it must be an array of records"), location)]
-    listed: list[Item] = []
+        yield _refused(BadRecord("it", f"is {excerpt(found)}; it must be an array of records"), location)
+        return
+    allowance.check_records(len(found))
     for index, record in enumerate(found):
         if not isinstance(record, dict):
-            listed.append(_refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index)))
+            yield _refused(BadRecord("it", f"is {excerpt(record)}; it must be an object"), (location, index))
         elif "s3" in record:
-            listed.append((form_of(record), record, (location, index)))
+            yield form_of(record), record, (location, index)
         else:
-            listed += _passed_on(record, (location, index), levels_left)
-    return listed
+            yield from _passed_on(record, allowance, (location, index), levels_left)
 
 
-def _passed_on(record: dict[str, Any], location: Location, levels_left: int) -> list[Item]:
+def _passed_on(record: dict[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
     try:
-        carried = envelopes.passed_on(record)
+        carried = envelopes.passed_on(record, allowance)
     except BadRecord as problem:
-        return [_refused(problem, location)]
+        yield _refused(problem, location)
+        return
     if carried is None:
-        return [_refused(BadRecord("s3", "is missing; it must be an object with bucket and object"), location)]
-    return _inner(carried, location, levels_left)
+        yield _refused(BadRecord("s3", "is missing; it must be an object with bucket and object"), location)
+    else:
+        yield from _inner(carried, allowance, location, levels_left)
 
 
-def _message(value: dict[str, Any], location: Location, levels_left: int) -> list[Item]:
+def _message(value: dict[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
     kind = envelopes.sns_type(value)
+    carried: tuple[str, Any] | None = None
+    trace = ""
     try:
         if kind == "Notification":
-            return _inner(("Message", envelopes.sns_message(value)), location, levels_left)
-        if envelopes.is_cloud_event(value):
-            found = _inner(envelopes.cloud_event_data(value), location, levels_left)
-            return _traced(found, trace) if (trace := envelopes.cloud_event_trace(value)) else found
+            carried = "Message", envelopes.sns_message(value, allowance)
+        elif envelopes.is_cloud_event(value):
+            carried = envelopes.cloud_event_data(value, allowance)
+            trace = envelopes.cloud_event_trace(value)
     except BadRecord as problem:
-        return [_refused(problem, location)]
+        yield _refused(problem, location)
+        return
+    if carried is not None:
+        inner = _inner(carried, allowance, location, levels_left)
+        yield from _traced(inner, trace) if trace else inner
+        return
     form: Callable[[Any], Normalized]
     if kind == "SubscriptionConfirmation":
         form = envelopes.sns_confirmation
@@ -98,19 +114,22 @@ def _message(value: dict[str, Any], location: Location, levels_left: int) -> lis
     elif seaweedfs.matches(value):
         form = seaweedfs.records
     else:
-        return [_refused(BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}"), location)]
-    return [(form, value, location)]
+        yield _refused(BadRecord("it", f"is an object of unknown shape; it must be {_SHAPES}"), location)
+        return
+    yield form, value, location
 
 
-def _inner(carried: tuple[str, Any], location: Location, levels_left: int) -> list[Item]:
+def _inner(carried: tuple[str, Any], allowance: Allowance, location: Location, levels_left: int) -> Iterator[Item]:
     member, value = carried
-    if not levels_left:
-        return [_refused(BadRecord("it", f"is wrapped more than {_MAX_NESTING} times"), (location, member))]
-    return items(value, (location, member), levels_left - 1)
+    if levels_left:
+        yield from items(value, allowance, (location, member), levels_left - 1)
+    else:
+        yield _refused(BadRecord("it", f"is wrapped more than {_MAX_NESTING} times"), (location, member))
 
 
-def _traced(found: list[Item], trace: str) -> list[Item]:
-    return [(_with_trace(normalize, trace), thing, location) for normalize, thing, location in found]
+def _traced(found: Iterator[Item], trace: str) -> Iterator[Item]:
+    for normalize, thing, location in found:
+        yield _with_trace(normalize, trace), thing, location
 
 
 def _with_trace(normalize: Callable[[Any], Normalized], trace: str) -> Callable[[Any], Normalized]:

@@ -9,6 +9,7 @@ from typing import Any
 from app.events import minio_json
 from app.events.errors import BadRecord, excerpt
 from app.events.frontends.json_path import text
+from app.events.limits import Allowance
 from app.events.trace import trace_of
 
 _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "UnsubscribeConfirmation"))
@@ -48,18 +49,18 @@ def is_cloud_event(value: Mapping[str, Any]) -> bool:
     return "specversion" in value and ("data" in value or "data_base64" in value)
 
 
-def cloud_event_data(value: Mapping[str, Any]) -> tuple[str, Any]:
+def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
     """The member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
     if "data" in value:
         data = value["data"]
-        return ("data", nested(data, "data")) if isinstance(data, str) else ("data", data)
+        return ("data", nested(data, "data", allowance)) if isinstance(data, str) else ("data", data)
     try:
         decoded = base64.b64decode(text(value, "data_base64"), validate=True)
     except (binascii.Error, ValueError) as problem:
         if isinstance(problem, BadRecord):
             raise
         raise BadRecord("data_base64", f"is not base64: {problem}") from None
-    return "data_base64", nested(decoded, "data_base64")
+    return "data_base64", nested(decoded, "data_base64", allowance)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +76,25 @@ def cloud_event_trace(value: Mapping[str, Any]) -> str:
     return trace_of(value.get("traceparent"), value.get("tracestate"))
 
 
-def passed_on(record: Mapping[str, Any]) -> tuple[str, Any] | None:
+def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
     """What a record of SQS or SNS carries, with the member that holds it; None if it is neither. Raises `BadRecord`."""
     source = record.get("eventSource") or record.get("EventSource")
     if source == "aws:sqs":
-        return "body", nested(text(record, "body"), "body")
+        return "body", nested(text(record, "body"), "body", allowance)
     if source == "aws:sns":
-        return "Sns.Message", nested(text(record, "Sns", "Message"), "Sns.Message")
+        return "Sns.Message", nested(text(record, "Sns", "Message"), "Sns.Message", allowance)
     return None
 
 
-def sns_message(value: Mapping[str, Any]) -> Any:
+def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
     """What a `Notification` carries. Raises `BadRecord`."""
-    return nested(text(value, "Message"), "Message")
+    return nested(text(value, "Message"), "Message", allowance)
 
 
-def nested(inner: str | bytes, member: str) -> Any:
-    """The value that a member's JSON text holds. Raises `BadRecord`."""
+def nested(inner: str | bytes, member: str, allowance: Allowance) -> Any:
+    """The value that a member's JSON text holds. Raises `BadRecord`, and `BadEvents` beyond the allowance."""
     raw = inner.encode() if isinstance(inner, str) else inner
+    allowance.check_text(raw)
     try:
         return minio_json.load(raw)
     except minio_json.BadJson as problem:

@@ -5,18 +5,24 @@ order. Its events are counted as recorded once more when it reaches them, so tha
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
+from app.events.names import EVERY, UnknownEventName, expand, nearest
+from app.events.normalize import MAX_KEY_BYTES
 from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED
 from app.outbox.delivery.leases import REVOKED
+from app.outbox.delivery.settlement_store import finish_replay
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.registry import UnknownTarget
+
+_MOST_NAMES = 1000
+_LONGEST_BUCKET = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +36,59 @@ class Selection:
     names: tuple[str, ...] = ()
 
 
+class BadSelection(ValueError):
+    """A selection that cannot be used: `field` is the member at fault, `problem` reads on from it, `hint` says more."""
+
+    def __init__(self, field: str, problem: str, hint: str) -> None:
+        super().__init__(f"{field} {problem}; {hint}")
+        self.field = field
+        self.problem = problem
+        self.hint = hint
+
+
+class UnknownReplay(LookupError):
+    """There is no replay of that number."""
+
+    def __init__(self, replay_id: int) -> None:
+        super().__init__(f"there is no replay {replay_id}; `bucketwire replay --list` shows those there are")
+
+
+def checked(selection: Selection) -> Selection:
+    """The selection with single event names in the place of families such as `s3:ObjectCreated:*`.
+
+    Raises `BadSelection` for what no event can have, or no database can look for.
+    """
+    if len(selection.names) > _MOST_NAMES:
+        raise BadSelection(
+            "events", f"has {len(selection.names)} names", f"give at most {_MOST_NAMES}, or none for all"
+        )
+    if len(selection.bucket) > _LONGEST_BUCKET or not selection.bucket.isprintable():
+        raise BadSelection("bucket", "is no bucket's name", f"give up to {_LONGEST_BUCKET} printable characters")
+    # Keys may hold other control characters than NUL.
+    if "\0" in selection.prefix or len(selection.prefix.encode(errors="replace")) > MAX_KEY_BYTES:
+        raise BadSelection("prefix", "is that of no key", f"give up to {MAX_KEY_BYTES} bytes without U+0000")
+    try:
+        selection.prefix.encode()
+    except UnicodeEncodeError:
+        raise BadSelection("prefix", "is not text", "write it as UTF-8") from None
+    chosen: dict[str, None] = {}
+    for name in selection.names:
+        try:
+            chosen |= dict.fromkeys(sorted(expand(name)))
+        except UnknownEventName:
+            close = nearest(name)
+            hint = f"did you mean {close}?" if close else "leave it out for every event"
+            raise BadSelection("events", f"has {name[:80]!r}, which is no event", hint) from None
+    return replace(selection, names=() if EVERY in chosen else tuple(chosen))
+
+
 @dataclass(frozen=True, slots=True)
 class Replay:
     """A replay as it is now.
 
     `replayed` is how many events it has delivered, superseded, parked or given up so far. `advanced` of `length` is how
     much of the log it has passed, in sequence numbers summed over its partitions; they are equal when it is finished.
+    One that is cancelled is finished, too.
     """
 
     replay_id: int
@@ -45,10 +98,11 @@ class Replay:
     replayed: int
     advanced: int
     length: int
+    cancelled_at: int = 0  # ms, 0: it was not
 
     @property
     def finished(self) -> bool:
-        """Whether every selected event was delivered again, parked or given up."""
+        """Whether every selected event was delivered again, parked or given up, or it was cancelled before that."""
         return self.advanced >= self.length
 
     @property
@@ -58,7 +112,7 @@ class Replay:
 
 
 class Replays:
-    """Begin and list replays."""
+    """Begin, cancel and list replays."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -67,8 +121,9 @@ class Replays:
         """Start delivering the selected events that the target was past already; those pending come anyway.
 
         Takes as long with a million events as with one: they are counted when they are reached. Recording events never
-        waits for it. Raises `UnknownTarget`.
+        waits for it. Raises `UnknownTarget` or `BadSelection`.
         """
+        selection = checked(selection)
         t, c = tables.targets.c, tables.cursors.c
         now = now_ms()
         with self._database.writing() as connection:
@@ -110,10 +165,38 @@ class Replays:
         length = sum(cursor["until"] - cursor["position"] for cursor in new)
         return Replay(replay_id, target, selection, now, 0, 0, length)
 
+    def cancel(self, replay_id: int) -> Replay:
+        """End a replay where it is; what it has delivered or parked stays so. One that is over stays as it is.
+
+        When this returns no worker settles anything for it any more. Raises `UnknownReplay`.
+        """
+        r, c = tables.replays.c, tables.cursors.c
+        with self._database.writing() as connection:
+            target_id = connection.execute(sa.select(r.target_id).where(r.id == replay_id)).scalar_one_or_none()
+            if target_id is None:
+                raise UnknownReplay(replay_id)
+            lock_cursors(connection, target_id)  # so that no settlement moves the replay meanwhile
+            mine = (c.target_id == target_id, c.replay_id == replay_id)
+            partitions = connection.execute(sa.select(c.partition).where(*mine)).scalars().all()
+            for partition in partitions:
+                finish_replay(connection, target_id, replay_id, partition)
+            if partitions:
+                connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
+                # As at the beginning: whoever is at work there has yet to learn of it.
+                held = c.lease_token.not_in(["", OFFERED])
+                connection.execute(
+                    tables.cursors.update()
+                    .where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG, c.partition.in_(partitions), held)
+                    .values(lease_token=REVOKED)
+                )
+        return self.get(replay_id)
+
     def get(self, replay_id: int) -> Replay:
-        """The replay of this number, which must be there."""
-        [found] = self._read(tables.replays.c.id == replay_id)
-        return found
+        """The replay of this number. Raises `UnknownReplay`."""
+        found = self._read(tables.replays.c.id == replay_id)
+        if not found:
+            raise UnknownReplay(replay_id)
+        return found[0]
 
     def list(self) -> Sequence[Replay]:
         """Every replay, newest first."""
@@ -151,6 +234,7 @@ class Replays:
                     row.replayed + int(row.replayed_now),
                     row.passed + int(row.advanced_now),
                     row.passed + int(row.length_now),
+                    row.cancelled_at,
                 )
                 for row in connection.execute(query)
             ]

@@ -210,7 +210,7 @@ def _advance_replay(
     c = tables.cursors.c
     here = (c.target_id == lease.target_id, c.partition == replay.partition)
     mine = (*here, c.replay_id == replay.replay_id)
-    moved = {"position": position, "replayed": c.replayed + events}
+    moved = {"position": position, "until": replay.until, "replayed": c.replayed + events}
     if connection.execute(tables.cursors.update().where(*mine).values(moved)).rowcount != 1:
         raise LeaseLost(f"replay {replay.replay_id} in partition {replay.partition} of target {lease.target_id}")
     if position >= replay.until:

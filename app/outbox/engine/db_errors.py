@@ -23,10 +23,9 @@ _POSTGRESQL = frozenset(
         "3D",  # no such database
         "40",  # deadlock, serialisation failure
         "42",  # permission, or a missing table
-        "53100",  # disk full
-        "53300",  # too many connections
+        "53",  # disk or memory full, too many connections, a limit that somebody set
         "55",  # lock timeout
-        "57P",  # shutdown, restart, recovery
+        "57",  # a statement_timeout or an administrator cancels it; shutdown, restart, recovery
         "58",  # input and output
     )
 )
@@ -37,6 +36,8 @@ _MYSQL = _MYSQL_FULL | {
     1046, 1049, 1054, 1146,  # database, table or column missing
     1047, 1290, 1792, 1836,  # node not ready, read-only
     1053, 1317, 1927,  # shutdown, killed
+    1969, 3024,  # max_statement_time, max_execution_time
+    1037, 1038, 1041,  # memory
     1205, 1213,  # lock timeout, deadlock
     2002, 2003, 2005, 2026,  # cannot connect
 }  # fmt: skip

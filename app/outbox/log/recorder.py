@@ -18,9 +18,10 @@ _TRIES = 2  # of a request by itself, each followed by a write that has to succe
 class Recorder:
     """Appends to the log as `Log` does. One object for each process; safe to use from one thread at a time."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, log: Log | None = None) -> None:
+        """Append to `log`, such as one for a single target; None: to the log with its rules."""
         self._database = database
-        self._log = Log(database)
+        self._log = log or Log(database)
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
@@ -49,6 +50,26 @@ class Recorder:
                 except Exception as error:  # noqa: BLE001 - as above
                     unavailable = error
             yield unavailable
+
+    def record_most(
+        self, events: Sequence[Event], *, promised: bool = False
+    ) -> tuple[list[Receipt | QueueFull], list[tuple[Event, str]]]:
+        """Record one request's events, in order, but for those that the database refuses; these with their reasons.
+
+        They are recorded together; only where they are refused together the halves are tried, each with a receipt of
+        its own. Raises what `Log.append` raises where the database takes no events now.
+        """
+        [answer] = self.record([events], promised=promised)
+        if not isinstance(answer, Exception):
+            return [answer], []
+        if not isinstance(answer, Unstorable):
+            raise answer
+        if len(events) == 1:
+            return [], [(events[0], str(answer))]
+        middle = len(events) // 2
+        receipts, refused = self.record_most(events[:middle], promised=promised)
+        others, more = self.record_most(events[middle:], promised=promised)
+        return receipts + others, refused + more
 
     def _alone(self, events: Sequence[Event], *, promised: bool) -> Answer:
         """Record one request. Raises what means that the database takes no events at all."""

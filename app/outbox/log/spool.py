@@ -124,8 +124,12 @@ class Spool:
     def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
         """Put these events of a file, each with its reason, in the place of the file; its others are recorded.
 
-        Where the disk is full the whole file is set aside instead.
+        Where the disk is full the whole file is set aside instead. Where none is refused, the file just goes: what the
+        database does not take at once it may take in parts.
         """
+        if not refused:
+            path.unlink()
+            return
         bad = path.with_suffix(".bad")
         try:
             self._put(bad, encoded([event for event, _ in refused]))

@@ -120,21 +120,9 @@ class SpoolFeeder:
         answers = self._recorder.record([spooled.events for spooled in batch], promised=True)
         for spooled, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Unstorable):
-                self.spool.quarantine(spooled.path, list(self._refused(spooled.events, answer)))
+                _, refused = self._recorder.record_most(spooled.events, promised=True)
+                self.spool.quarantine(spooled.path, refused)
             elif isinstance(answer, Exception):
                 raise answer
             else:
                 spooled.path.unlink()
-
-    def _refused(self, events: Sequence[Event], reason: Unstorable) -> Iterator[tuple[Event, str]]:
-        """Record what can be recorded of events that were refused together, in order; the others with their reasons."""
-        if len(events) == 1:
-            yield events[0], str(reason)
-            return
-        middle = len(events) // 2
-        for half in (events[:middle], events[middle:]):
-            [answer] = self._recorder.record([half], promised=True)
-            if isinstance(answer, Unstorable):
-                yield from self._refused(half, answer)
-            elif isinstance(answer, Exception):
-                raise answer

@@ -251,7 +251,12 @@ class UnlessChanged(AddressedLog):
     def __init__(self, database: Database, target: TargetId, after: int) -> None:
         super().__init__(database, target)
         self._after = after
-        self.overtaken = 0  # events that the last append left out
+        self._left_out: set[str] = set()
+
+    @property
+    def overtaken(self) -> int:
+        """How many events it has left out."""
+        return len(self._left_out)
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
         taken = super()._take(connection, wanted)
@@ -263,7 +268,7 @@ class UnlessChanged(AddressedLog):
     ) -> Sequence[Sequence[Event]]:
         fresh = [event for events in requests for event in events if event.id not in known]
         later = set(self._later(connection, fresh))
-        self.overtaken = len(later)
+        self._left_out |= later
         return [[event for event in events if event.id not in later] for events in requests]
 
     def _later(self, connection: sa.Connection, events: Sequence[Event]) -> Iterator[str]:

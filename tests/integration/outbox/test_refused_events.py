@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import resource
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
 
+from app.api import create_app
+from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
-from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
+from app.outbox.log.recorder import Recorder
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.log.spool_format import decoded
+from app.outbox.reconcile.runs import UnlessChanged
 from tests import services
 from tests.support.builders import add_target, event, migrated
 
@@ -139,6 +144,83 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
     assert damaged.with_suffix(".bad").read_bytes() == b"damaged"
     assert not list(spool.folder.glob("*.draft"))
     database.close()
+
+
+def test_a_file_that_is_refused_as_a_whole_and_taken_in_halves_leaves_nothing_behind(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append = Log.append
+
+    def limited(self: Log, requests: Sequence[Sequence[Event]], **options: bool) -> list[Receipt | QueueFull]:
+        if sum(map(len, requests)) > 2:
+            raise ValueError("it is too much at once")
+        return append(self, requests, **options)
+
+    monkeypatch.setattr(Log, "append", limited)
+    spool = Spool(tmp_path / "spool")
+    events = [event(f"{number}") for number in range(5)]
+    for some in (events[:4], events[4:]):
+        spool.append(some)
+    SpoolFeeder(spool, database).feed()
+    assert recorded(database) == [one.id for one in events]
+    assert not spool.pending()
+    assert not spool.damaged()
+    assert not list(spool.folder.glob("*.reason"))
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql"], indirect=True)
+def test_a_statement_timeout_of_the_role_quarantines_nothing(outbox_url: str, tmp_path: Path) -> None:
+    database = migrated(outbox_url)
+    sa.event.listen(database.engine, "begin", lambda each: each.exec_driver_sql("SET LOCAL statement_timeout = 50"))
+    with database.engine.connect() as connection, connection.begin():
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        connection.exec_driver_sql(
+            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02);"
+            " RETURN NEW; END $$; CREATE TRIGGER slow BEFORE INSERT ON events FOR EACH ROW EXECUTE FUNCTION slow()"
+        )
+    spool = Spool(tmp_path / "spool")
+    spool.append([event(f"{number}") for number in range(8)])
+    with pytest.raises(DatabaseUnavailable):
+        SpoolFeeder(spool, database).feed()
+    assert (len(spool.files()), spool.damaged()) == (1, 0)
+    with pytest.raises(DatabaseUnavailable):
+        GroupCommit(database).append([event(f"{number}") for number in range(8)], 60)
+    database.close()
+
+
+def test_most_of_a_request_is_recorded_where_one_event_is_refused(database: Database) -> None:
+    target = add_target(database)
+    refuse_poison(database)
+    events = [event("poison" if number == 3 else f"{number}") for number in range(7)]
+    log = UnlessChanged(database, target, 0)
+    receipts, refused = Recorder(database, log).record_most(events)
+    assert sum(receipt.recorded for receipt in receipts if isinstance(receipt, Receipt)) == 6
+    assert [one for one, _ in refused] == [events[3]]
+    assert recorded(database) == [one.id for one in events if one.key != "poison"]
+    assert log.overtaken == 0
+
+
+@pytest.mark.parametrize("outbox_url", ["sqlite", "postgresql"], indirect=True)
+def test_a_repair_with_one_event_that_the_database_refuses_records_the_others(
+    outbox_url: str, database: Database, tmp_path: Path
+) -> None:
+    target = add_target(database, "audit")
+    refuse_poison(database)
+    token = "a-token-of-32-characters-for-you"
+    environ = {
+        "BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url,
+        "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0", "BUCKETWIRE_API_TOKENS": f"tests:admin:{token}",
+    }  # fmt: skip
+    app = create_app(Settings.from_environ(environ))
+    path, headers = f"/v1/targets/{target.type}/{target.name}/events?after=0", {"Authorization": f"Bearer {token}"}
+    body = "[" + ",".join(event(key).record for key in ("a", "poison", "b")) + "]"
+    answer = app.test_client().post(path, data=body, headers=headers)
+    assert (answer.status_code, answer.get_json()) == (
+        202, {"recorded": 2, "repeated": 0, "overtaken": 0, "refused": 1},
+    )  # fmt: skip
+    answer = app.test_client().post(path, data=event("poison").record, headers=headers)
+    assert answer.status_code == 400
+    app.extensions["bucketwire"].database.close()
 
 
 def test_buckets_that_differ_by_trailing_blanks_only_do_not_hold_each_other_up(database: Database) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import orjson
 import pytest
 import sqlalchemy as sa
 
@@ -11,8 +12,10 @@ from app.outbox import tables
 from app.outbox.delivery import partition_reader
 from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
-from app.outbox.delivery.replays import Replays, Selection
-from app.outbox.engine.database import Database
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.replays import BadSelection, Replay, Replays, Selection, UnknownReplay, checked
+from app.outbox.delivery.settlement_store import PartitionReader
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, Receipt
 from app.outbox.log.retention import purge
 from tests.support.builders import add_target, event, registry
@@ -184,4 +187,148 @@ def test_a_purge_passes_over_events_that_are_still_needed(database: Database) ->
     removed = purge(database, 1 << 60, batch=3, most=7)
     assert 7 <= removed <= 9, "whole batches"
     assert purge(database, 1 << 60, batch=3) == 40 - removed
+    assert_counters_balance(database)
+
+
+@pytest.mark.parametrize(
+    ("selection", "field", "words"),
+    [
+        (Selection(names=("s3:ObjectCreated:Put\0",)), "events", "did you mean s3:ObjectCreated:Put?"),
+        (Selection(names=("\ud800",)), "events", "is no event"),
+        (Selection(names=tuple(f"n{number}" for number in range(260_000))), "events", "at most 1000"),
+        (Selection(names=("x" * 1_000_000,)), "events", "is no event"),
+        (Selection(bucket="b\0"), "bucket", "up to 255 printable"),
+        (Selection(bucket="b" * 256), "bucket", "up to 255 printable"),
+        (Selection(bucket="\ud800"), "bucket", "up to 255 printable"),
+        (Selection(prefix="\0"), "prefix", "without U+0000"),
+        (Selection(prefix="\ud800"), "prefix", "UTF-8"),
+        (Selection(prefix="x" * 4097), "prefix", "4096 bytes"),
+    ],
+)
+def test_a_selection_that_no_event_can_meet_is_refused(selection: Selection, field: str, words: str) -> None:
+    with pytest.raises(BadSelection) as caught:
+        checked(selection)
+    assert caught.value.field == field
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_families_of_names_are_replayed_as_their_members(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    _record(database, [event("a"), event("b", name="s3:ObjectRemoved:Delete")])
+    courier.run()
+    begun = Replays(database).begin(courier.target, Selection(names=("s3:ObjectRemoved:*",)))
+    assert "s3:ObjectRemoved:Delete" in begun.selection.names
+    assert courier.run().counts == {"delivered": 1}
+    assert Replays(database).begin(courier.target, Selection(names=("*",))).selection == Selection()
+
+
+def test_a_cancelled_replay_sends_no_more_and_the_log_goes_on(database: Database) -> None:
+    courier = Courier(database, add_target(database), schedule=_LONG, batch=2)
+    events = [event(f"k{number}") for number in range(40)]
+    _record(database, events)
+    courier.run(turns=1000)
+    courier.scripted.got.clear()
+    courier.scripted.script = lambda one: Failed("later") if one.id == events[0].id else DELIVERED
+    replays = Replays(database)
+    begun = replays.begin(courier.target, Selection())
+    courier.run(turns=0)
+    before = replays.get(begun.replay_id)
+    assert 0 < before.replayed < 40
+    parked, delivered = _counters(database).parked, len(courier.scripted.got)
+    cancelled = replays.cancel(begun.replay_id)
+    assert (cancelled.finished, cancelled.replayed, cancelled.progress) == (True, before.replayed, 1)
+    assert cancelled.cancelled_at > 0
+    assert_counters_balance(database)
+    _record(database, [event("new")])
+    courier.run(turns=1000)
+    assert [one.key for one in courier.scripted.got[delivered:]] == ["new"]
+    assert _counters(database).parked == parked
+    assert _counters(database).recorded == 41 + before.replayed
+    assert_counters_balance(database)
+    assert replays.cancel(begun.replay_id) == replays.get(begun.replay_id) == cancelled
+    with pytest.raises(UnknownReplay):
+        replays.cancel(begun.replay_id + 1)
+
+
+def test_a_worker_that_is_at_a_replay_settles_nothing_for_it_once_it_is_cancelled(database: Database) -> None:
+    courier = Courier(database, add_target(database), batch=2)
+    _record(database, [event(f"k{number}") for number in range(40)])
+    courier.run(turns=1000)
+    replays = Replays(database)
+    begun = replays.begin(courier.target, Selection())
+    worker = courier.partitions()
+    assert worker is not None
+
+    def cancel(_: Event) -> Outcome:
+        replays.cancel(begun.replay_id)
+        return DELIVERED
+
+    courier.scripted.script = cancel
+    with pytest.raises(LeaseLost):
+        worker.work_off(lambda: False)
+    assert replays.get(begun.replay_id).replayed == 0
+    assert_counters_balance(database)
+
+
+def test_a_replay_that_is_over_is_not_cancelled(database: Database) -> None:
+    courier = Courier(database, add_target(database))
+    _record(database, [event("a")])
+    courier.run()
+    begun = Replays(database).begin(courier.target, Selection())
+    courier.run()
+    assert Replays(database).cancel(begun.replay_id).cancelled_at == 0
+
+
+def _broken(database: Database, replay: Replay, names: Sequence[str]) -> None:
+    """Have a replay look for what no database can look for."""
+    with database.writing() as connection:
+        chosen = tables.replays.update().where(tables.replays.c.id == replay.replay_id)
+        connection.execute(chosen.values(events=orjson.dumps(names).decode()))
+
+
+def test_a_replay_that_fails_keeps_no_live_event_from_the_target(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    courier = Courier(database, add_target(database))
+    _record(database, [event("a"), event("b"), event("c")])
+    courier.run()
+    courier.scripted.got.clear()
+    begun = Replays(database).begin(courier.target, Selection())
+    # SQLite has a limit of parameters, PostgreSQL's driver refuses a NUL, the others take either.
+    _broken(database, begun, ["s3:ObjectCreated:Put\0", *(f"n{number}" for number in range(260_000))])
+    _record(database, [event("a"), event("b"), event("c")])
+    courier.run()
+    assert {"a", "b", "c"} <= set(courier.scripted.keys())
+    sent = len(courier.scripted.got)
+    assert_counters_balance(database)
+    if database.dialect in ("sqlite", "postgresql"):
+        assert f"replay {begun.replay_id} fails in partition" in caplog.text
+    Replays(database).cancel(begun.replay_id)
+    _record(database, [event("d")])
+    courier.run()
+    assert courier.scripted.keys()[sent:] == ["d"]
+
+
+def test_a_replay_that_failed_for_a_while_sends_what_overtook_it_once_more(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    courier = Courier(database, add_target(database))
+    _record(database, [event("a")])
+    courier.run()
+    begun = Replays(database).begin(courier.target, Selection())
+    with monkeypatch.context() as patched:
+
+        def fail(*_: object) -> None:
+            raise ValueError("unforeseen")
+
+        patched.setattr(PartitionReader, "load_replay", fail)
+        newer = event("a")
+        _record(database, [newer])
+        assert courier.run().counts == {"delivered": 1}
+    courier.scripted.got.clear()
+    while not Replays(database).get(begun.replay_id).finished:
+        courier.run(now=now_ms() + 60_000)
+    assert courier.scripted.got[-1].id == newer.id
+    assert len(courier.scripted.got) == 2
     assert_counters_balance(database)

@@ -1,0 +1,109 @@
+"""Texts that a database refuses, or takes long for, in every place of every route that takes a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flask import Flask
+from flask.testing import FlaskClient
+
+from app.api import create_app
+from app.config.settings import Settings
+from tests.support.builders import add_target, migrated
+
+TOKEN = "a-token-of-32-characters-for-you"
+HOSTILE = {"NUL": "a\0b", "a million": "x" * 1_000_000, "half a surrogate pair": "\\ud800"}
+
+
+@pytest.fixture
+def app(postgres_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flask]:
+    environ = {
+        "BUCKETWIRE_DATA_DIR": str(tmp_path_factory.mktemp("hostile")),
+        "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
+        "BUCKETWIRE_DATABASE_URL": postgres_database,
+        "BUCKETWIRE_API_TOKENS": f"tests:admin:{TOKEN}",
+    }
+    database = migrated(postgres_database)
+    add_target(database, "audit")
+    database.close()
+    made = create_app(Settings.from_environ(environ))
+    yield made
+    made.extensions["bucketwire"].database.close()
+
+
+def _texts(schema: dict[str, Any], schemas: dict[str, Any]) -> Iterator[str]:
+    """The members of a body that are texts, or lists of texts."""
+    schema = schemas[schema["$ref"].rpartition("/")[2]] if "$ref" in schema else schema
+    for name, member in schema.get("properties", {}).items():
+        kind = member.get("type", "string")
+        if kind == "string" or "string" in kind or "array" in kind:
+            yield name
+
+
+def _send(client: FlaskClient, method: str, path: str, **options: Any) -> int:
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    if "data" in options:
+        headers["Content-Type"] = "application/json"
+    answer = client.open(path, method=method, headers=headers, **options)
+    assert len(answer.text) < 8000, f"{method} {path[:80]} repeats what it was sent"
+    return answer.status_code
+
+
+def _json(members: dict[str, Any]) -> str:
+    """JSON in which `\\ud800` stays the escape that it is."""
+    return json.dumps(members).replace("\\\\ud800", "\\ud800")
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    "NewRule": {"bucket": "images", "events": ["*"], "target": "webhook:audit"},
+    "NewReplay": {"target": "webhook:audit"},
+    "Settings": {"endpoint": "http://127.0.0.1:9/"},
+}
+
+
+def _requests(
+    path: str, operation: dict[str, Any], schemas: dict[str, Any], value: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """A request for each text that an operation takes, with this value in its place."""
+    for parameter in operation.get("parameters", ()):
+        if parameter.get("in") == "query" and not value.startswith("\\"):  # in a URL it is only a backslash
+            query = {"key": "k", "bucket": "b"} if path == "/v1/events" else {}
+            yield f"?{parameter['name']}", {"query_string": query | {parameter["name"]: value}, "json": {}}
+    content = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+    name = content.get("$ref", "").rpartition("/")[2]
+    for member, sent in _members(path, name, content, schemas, value):
+        yield f"{member} {type(sent).__name__}", {"data": _json(GOOD.get(name, {}) | {member: sent})}
+
+
+def _members(
+    path: str, name: str, content: dict[str, Any], schemas: dict[str, Any], value: str
+) -> Iterator[tuple[str, Any]]:
+    if path == "/v1/declaration":
+        yield "targets", {"webhook:x": {"endpoint": value}}
+        yield "rules", [GOOD["NewRule"] | {"bucket": value}]
+    elif name == "Settings":
+        yield from dict.fromkeys(("endpoint", "auth_token", "queue_dir"), value).items()
+    else:
+        for member in _texts(content, schemas):
+            yield member, value
+            yield member, [value]
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_route_fails_at_a_text_that_no_database_takes(app: Flask, kind: str) -> None:
+    client = app.test_client()
+    described = client.get("/openapi.json").get_json()
+    wrong, asked = [], 0
+    for path, methods in described["paths"].items():
+        place = path.format(type_name="webhook", name="audit", number=1)
+        for method, operation in methods.items():
+            for what, options in _requests(path, operation, described["components"]["schemas"], HOSTILE[kind]):
+                asked += 1
+                status = _send(client, method.upper(), place, **options)
+                if status not in (400, 413):  # 413: of a million characters the body itself may be too large
+                    wrong.append(f"{method} {path} {what}: {status}")
+    assert not wrong, "\n".join(wrong)
+    assert asked > 30
