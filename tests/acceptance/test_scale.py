@@ -194,7 +194,7 @@ def test_the_documented_backlog_is_that_of_the_counters(
         worker.start()
     whole, name = cluster.whole, f"webhook:{bucket}"
     [of_target] = queries("how-to/production.md", "postgresql")
-    [of_all] = queries("how-to/operations.md", "postgresql")
+    [of_all] = queries("how-to/monitor.md", "postgresql")
     cluster.receiver.set(
         services.Answer(containing='"key":"dead"', status=400), services.Answer(containing='"key":"parked"', status=500)
     )

@@ -27,7 +27,7 @@ from tests.support.builders import add_target
 ROOT = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = orjson.loads((ROOT / "deploy/grafana/bucketwire.json").read_text())
-OPERATIONS = (ROOT / "docs/how-to/operations.md").read_text()
+OPERATIONS = (ROOT / "docs/how-to/monitor.md").read_text()
 X = (("name", "x"), ("type", "webhook"))
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -140,4 +140,4 @@ def test_every_alert_has_its_remedy() -> None:
     headings = re.findall(r"^### (\w+)$", OPERATIONS, re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
-        assert rule["annotations"]["runbook"] == f"docs/how-to/operations.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/how-to/monitor.md#{rule['alert'].lower()}"
