@@ -145,7 +145,7 @@ def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> N
 
 
 def test_every_alert_has_its_runbook() -> None:
-    headings = re.findall(r"^### (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
+    headings = re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
         page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
