@@ -1,4 +1,4 @@
-"""The service's own settings: `BUCKETWIRE_*` variables; without any, the embedded default (docs/reference/settings.md)."""
+"""The service's own settings: `BUCKETWIRE_*` variables; none is needed (docs/reference/settings.md)."""
 
 import contextlib
 import dataclasses
