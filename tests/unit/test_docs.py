@@ -79,6 +79,20 @@ def test_a_search_for_the_words_of_the_field_finds_the_page_that_explains_it(wor
     assert word in (ROOT / "docs/reference/glossary.md").read_text().lower()
 
 
+GENERATED = {ROOT / "docs/reference/cli.md", ROOT / "docs/reference/settings.md"}  # by the code's own words
+PRIVATE = re.compile(
+    r"\b(lanes?|staging|hints?|figures?|thousand million|divided by commas|roll call|sign of life|in hand|told|tells"
+    r"|S3 face|standing)\b(?!`)",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - GENERATED - {ROOT / "CHANGELOG.md"}), ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    assert [found[0] for found in PRIVATE.finditer(text)] == []
+
+
 def test_every_cited_section_of_the_reference_is_there() -> None:
     page = (ROOT / "docs/reference/minio-behaviour.md").read_text()
     sections = set(re.findall(r"^##+ (\d+(?:\.\d+)?)", page, re.MULTILINE))
