@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench chaos soak explore
+.PHONY: run test servers lint types fmt bench docs chaos soak explore
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -34,6 +34,16 @@ fmt: $(VENV)/.developing
 
 bench: $(VENV)/.developing
 	$(BIN)/python -m bench
+
+# The documentation as a site in build/docs; a broken link fails it. Sphinx has an environment of its own.
+docs: build/docs-venv/.installed
+	build/docs-venv/bin/sphinx-build -W --keep-going -q -b html -d build/doctrees -c docs . build/docs
+	@echo "open build/docs/docs/index.html"
+
+build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
+	@$(BIN)/python -m venv build/docs-venv
+	@build/docs-venv/bin/pip install --quiet --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
 
 # Kill and stop processes while events flow: make chaos CHAOS=--all (three set-ups, 300,000 events each), or a short
 # one: make chaos CHAOS="--events 20000 --rounds 11"

@@ -18,10 +18,10 @@ Settings come from the environment. Commands work on the outbox database directl
 they need `BUCKETWIRE_DATABASE_URL` (or the service's folder) as the service has it. With `--json` a command answers a
 program, without it a person. A bar shows how far a long reading has come, on a terminal only.
 
-`apply`, `config`, `dead`, `event`, `events`, `replay`, `status` and `target` (but for `target test`) also work on a
-service elsewhere, over its API: `--url` or `BUCKETWIRE_URL` says where it is, `BUCKETWIRE_TOKEN` holds a token with the
-scope that is needed (`read` to look, `admin` to change). Secrets cannot be read that way, and references (`env:`,
-`file:`) are looked up there.
+`apply`, `config`, `dead-letter`, `event`, `events`, `replay`, `status` and `target` (except `target test`) also work on
+a remote service, over its API: `--url` or `BUCKETWIRE_URL` is its address, `BUCKETWIRE_TOKEN` a token with the required
+scope (`read` to list, `admin` to change). Secrets cannot be read that way, and references (`env:`, `file:`) are resolved
+there.
 
 | exit code | |
 |---|---|

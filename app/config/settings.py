@@ -1,4 +1,4 @@
-"""The service's own settings: `BUCKETWIRE_*` variables; none at all is the embedded default (design §7)."""
+"""The service's own settings: `BUCKETWIRE_*` variables; none is needed (docs/reference/settings.md)."""
 
 import contextlib
 import dataclasses

@@ -193,8 +193,7 @@ def test_the_documented_backlog_is_that_of_the_counters(
     if not worker.running:
         worker.start()
     whole, name = cluster.whole, f"webhook:{bucket}"
-    [of_target] = queries("how-to/production.md", "postgresql")
-    [of_all] = queries("how-to/operations.md", "postgresql")
+    [of_all, of_target] = queries("how-to/scale-out.md", "postgresql")
     cluster.receiver.set(
         services.Answer(containing='"key":"dead"', status=400), services.Answer(containing='"key":"parked"', status=500)
     )
@@ -222,7 +221,7 @@ def test_the_documented_backlog_is_that_of_the_counters(
     assert asked(of_all) == sum(each.pending + each.parked + each.dead for each in counters.values()) >= 24
     whole.ask("POST", f"/v1/targets/nsq/{bucket}/pause", json={})
     assert backlog(f"nsq:{bucket}") == 0
-    [by_prometheus] = queries("how-to/production.md", "prometheus")
+    [by_prometheus, _] = queries("how-to/scale-out.md", "prometheus")
     metrics = whole.ask("GET", "/metrics").text
     for metric in set(re.findall(r"bucketwire_\w+", by_prometheus)):
         assert f"\n{metric}{{" in metrics

@@ -1,4 +1,4 @@
-"""Who may import whom (design §3), read from the code itself."""
+"""Who may import whom (docs/explanation/architecture.md, "Code layout"), read from the code itself."""
 
 from __future__ import annotations
 

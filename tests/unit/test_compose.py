@@ -167,7 +167,7 @@ def test_each_type_of_target_has_a_server_of_the_version_that_the_tests_run_on()
 
 
 def test_only_the_service_reaches_the_servers_of_targets_and_each_is_told_of_on_the_page() -> None:
-    page = (ROOT / "docs/how-to/production.md").read_text()
+    page = (ROOT / "docs/how-to/compose.md").read_text()
     told = dict(re.findall(r"^\| `(target-\S+)` \| `bucketwire target set (.+)` \|$", page, re.MULTILINE))
     assert told.keys() == TARGETS.keys()
     for name, words in told.items():

@@ -11,23 +11,86 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def links(page: Path) -> list[tuple[Path, str]]:
+    """The links of a page within the repository: where each leads, and its anchor."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    found = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [
+        ((page.parent / path).resolve() if path else page, anchor)
+        for path, anchor in found
+        if "://" not in path and not path.startswith("mailto:")
+    ]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and MyST make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    slugs = []
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        slugs.append(re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-"))
+    return {slug if (before := slugs[:at].count(slug)) == 0 else f"{slug}-{before}" for at, slug in enumerate(slugs)}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_within_the_repository_leads_to_something(page: Path) -> None:
-    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
-    places = re.findall(r"\]\(([^)#\s]+)", text)
-    local = [place for place in places if "://" not in place and not place.startswith("mailto:")]
-    assert [place for place in local if not (page.parent / place).exists()] == []
+    assert [str(target) for target, _ in links(page) if not target.exists()] == []
+    assert [
+        f"{target.name}#{anchor}" for target, anchor in links(page) if anchor and anchor not in anchors(target)
+    ] == []
 
 
 def test_every_page_is_found_from_the_index() -> None:
-    index = (ROOT / "docs" / "index.md").read_text()
-    linked = {(ROOT / "docs" / place).resolve() for place in re.findall(r"\]\(([^)#\s]+)", index)}
-    lost = [
-        str(page.relative_to(ROOT))
-        for page in PAGES
-        if "docs" in page.parts and page.name != "index.md" and not {page, *page.parents} & linked
-    ]
-    assert lost == []
+    reached, ahead = set[Path](), [ROOT / "docs/index.md"]
+    while ahead:
+        page = ahead.pop()
+        if page not in reached and page.suffix == ".md":
+            reached.add(page)
+            ahead += [target for target, _ in links(page)]
+    assert [str(page.relative_to(ROOT)) for page in PAGES if page not in reached] == []
+
+
+def test_every_page_of_a_shelf_is_on_the_index() -> None:
+    index = ROOT / "docs/index.md"
+    listed = {target for target, _ in links(index)}
+    contents = "\n".join(re.findall(r"```\{toctree\}(.*?)```", index.read_text(), re.DOTALL))
+    for page in PAGES:
+        if page.parent.parent == ROOT / "docs":
+            assert page in listed, page
+            assert f"\n{page.relative_to(ROOT / 'docs').with_suffix('')}\n" in contents, page
+
+
+WORDS = (
+    "at-least-once",
+    "circuit breaker",
+    "dead letter queue",
+    "retry",
+    "back-off",
+    "idempotent",
+    "ordering",
+    "backlog",
+)
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_search_for_the_words_of_the_field_finds_the_page_that_explains_it(word: str) -> None:
+    guarantees = (ROOT / "docs/explanation/delivery-guarantees.md").read_text().lower()
+    assert word in guarantees
+    assert word in (ROOT / "docs/reference/glossary.md").read_text().lower()
+
+
+GENERATED = {ROOT / "docs/reference/cli.md", ROOT / "docs/reference/settings.md"}  # by the code's own words
+PRIVATE = re.compile(
+    r"\b(lanes?|staging|hints?|figures?|thousand million|divided by commas|roll call|sign of life|in hand|told|tells"
+    r"|S3 face|standing)\b(?!`)",
+    re.IGNORECASE,
+)
+
+
+@pytest.mark.parametrize("page", sorted(set(PAGES) - GENERATED - {ROOT / "CHANGELOG.md"}), ids=lambda page: page.name)
+def test_pages_use_the_words_of_the_glossary(page: Path) -> None:
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+    assert [found[0] for found in PRIVATE.finditer(text)] == []
 
 
 def test_every_cited_section_of_the_reference_is_there() -> None:
@@ -38,7 +101,7 @@ def test_every_cited_section_of_the_reference_is_there() -> None:
         (path.name, number)
         for path in sources
         # Pages of our own with sections of their own are cited by their path.
-        for number in re.findall(r"(?<!libraries.md )(?<!design )§(\d+(?:\.\d+)?)", path.read_text())
+        for number in re.findall(r"§(\d+(?:\.\d+)?)", path.read_text())
     }
     assert len(cited) > 50
     assert sorted((name, number) for name, number in cited if number not in sections) == []

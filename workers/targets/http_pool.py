@@ -1,7 +1,7 @@
 """HTTP connections for targets: what they may reach, and errors that tell "not connected" from "no answer".
 
-urllib3 and not requests: 160-180 us a request against 330-610 (measured, reference/libraries.md §1), and it is what
-requests stands on.
+urllib3 and not requests: 160-180 us a request against 330-610 (measured, docs/explanation/client-libraries.md), and
+requests is built on it.
 """
 
 import base64

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import orjson
 import yaml
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
@@ -23,11 +24,14 @@ from tests.integration.api.test_events import body
 from tests.integration.api.test_health import heartbeats
 from tests.integration.api.test_operations import bury
 from tests.support.builders import add_target
+from workers.telemetry.metrics import WorkerMetrics
 
 ROOT = Path(__file__).parents[3]
 ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
 DASHBOARD = orjson.loads((ROOT / "deploy/grafana/bucketwire.json").read_text())
-OPERATIONS = (ROOT / "docs/how-to/operations.md").read_text()
+SCALE_OUT = (ROOT / "docs/how-to/scale-out.md").read_text()
+RUNBOOKS = ROOT / "docs/how-to/alerts.md"
+METRICS = (ROOT / "docs/reference/metrics.md").read_text()
 X = (("name", "x"), ("type", "webhook"))
 Found = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -46,10 +50,14 @@ def audited(api: Api) -> Found:
     return figures(api)
 
 
+def dashboard_expressions() -> Iterator[str]:
+    yield from (target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ()))
+
+
 def expressions() -> Iterator[str]:
     yield from (rule["expr"] for rule in ALERTS)
-    yield from (target["expr"] for panel in DASHBOARD["panels"] for target in panel["targets"])
-    yield from re.findall(r"^ +(?:query|expr): (.+)$", OPERATIONS, re.MULTILINE)
+    yield from dashboard_expressions()
+    yield from re.findall(r"^ +(?:query|expr): (.+)$", SCALE_OUT, re.MULTILINE)
 
 
 def reconciled(database: Database, **counts: int) -> None:
@@ -129,15 +137,60 @@ def test_the_guides_backlog_query_counts_what_is_not_settled(log: Database) -> N
         connection.execute(
             tables.cursors.update().where(tables.cursors.c.partition == 0).values(replayed=3)
         )  # of those delivered
-    [query] = re.findall(r"```sql\n(.*?)```", OPERATIONS, re.DOTALL)
+    [query] = re.findall(r"```sql\n(.*?)```", SCALE_OUT, re.DOTALL)
     with log.reading() as connection:
         assert connection.exec_driver_sql(query).scalar_one() == 29
         connection.execute(tables.targets.update().values(paused=True))
         assert connection.exec_driver_sql(query).scalar_one() == 0
 
 
-def test_every_alert_has_its_remedy() -> None:
-    headings = re.findall(r"^### (\w+)$", OPERATIONS, re.MULTILINE)
+def test_every_alert_has_its_runbook() -> None:
+    headings = re.findall(r"^## (\w+)$", RUNBOOKS.read_text(), re.MULTILINE)
     assert headings == [rule["alert"] for rule in ALERTS]
     for rule in ALERTS:
-        assert rule["annotations"]["runbook"] == f"docs/how-to/operations.md#{rule['alert'].lower()}"
+        page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
+        assert ROOT / page == RUNBOOKS
+        assert anchor == rule["alert"].lower()
+        assert rule["annotations"]["description"].endswith(".")
+
+
+def test_the_dashboard_selects_targets_by_its_variables() -> None:
+    defined = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    assert defined == {"datasource", "type", "target"}
+    used = {name for expr in dashboard_expressions() for name in re.findall(r"\$(\w+)", expr)}
+    assert used == {"type", "target"}
+    for expr in dashboard_expressions():
+        for metric, selector in re.findall(r"\b(bucketwire_(?:target|worker|reconcile)_\w+)(\{[^}]*\})?", expr):
+            assert 'type=~"$type", name=~"$target"' in selector, f"{metric} in {expr}"
+
+
+def test_the_dashboard_begins_with_a_row_of_single_values() -> None:
+    singles = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "stat"]
+    assert singles == [
+        "Backlog", "Oldest undelivered event", "Dead letters", "Open circuit breakers", "Time since the last drain",
+    ]  # fmt: skip
+    row, *panels = sorted(DASHBOARD["panels"], key=lambda panel: (panel["gridPos"]["y"], panel["gridPos"]["x"]))
+    assert row["type"] == "row"
+    assert [panel["title"] for panel in panels[: len(singles)]] == singles
+
+
+def test_the_metrics_page_lists_every_metric_and_nothing_else(log: Database, start: Start, tmp_path: Path) -> None:
+    add_target(log)
+    heartbeats(log, 0)
+    reconciled(log, missing=1)
+    api = start(url_of(log), spool_dir=f"{tmp_path}/spool")
+    audited(api)
+    exported = {(name, frozenset(dict(labels))) for name, labels in figures(api)}
+    workers = WorkerMetrics()
+    for collector in (value for value in vars(workers).values() if isinstance(value, MetricWrapperBase)):
+        [family] = collector.describe()
+        suffix = "_total" if family.type == "counter" else ""
+        exported.add((family.name + suffix, frozenset(collector._labelnames)))
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| \w+ \|([^|]*)\| [^|]+ \|$", METRICS, re.MULTILINE)
+    listed = {
+        (name, frozenset(re.findall(r"`(\w+)`", labels)))
+        for names, labels in rows
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    assert listed == exported
+    assert len(listed) > 30

@@ -2,7 +2,7 @@
 
 Raw HTTP over urllib3 and not the client package: the package refuses OpenSearch and what came before 7.14, its next
 major version speaks to no server of this one, and it costs 4 to 13 us a document against 3 (measured,
-reference/libraries.md §1, §5).
+docs/explanation/client-libraries.md).
 """
 
 import importlib.metadata

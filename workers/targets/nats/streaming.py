@@ -1,7 +1,7 @@
 """NATS Streaming (STAN) over nats-py: five messages of its protocol, written by hand.
 
 The server is no longer maintained (since June 2023), and no client of it runs on today's Python; why this is small
-enough to have is told in docs/explanation/client-libraries.md. Fields and numbers are those of `pb/protocol.proto` in
+enough to have: docs/explanation/client-libraries.md. Fields and numbers are those of `pb/protocol.proto` in
 stan.go 0.10.4.
 """
 

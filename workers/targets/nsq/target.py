@@ -4,8 +4,8 @@ Delivered means: nsqd answered OK to the command that carried the event. It then
 `-mem-queue-size` says.
 
 A call is one MPUB for as many events as fit; nsqd reads and checks all of it before it takes any, and confirms it as
-one, so that `window` makes no difference. Over a blocking socket, one command at a time: why, and what it costs, is
-told in docs/explanation/client-libraries.md.
+one, so that `window` makes no difference. Over a blocking socket, one command at a time: why, and what it
+costs: docs/explanation/client-libraries.md.
 
 | nsqd's answer                                       | outcome                                                      |
 |-----------------------------------------------------|--------------------------------------------------------------|

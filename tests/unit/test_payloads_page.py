@@ -1,0 +1,23 @@
+"""The examples on the payloads page are what the targets get."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tests.support import sample_events
+from workers.targets import payloads
+
+PAGE = (Path(__file__).parents[2] / "docs/reference/payloads.md").read_text()
+
+
+def test_every_example_is_made_from_the_example_event() -> None:
+    _, event = next(iter(sample_events.captured()))
+    blocks = [block.strip() for block in re.findall(r"```(?:json)?\n(.*?)```", PAGE, re.DOTALL)]
+    record, event_id, *envelopes = blocks
+    assert re.sub(r"\s", "", record) == re.sub(r"\s", "", event.record)
+    assert event_id == event.id
+    made = [payloads.log(event), payloads.records(event)]
+    made += [payloads.redis_access(event), payloads.redis_access(event, "guide")]
+    assert envelopes == made
+    assert f"`event_time` = `{payloads.timestamp(event)}`" in PAGE
