@@ -20,8 +20,8 @@ program, without it a person. A bar shows how far a long reading has come, on a 
 
 `apply`, `config`, `dead-letter`, `event`, `events`, `replay`, `status` and `target` (except `target test`) also work on
 a remote service, over its API: `--url` or `BUCKETWIRE_URL` is its address, `BUCKETWIRE_TOKEN` a token with the required
-scope (`read` to list, `admin` to change). Secrets cannot be read that way, and references (`env:`, `file:`) are resolved
-there.
+scope (`read` to list, `admin` to change). Secrets cannot be read that way, and references (`env:`, `file:`) are
+resolved there.
 
 | exit code | |
 |---|---|
