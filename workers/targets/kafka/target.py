@@ -39,7 +39,7 @@ from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.kafka.client import Client, missing_package, words
+from workers.targets.kafka.client import Client, is_innocent, missing_package, unwrapped, words
 from workers.targets.payloads import log, mark_not_attempted
 
 CLIENT_NAME = "Bucketwire"
@@ -307,11 +307,11 @@ class KafkaTarget:
                 continue
 
     def _outcome(self, error: BaseException | None, message: _Message) -> Outcome:
-        reason = self._reason(error or KafkaTimeoutError())
+        error = unwrapped(error or KafkaTimeoutError())
+        reason = self._reason(error)
         if isinstance(error, _REFUSALS):
             return Rejected(f"{reason} (it has {len(message.key) + len(message.value)} bytes)")
-        # A bare KafkaError is what the innocent get when the broker names the message of the batch that it refuses.
-        if type(error) in (KafkaError, kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
+        if is_innocent(error) or type(error) in (kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
             return Failed(reason)
         return Unavailable(reason)
 
