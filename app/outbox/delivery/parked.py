@@ -44,7 +44,7 @@ _DUE = sa.select(
 _OLDEST = sa.select(sa.func.min(_P.seq)).where(_OBJECT)
 _SET_DUE = (
     tables.parked.update()
-    .where(_P.target_id == sa.bindparam("target"), _P.partition == sa.bindparam("partition"))
+    .where(_P.target_id == sa.bindparam("target"), _P.partition == sa.bindparam("of_partition"))
     .where(_P.seq == sa.bindparam("number"))
     .values(not_before=sa.bindparam("due"))
 )
@@ -85,7 +85,7 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
     times[oldest] = min((row.not_before for row in due), default=0) if own is None else own
     connection.execute(
         _SET_DUE,
-        [{"target": target_id, "partition": partition, "number": seq, "due": time} for seq, time in times.items()],
+        [{"target": target_id, "of_partition": partition, "number": seq, "due": time} for seq, time in times.items()],
     )
     return True
 
