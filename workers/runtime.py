@@ -28,7 +28,7 @@ from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
 from workers.delivery.redelivery_requests import RedeliveryRequests
-from workers.target_pool import TargetPool
+from workers.target_pool import HARD_LIMIT, TargetPool, time_limit
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
 
@@ -38,6 +38,7 @@ _REPAIR_INTERVAL = 60.0  # seconds
 _DROP_INTERVAL = 600.0  # seconds
 _LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
 _SHUTDOWN_PATIENCE = 10.0  # seconds for requests that the outbox database has not taken yet
+_LIMITS_KNOWN = 5.0  # seconds
 _RETRIES = 3  # one connection that reads and one that writes may have gone stale
 
 
@@ -59,6 +60,7 @@ class Runtime:
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._away = False
+        self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and what it was
         self.redeliveries = RedeliveryRequests(self.database, settings.folder)
 
     def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
@@ -88,6 +90,18 @@ class Runtime:
                 return done
         self._note_away(failure)
         return "the outbox database is away"
+
+    def time_limit(self, target: TargetId) -> int:
+        """The seconds that one delivery to this target may take at the most; as the target was some seconds ago."""
+        known = self._limits.get(target)
+        if known is None or time.monotonic() - known[0] > _LIMITS_KNOWN:
+            try:
+                settings = self.registry.settings(self.registry.target(target))
+                limit = time_limit(settings, self.settings.lease_max_work)
+            except (UnknownTarget, BadSettings):  # which `deliver` deals with
+                limit = HARD_LIMIT
+            known = self._limits[target] = time.monotonic(), limit
+        return known[1]
 
     def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
         """Ask each target's queue for a sign of life, where that is due; says how many."""
@@ -161,7 +175,8 @@ class Runtime:
         if lease is None:
             return "nothing to claim"
         try:
-            with LeaseGuard(self.leases, lease, claimed, self.settings.lease_ttl, self.clock) as guard:
+            term, work = self.settings.lease_ttl, self.settings.lease_max_work
+            with LeaseGuard(self.leases, lease, claimed, term, self.clock, work) as guard:
                 tally = self._work_off(lease, guard, partial(self.pool.work, stored))
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
@@ -178,10 +193,9 @@ class Runtime:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
         work = open_work()
-        ends = time.monotonic() + self.settings.lease_max_work
         partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
         try:
-            tally = partitions.work_off(lambda: time.monotonic() > ends)
+            tally = partitions.work_off(lambda: not guard.has_time())
         except (LeaseLost, LeaseExpired):
             self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise

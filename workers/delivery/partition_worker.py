@@ -155,6 +155,8 @@ class PartitionWorker:
             if not self._opinion.is_certain:
                 worked |= self._replay(reader, replay, waiting)
                 waiting = reader.parked_heads().keys()
+            if not self._guard.has_time():  # each replay would make one more request
+                break
         if not self._opinion.is_certain:
             worked |= self._log(reader, waiting)
         return worked
