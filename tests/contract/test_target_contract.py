@@ -238,6 +238,9 @@ class Ending:
         return True
 
 
+ONE_REQUEST = ("mysql", "nsq", "postgresql", "redis")  # whose requests carry a whole call's events
+
+
 class TimeIsUp:
     """A lease that holds, but whose time to be worked off is over."""
 
@@ -263,7 +266,7 @@ def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(p
         waiting = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
         calls += 1
     target.close()
-    assert calls == 1 or calls > 40 / window
+    assert window > 1 or calls > 1 or probe.type in ONE_REQUEST
     assert_held(probe, made)
 
 
