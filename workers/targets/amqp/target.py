@@ -7,10 +7,10 @@ it. RabbitMQ confirms a persistent message for a durable queue when it is on dis
 |---------------------------------------------------------------|--------------------------------------------------|
 | confirmed                                                     | Delivered                                        |
 | returned and confirmed, as `mandatory` asks for               | Rejected, with the server's words                |
-| larger than the server takes                                  | Rejected, and Unavailable what was not confirmed |
+| larger than the server takes                                  | Rejected, and Unavailable what else was sent     |
 | refused (nack): a queue that is full, or the server's failure | Failed                                           |
-| channel or connection closed, lost, or silent for too long    | Unavailable, whatever was not confirmed          |
-| connection blocked, because memory or disk run short          | Unavailable, whatever was not confirmed          |
+| channel or connection closed, lost, or silent for too long    | Unavailable, what was sent and not confirmed     |
+| connection blocked, because memory or disk run short          | Unavailable, what was sent and not confirmed     |
 
 A message that is refused may stand before one that is taken, so an object's next event is sent when the one before it
 is confirmed. Nobody sends heartbeats between two calls: a connection that was idle for longer is replaced.

@@ -10,8 +10,8 @@ there the broker has answered something sent after the message, so it has read i
 | not authorised, quota exceeded, topic name invalid              | Unavailable                                    |
 | any other code from 128 on                                      | Failed                                         |
 | connection closed by a broker that takes another one at once    | Failed the oldest unconfirmed, Unavailable the |
-|                                                                 | others: it may have been that event's fault    |
-| connection lost, no confirmation in time                        | Unavailable, whatever was not confirmed        |
+|                                                                 | others sent: it may have been that one's fault |
+| connection lost, no confirmation in time                        | Unavailable, what was sent and not confirmed   |
 
 A client of paho is never used again after a failure: it keeps what was not confirmed and sends it when connected again,
 behind our back. The network is served within our calls, not by a thread: that takes half the time of a processor.
