@@ -35,13 +35,13 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import enabled_targets
 from app.supervisor.metrics_folder import remove
 from workers import reconcile_jobs, runtime
+from workers.target_pool import HARD_LIMIT
 from workers.telemetry import metrics
 
 SERVICE_QUEUE = "bucketwire"
 SPARK_QUEUE = "spark"
 _LONGEST_JOB = 7 * 86400  # seconds
 PURGE_EVERY = 10  # seconds; a purge is short, and what leaves the log in a day is as much as comes in
-HARD_LIMIT = 300  # seconds; a call to a target that hangs longer takes its pool process with it
 
 # A broker that is gone without a word would else be waited for: for ever by a worker, and by who publishes.
 _SILENCE = 3  # seconds

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
@@ -15,9 +15,9 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox import tables
-from app.outbox.delivery import heartbeats, redelivery
+from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
-from app.outbox.delivery.parked import HeadRepair, ObjectHash
+from app.outbox.delivery.parked import HeadRepair
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
@@ -27,7 +27,8 @@ from workers.delivery.breaker import back_off
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
-from workers.target_pool import TargetPool
+from workers.delivery.redelivery_requests import RedeliveryRequests
+from workers.target_pool import HARD_LIMIT, TargetPool, time_limit
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
 
@@ -36,7 +37,8 @@ log = logging.getLogger("bucketwire.worker")
 _REPAIR_INTERVAL = 60.0  # seconds
 _DROP_INTERVAL = 600.0  # seconds
 _LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
-_REQUEST_TRIES, _REQUEST_PAUSE = 20, 0.5  # seconds between two tries to request a redelivery
+_SHUTDOWN_PATIENCE = 10.0  # seconds for requests that the outbox database has not taken yet
+_LIMITS_KNOWN = 5.0  # seconds
 _RETRIES = 3  # one connection that reads and one that writes may have gone stale
 
 
@@ -59,6 +61,8 @@ class Runtime:
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._away = False
+        self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and what it was
+        self.redeliveries = RedeliveryRequests(self.database, settings.folder)
 
     def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
         """Offer every free partition with due work and publish the hints; says how many, 0 while the database is away.
@@ -87,6 +91,18 @@ class Runtime:
                 return done
         self._note_away(failure)
         return "the outbox database is away"
+
+    def time_limit(self, target: TargetId) -> int:
+        """The seconds that one delivery to this target may take at the most; as the target was some seconds ago."""
+        known = self._limits.get(target)
+        if known is None or time.monotonic() - known[0] > _LIMITS_KNOWN:
+            try:
+                settings = self.registry.settings(self.registry.target(target))
+                limit = time_limit(settings, self.settings.lease_max_work)
+            except (UnknownTarget, BadSettings):  # which `deliver` deals with
+                limit = HARD_LIMIT
+            known = self._limits[target] = time.monotonic(), limit
+        return known[1]
 
     def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
         """Ask each target's queue for a sign of life, where that is due; says how many."""
@@ -122,7 +138,8 @@ class Runtime:
         return removed
 
     def close(self) -> None:
-        """Close targets and database."""
+        """Close targets and database; redelivery requests that are not recorded yet get some time for it."""
+        self.redeliveries.close(_SHUTDOWN_PATIENCE)
         self.pool.close()
         self.database.close()
 
@@ -155,12 +172,14 @@ class Runtime:
             stored = self.registry.target(target)
         except UnknownTarget:
             return "the target is gone"
+        self.redeliveries.record()  # before a process that may have written too late claims anything else
         claimed, now = elapsed(), self.clock.measure()
         lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now)
         if lease is None:
             return "nothing to claim"
         try:
-            with LeaseGuard(self.leases, lease, claimed, self.settings.lease_ttl, self.clock) as guard:
+            term, work = self.settings.lease_ttl, self.settings.lease_max_work
+            with LeaseGuard(self.leases, lease, claimed, term, self.clock, work) as guard:
                 tally = self._work_off(lease, guard, partial(self.pool.work, stored))
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
@@ -177,16 +196,15 @@ class Runtime:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
         work = open_work()
-        ends = time.monotonic() + self.settings.lease_max_work
         partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
         try:
-            tally = partitions.work_off(lambda: time.monotonic() > ends)
+            tally = partitions.work_off(lambda: not guard.has_time())
         except (LeaseLost, LeaseExpired):
-            self._request_redelivery(lease, work.name, partitions.in_hand())
+            self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise
         except DatabaseUnavailable:
             if not guard.holds:  # what was sent cannot be settled, and somebody else may have sent newer events
-                self._request_redelivery(lease, work.name, partitions.in_hand())
+                self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
@@ -209,21 +227,6 @@ class Runtime:
         with self.database.reading() as connection:
             query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == lease.target_id)
             return int(connection.execute(query).scalar_one_or_none() or 0)
-
-    def _request_redelivery(self, lease: Lease, arn: str, written: Mapping[ObjectHash, int]) -> None:
-        """Have the newest events of these objects delivered again: an older one may have been written after them."""
-        for attempt in range(_REQUEST_TRIES if written else 0):
-            if attempt:
-                time.sleep(_REQUEST_PAUSE)
-            try:
-                redelivery.request(self.database, lease.target_id, written)
-            except DatabaseUnavailable as error:
-                failure = error
-            else:
-                return
-        if written:
-            words = "%s: %d objects may hold an old state, as the lease was lost and then the outbox database: %s"
-            log.error(words, arn, len(written), describe_error(failure), extra={"target": arn})
 
     def _note_away(self, error: Exception) -> None:
         if not self._away:

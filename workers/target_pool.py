@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -17,6 +18,9 @@ from workers.targets import create
 from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
+
+HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless a target is granted more time
+_REQUESTS = 20  # the most that may take a whole time limit each after the time to work off a lease is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,16 @@ def schedule(settings: TargetSettings) -> RetrySchedule:
         max_attempts=settings.max_attempts,
         max_age=int(settings.max_age * 1000),
     )
+
+
+def time_limit(settings: TargetSettings, work: float) -> int:
+    """The seconds after which a task that delivers to this target is certain to hang, and its process is killed.
+
+    A task begins requests for `work` seconds; at the end of that it may still make one for each of parked events,
+    replays and the log, each of which may have to connect before and after.
+    """
+    longest = max(settings.timeout, getattr(settings, "read_timeout", 0.0))
+    return max(HARD_LIMIT, math.ceil(work + _REQUESTS * longest))
 
 
 def window(settings: TargetSettings, *, sync_events: bool) -> int:

@@ -66,7 +66,11 @@ def _publish(offer: Offer) -> None:
     # It does not expire: there are no more of them in a queue than the target has partitions, and late is as good as
     # new.
     arn = offer.target.arn(settings.region)
-    deliver.apply_async((arn, format_partitions(offer.partitions)), queue=_known(offer.target))
+    deliver.apply_async(
+        (arn, format_partitions(offer.partitions)),
+        queue=_known(offer.target),
+        time_limit=runtime.current().time_limit(offer.target),
+    )
 
 
 def _hints(target: TargetId) -> int:

@@ -20,7 +20,7 @@ from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
-from workers.targets.kafka.target import partition_of
+from workers.targets.kafka.rounds import partition_of
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 MECHANISMS = pytest.mark.parametrize("mechanism", ["plain", "sha256", "sha512"])

@@ -24,7 +24,7 @@ from tests.contract.probes.kafka import Log
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Unavailable
 from workers.targets.base import TargetUnavailable
-from workers.targets.kafka.target import partition_of
+from workers.targets.kafka.rounds import partition_of
 
 AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 

@@ -131,7 +131,7 @@ def test_a_connection_cut_before_the_ping_is_answered_is_unavailable_at_once(cor
     target.close()
     assert "connection" in unavailable(outcomes[0])
     assert outcomes[1] == NOT_ATTEMPTED
-    assert isinstance(outcomes[2], Unavailable)
+    assert isinstance(outcomes[2], Unavailable if window > 1 else NotAttempted), "what was not sent was not refused"
 
 
 @WINDOWS

@@ -233,6 +233,42 @@ class Ending:
             if self.looks > self.after:
                 raise LeaseExpired("it was only for a test")
 
+    def has_time(self) -> bool:
+        """There is time until it ends."""
+        return True
+
+
+ONE_REQUEST = ("mysql", "nsq", "postgresql", "redis")  # whose requests carry a whole call's events
+
+
+class TimeIsUp:
+    """A lease that holds, but whose time to be worked off is over."""
+
+    def check(self) -> None:
+        """It holds."""
+
+    def has_time(self) -> bool:
+        """No."""
+        return False
+
+
+@WINDOWS
+def test_once_the_time_is_up_one_request_is_made_and_the_rest_is_not_attempted(probe: Probe, window: int) -> None:
+    made = [sample_events.put(f"object-{number % 10}", number=number + 1) for number in range(40)]
+    target = probe.target()
+    target.open()
+    waiting, calls = made, 0
+    while waiting:
+        outcomes = list(target.deliver(waiting, window, TimeIsUp()))
+        assert_orderly(waiting, outcomes)
+        assert set(outcomes) <= {DELIVERED, NOT_ATTEMPTED}
+        assert DELIVERED in outcomes
+        waiting = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+        calls += 1
+    target.close()
+    assert window > 1 or calls > 1 or probe.type in ONE_REQUEST
+    assert_held(probe, made)
+
 
 @WINDOWS
 def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> None:

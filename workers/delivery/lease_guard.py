@@ -23,16 +23,26 @@ _MARGIN = 0.1  # share of the lease's time in which nothing is sent any more, fo
 class LeaseGuard:
     """Renews a lease in a thread of its own for as long as the block goes on; `check()` says whether it still holds.
 
-    `claimed` is `elapsed()` from before the lease was claimed, `term` how long a claim holds (seconds), `clock` gives
-    the milliseconds since 1970 by which leases are compared.
+    `claimed` is `elapsed()` from before the lease was claimed, `term` how long a claim holds, `work` the longest that
+    it is worked off from now on (both in seconds), `clock` gives the milliseconds since 1970 by which leases are
+    compared.
     """
 
-    def __init__(self, leases: Leases, lease: Lease, claimed: float, term: float, clock: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        leases: Leases,
+        lease: Lease,
+        claimed: float,
+        term: float,
+        clock: Callable[[], int],
+        work: float = float("inf"),
+    ) -> None:
         self._leases = leases
         self._lease = lease
         self._term = term
         self._clock = clock
         self._lost = False
+        self._work_ends = elapsed() + work
         self._ends = self._end(claimed)
         self._renewing = threading.Lock()
         self._over = threading.Event()
@@ -67,6 +77,10 @@ class LeaseGuard:
                 raise LeaseExpired("the lease has run out, and the outbox database is away") from None
         if self._lost:
             raise LeaseExpired("somebody else may have the lease")
+
+    def has_time(self) -> bool:
+        """Whether the time to work off the lease is not over yet."""
+        return elapsed() < self._work_ends
 
     def _keep(self) -> None:
         while not self._lost and not self._over.wait(self._term / 3):

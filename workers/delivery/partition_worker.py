@@ -154,6 +154,8 @@ class PartitionWorker:
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
                 worked |= self._try_replay(reader, replay)
+            if not self._guard.has_time():  # each replay would make one more request
+                break
         if not self._opinion.is_certain:
             worked |= self._log(reader)
         return worked

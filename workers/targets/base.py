@@ -7,12 +7,16 @@ The rules of `deliver`, which the contract suite checks for each target:
   (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `NotAttempted`.
   A `Rejected` event holds up nothing.
 * After an `Unavailable` nothing more is sent. The events of requests that were refused or lost get that outcome, and
-  those not sent `NotAttempted`, where the adapter can tell: the worker then knows sooner whether one event is to blame.
+  those not sent `NotAttempted`: the worker then knows sooner whether one event is to blame.
 * `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
   events only where the remote confirms them as one.
 * A target never retries, sleeps, logs outcomes or knows the outbox, and is safe to call twice with the same event.
 * `lease.check()` is called right before each request is sent and each transaction is committed. When it raises
   `LeaseExpired`, nothing more is sent, what was not committed is rolled back, and the exception leaves `deliver`.
+* `lease.has_time()` is asked before each request but a call's first. Once it says no, none is begun any more, and what
+  was not sent is `NotAttempted`: a remote that takes long for each request must not keep a partition, nor have its
+  worker killed before anything is settled. What is under way is waited for, but no longer than for one answer.
+* `workers.targets.batch` keeps these rules for whoever has it do the bookkeeping.
 * Whatever else it raises out of `deliver` is taken as `Unavailable` or `Failed` for every event of the call: the former
   for a `TargetUnavailable`, which says that the remote is `unreachable`, so that no event would fare better.
 """
@@ -44,10 +48,17 @@ class LeaseCheck(Protocol):
     def check(self) -> None:
         """Return if something may be sent now. Raises `LeaseExpired`."""
 
+    def has_time(self) -> bool:
+        """Whether there is time to begin another request."""
+
 
 class _NoLease:
     def check(self) -> None:
         """Always return."""
+
+    def has_time(self) -> bool:
+        """There is time."""
+        return True
 
 
 NO_LEASE = _NoLease()  # for whoever is alone with a target, as a test of it is

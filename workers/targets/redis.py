@@ -27,7 +27,8 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.payloads import change, collapse, mark_not_attempted, redis_access
+from workers.targets.batch import Batch
+from workers.targets.payloads import change, collapse, redis_access
 
 CLIENT_NAME = "Bucketwire"
 
@@ -68,14 +69,13 @@ class RedisTarget:
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Deliver in portions; after one that finds Redis unavailable nothing more is sent."""
         client = self._client or self._connect()
-        outcomes: list[Outcome] = []
+        batch = Batch(events, lease)
         for portion in _portions(events):
-            lease.check()
-            outcomes += self._deliver(client, portion, transaction=window == 1)
-            if refused := next((each for each in outcomes[-len(portion) :] if isinstance(each, Unavailable)), None):
-                outcomes += [refused] * (len(events) - len(outcomes))
-                break
-        return mark_not_attempted(events, outcomes)
+            chosen = batch.begin(portion)
+            outcomes = self._deliver(client, [events[index] for index in chosen], transaction=window == 1)
+            for index, outcome in zip(chosen, outcomes, strict=True):
+                batch.settle(index, outcome)
+        return batch.outcomes()
 
     def close(self) -> None:
         """Close the connection."""
@@ -104,6 +104,8 @@ class RedisTarget:
         return client
 
     def _deliver(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+        if not events:
+            return []
         try:
             if self._settings.format == "access":
                 shape = self._settings.access_shape
@@ -229,12 +231,11 @@ def _whole_server(error: Exception) -> bool:
     return words.startswith(("unknown command", "wrong number of arguments")) or "script" in words
 
 
-def _portions(events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+def _portions(events: Sequence[Event]) -> Iterator[range]:
     start = characters = 0
     for index, event in enumerate(events):
         if index > start and (index - start == _PORTION or characters + len(event.record) > _PORTION_CHARACTERS):
-            yield events[start:index]
+            yield range(start, index)
             start, characters = index, 0
         characters += len(event.record)
-    if start < len(events):
-        yield events[start:]
+    yield range(start, len(events))

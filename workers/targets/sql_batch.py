@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from app.events.model import Event
-from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected
 
 
 def set_apart(
@@ -18,15 +18,26 @@ def set_apart(
     return [refusals.get(index) or next(settled) for index in range(len(events))]
 
 
-def in_halves(events: Sequence[Event], take: Callable[[Sequence[Event]], Rejected | None]) -> list[Outcome]:
+def in_halves(
+    events: Sequence[Event], take: Callable[[Sequence[Event]], Rejected | None], has_time: Callable[[], bool]
+) -> list[Outcome]:
     """Store in order what the server takes and name what it refuses, in about 2 log2(n) statements for each of those.
 
-    `take` stores all of the events given to it or none, and then returns why.
+    `take` stores all of the events given to it or none, and then returns why. Once there is no time left and some
+    events have an outcome, the rest is not attempted.
     """
-    refusal = take(events)
-    if refusal is None:
-        return [DELIVERED] * len(events)
-    if len(events) == 1:
-        return [refusal]
-    middle = len(events) // 2
-    return in_halves(events[:middle], take) + in_halves(events[middle:], take)
+    outcomes: list[Outcome] = []
+    waiting = [events]
+    while waiting:
+        some = waiting.pop()
+        if outcomes and not has_time():
+            return outcomes + [NOT_ATTEMPTED] * (len(events) - len(outcomes))
+        refusal = take(some)
+        if refusal is None:
+            outcomes += [DELIVERED] * len(some)
+        elif len(some) == 1:
+            outcomes.append(refusal)
+        else:
+            middle = len(some) // 2
+            waiting += [some[middle:], some[:middle]]
+    return outcomes

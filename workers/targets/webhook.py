@@ -23,7 +23,7 @@ from binascii import Error as Base64Error
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from standardwebhooks.webhooks import EmptyWebhookSecretError, Webhook
@@ -36,11 +36,12 @@ from urllib3.util import SKIP_HEADER, Retry, parse_url
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from app.events.trace import fields
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.http_pool import HttpPool, PrivateAddressError, basic_auth, http_pool
-from workers.targets.payloads import log, mark_not_attempted
+from workers.targets.payloads import log
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 MOST_THREADS = 64
@@ -56,21 +57,15 @@ _ANSWER_SHOWN = 500
 
 @dataclass
 class _Round:
-    """One call of `deliver`: an outcome for each event, and whether nothing more is sent.
+    """One call of `deliver`; `unanswered` counts the requests in a row that got no answer in time.
 
-    `unsent` is then the outcome of what was not sent. `unanswered` counts the requests in a row that got no answer in
-    time.
+    `hangs` is said of what was not sent, once these are too many.
     """
 
     wire: HttpPool
-    events: Sequence[Event]
-    lease: LeaseCheck
-    outcomes: list[Outcome] = field(init=False)
-    unsent: Outcome | None = None
+    batch: Batch
     unanswered: int = 0
-
-    def __post_init__(self) -> None:
-        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
+    hangs: Unavailable | None = None
 
 
 class WebhookTarget:
@@ -98,12 +93,14 @@ class WebhookTarget:
             wire.guard_behind_proxy()
         except PrivateAddressError as error:
             raise TargetUnavailable(f"{wire.where}: {error}") from error
-        work = _Round(wire, events, lease)
+        work = _Round(wire, Batch(events, lease))
         if window == 1:
             self._send_in_order(work, range(len(events)))
         else:
             self._send_at_once(work, window)
-        return mark_not_attempted(events, work.outcomes)
+        if work.hangs is not None:
+            work.batch.settle_all(work.batch.unsettled(), work.hangs)
+        return work.batch.outcomes()
 
     def close(self) -> None:
         """Close the connections and end the threads, which are idle between calls."""
@@ -136,8 +133,9 @@ class WebhookTarget:
         return wire
 
     def _send_at_once(self, work: _Round, window: int) -> None:
+        events = work.batch.events
         chains: dict[str, list[int]] = {}
-        for index, event in enumerate(work.events):
+        for index, event in enumerate(events):
             chains.setdefault(event.path, []).append(index)
         waiting = deque(chains.values())
 
@@ -153,7 +151,7 @@ class WebhookTarget:
 
         if self._threads is None:
             self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
-        threads = min(window, MOST_THREADS, len(chains), -(-len(work.events) // self._settings.events_per_post))
+        threads = min(window, MOST_THREADS, len(chains), -(-len(events) // self._settings.events_per_post))
         running: list[Future[None]] = []
         try:
             for _ in range(threads):
@@ -162,41 +160,26 @@ class WebhookTarget:
                 each.result()
         finally:
             # Also when this thread is interrupted no request may outlive the call.
-            work.unsent = work.unsent or NOT_ATTEMPTED
+            work.batch.stop()
             wait(running)
 
     def _send_in_order(self, work: _Round, indexes: Sequence[int]) -> None:
-        stuck: set[str] = set()
         many = self._settings.events_per_post
         for start in range(0, len(indexes), many):
-            some = [index for index in indexes[start : start + many] if work.events[index].path not in stuck]
-            if len(some) > 1 and self._sent_together(work, some):
+            some = work.batch.begin(indexes[start : start + many])
+            if not some or self._is_settled(work, some):
                 continue
-            for index in some:
-                self._send_alone(work, index, stuck)
+            for index in some:  # who is to blame shows when each goes by itself
+                if alone := work.batch.begin([index]):
+                    self._is_settled(work, alone)
 
-    def _sent_together(self, work: _Round, indexes: Sequence[int]) -> bool:
-        """Whether one request has settled them all; if not, who is to blame shows when each goes by itself."""
-        outcome = work.unsent or self._send(work, [work.events[index] for index in indexes])
-        if isinstance(outcome, Failed | Rejected):
+    def _is_settled(self, work: _Round, indexes: Sequence[int]) -> bool:
+        """Whether one request has settled them all, as it does unless several are refused for what may be one."""
+        outcome = self._send(work, [work.batch.events[index] for index in indexes])
+        if len(indexes) > 1 and isinstance(outcome, Failed | Rejected):
             return False
-        if isinstance(outcome, Unavailable):
-            work.unsent = work.unsent or NOT_ATTEMPTED
-        for index in indexes:
-            work.outcomes[index] = outcome
+        work.batch.settle_all(indexes, outcome)
         return True
-
-    def _send_alone(self, work: _Round, index: int, stuck: set[str]) -> None:
-        event = work.events[index]
-        if work.unsent is not None:
-            work.outcomes[index] = work.unsent
-        elif event.path not in stuck:
-            outcome = self._send(work, [event])
-            work.outcomes[index] = outcome
-            if isinstance(outcome, Unavailable):
-                work.unsent = work.unsent or NOT_ATTEMPTED
-            elif isinstance(outcome, Failed):
-                stuck.add(event.path)
 
     def _send(self, work: _Round, events: Sequence[Event]) -> Outcome:
         wire = work.wire
@@ -206,7 +189,6 @@ class WebhookTarget:
             headers = {**headers, **dict(fields(trace))}
         if self._signers:
             headers = {**headers, **self._signature(_id(events), body)}
-        work.lease.check()
         try:
             response = wire.pool.urlopen(
                 "POST",
@@ -245,7 +227,8 @@ class WebhookTarget:
         reason = f"{work.wire.where}: no answer within {self._settings.read_timeout} s"
         if work.unanswered >= _UNANSWERED:
             hangs = f"not tried: {reason}, {work.unanswered} times in a row"
-            work.unsent = Unavailable(hangs, unreachable=True)
+            work.hangs = Unavailable(hangs, unreachable=True)
+            work.batch.stop()
         return Failed(reason)
 
     def _unanswered(self, wire: HttpPool, error: HTTPError) -> Outcome:

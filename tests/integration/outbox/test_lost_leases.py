@@ -26,6 +26,7 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
+from workers.delivery.redelivery_requests import FOLDER
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -348,6 +349,98 @@ def test_an_unavailable_answer_after_the_lease_was_lost_is_put_right_too(two: Tw
     two.take_over()
     assert two.arrived[-1].id == second.id
     assert_settled(two)
+
+
+@dataclass
+class Outage:
+    """The outbox database as `redelivery.request` meets it; `asked` counts how often it was tried in vain."""
+
+    request: Callable[..., None]
+    over: bool = False
+    asked: int = 0
+
+    def __call__(self, *arguments: object) -> None:
+        if not self.over:
+            self.asked += 1
+            raise sa.exc.OperationalError("INSERT", None, Exception("connection refused"))
+        self.request(*arguments)
+
+
+@pytest.fixture
+def outage(monkeypatch: pytest.MonkeyPatch) -> Outage:
+    made = Outage(redelivery.request)
+    monkeypatch.setattr(redelivery, "request", made)
+    return made
+
+
+def lose_the_lease(two: Two) -> Event:
+    """The stopped worker writes an object's older event after the other wrote its newer one, which is returned."""
+    first, second = event("k"), event("k")
+    record(two, first)
+
+    def newer() -> None:
+        record(two, second)
+        two.take_over()
+
+    two.meanwhile(newer)
+    assert two.work_off() == "lease lost"
+    assert two.arrived[-1].id == first.id
+    return second
+
+
+def test_a_request_waits_for_the_database_however_long_that_is_away(two: Two, outage: Outage) -> None:
+    newest = lose_the_lease(two)
+    until(lambda: outage.asked > 3, 20, what="it is tried again and again")
+    record(two, event("other"))
+    assert two.work_off() == "the outbox database is away", "nothing is claimed before the request is recorded"
+    assert "other" not in [one.key for one in two.arrived]
+    outage.over = True
+    until(lambda: counted(two.database, tables.redeliveries) == 1, 20, what="recorded without being asked")
+    assert two.work_off() == "delivered=2"
+    assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
+    assert_settled(two)
+
+
+def successor(two: Two) -> Runtime:
+    """The process that replaces the stopped one."""
+    made = Runtime(two.stopped.settings)
+    made.pool = two.stopped.pool
+    return made
+
+
+def test_a_request_survives_the_process_that_made_it(two: Two, outage: Outage) -> None:
+    newest = lose_the_lease(two)
+    two.stopped.redeliveries._closed.set()  # killed: it tries no more
+    outage.over = True
+    record(two, event("other"))
+    again = successor(two)
+    assert again.deliver(two.target, PARTITIONS) == "delivered=2"
+    again.close()
+    assert [one.id for one in two.arrived if one.key == "k"][-1] == newest.id
+    assert_settled(two)
+
+
+def test_a_request_that_the_disk_does_not_take_waits_in_memory(
+    two: Two, outage: Outage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("workers.delivery.redelivery_requests.RedeliveryRequests._write", full)
+    lose_the_lease(two)
+    assert two.work_off() == "the outbox database is away"
+    outage.over = True
+    two.stopped.redeliveries.close(10)  # a process that ends has some time left
+    assert counted(two.database, tables.redeliveries) == 1
+
+
+def test_a_file_that_is_no_request_stops_nothing(two: Two) -> None:
+    folder = two.stopped.settings.folder / FOLDER
+    folder.mkdir()
+    (folder / "a.json").write_text('{"target": 1, "obj')
+    record(two, event("k"))
+    assert two.work_off() == "delivered=1"
+    assert [file.name for file in folder.iterdir()] == ["a.unreadable"]
 
 
 def test_no_lease_is_the_guard_of_whoever_is_alone() -> None:

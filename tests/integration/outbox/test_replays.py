@@ -296,7 +296,8 @@ def test_a_replay_that_fails_keeps_no_live_event_from_the_target(
     courier.scripted.got.clear()
     begun = Replays(database).begin(courier.target, Selection())
     # SQLite has a limit of parameters, PostgreSQL's driver refuses a NUL, the others take either.
-    _broken(database, begun, ["s3:ObjectCreated:Put\0", *(f"n{number}" for number in range(260_000))])
+    many = 260_000 if database.dialect == "sqlite" else 0
+    _broken(database, begun, ["s3:ObjectCreated:Put\0", *(f"n{number}" for number in range(many))])
     _record(database, [event("a"), event("b"), event("c")])
     courier.run()
     assert {"a", "b", "c"} <= set(courier.scripted.keys())

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from app.events.model import Event
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.batch import Batch
 from workers.targets.nats.acks import Flight
 from workers.targets.nats.streaming import decoded, encoded, text
 
@@ -16,7 +17,7 @@ REJECTED, UNAVAILABLE = Rejected("too large"), Unavailable("full")
 
 
 def flight(keys: str, window: int = 100) -> Flight:
-    return Flight([sample_events.put(key) for key in keys], window)
+    return Flight(Batch([sample_events.put(key) for key in keys]), window)
 
 
 def send(under_way: Flight, size: int = 1) -> str:
@@ -24,7 +25,7 @@ def send(under_way: Flight, size: int = 1) -> str:
     sent = ""
     while (index := under_way.take()) is not None:
         under_way.sent(index, size)
-        sent += under_way.events[index].key
+        sent += under_way.batch.events[index].key
     return sent
 
 
@@ -41,7 +42,7 @@ def test_of_each_object_one_event_goes_at_a_time() -> None:
     made.settle(4, DELIVERED)
     made.settle(3, DELIVERED)
     assert made.is_over
-    assert made.settled() == [DELIVERED] * 5
+    assert made.batch.outcomes() == [DELIVERED] * 5
 
 
 def test_no_more_than_a_window_goes_at_a_time() -> None:
@@ -67,7 +68,7 @@ def test_a_rejected_event_holds_up_nothing() -> None:
     made.settle(0, REJECTED)
     assert send(made) == "a"
     made.settle(1, DELIVERED)
-    assert made.settled() == [REJECTED, DELIVERED]
+    assert made.batch.outcomes() == [REJECTED, DELIVERED]
 
 
 def test_a_failed_event_holds_up_its_own_object() -> None:
@@ -78,7 +79,7 @@ def test_a_failed_event_holds_up_its_own_object() -> None:
     assert send(made) == "b"
     made.settle(3, DELIVERED)
     assert made.is_over
-    assert made.settled() == [Failed("once"), NOT_ATTEMPTED, DELIVERED, DELIVERED]
+    assert made.batch.outcomes() == [Failed("once"), NOT_ATTEMPTED, DELIVERED, DELIVERED]
 
 
 def test_after_an_unavailable_nothing_goes_but_what_is_under_way_counts() -> None:
@@ -89,7 +90,7 @@ def test_after_an_unavailable_nothing_goes_but_what_is_under_way_counts() -> Non
     assert not made.is_over
     made.settle(0, DELIVERED)
     assert made.is_over
-    assert made.settled() == [DELIVERED, UNAVAILABLE, UNAVAILABLE, UNAVAILABLE, NOT_ATTEMPTED]
+    assert made.batch.outcomes() == [DELIVERED, UNAVAILABLE, NOT_ATTEMPTED, NOT_ATTEMPTED, NOT_ATTEMPTED]
 
 
 @given(st.text("abcd", max_size=40), st.integers(1, 10), st.randoms(use_true_random=False))
@@ -100,20 +101,20 @@ def test_whatever_the_answers_each_object_keeps_its_order(keys: str, window: int
     while not made.is_over:
         while (index := made.take()) is not None:
             made.sent(index, 1)
-            sent.append(made.events[index])
-            assert made.events[index].path not in stuck
+            sent.append(made.batch.events[index])
+            assert made.batch.events[index].path not in stuck
         assert 1 <= len(made.under_way) <= window
-        assert len({made.events[index].path for index in made.under_way}) == len(made.under_way)
+        assert len({made.batch.events[index].path for index in made.under_way}) == len(made.under_way)
         index = chance.choice(list(made.under_way))
         outcome: Outcome = chance.choice([DELIVERED] * 5 + [REJECTED, Failed("x")])
         if isinstance(outcome, Failed):
-            stuck.add(made.events[index].path)
+            stuck.add(made.batch.events[index].path)
         made.settle(index, outcome)
     for key in set(keys):
-        in_order = [event for event in made.events if event.key == key]
+        in_order = [event for event in made.batch.events if event.key == key]
         gone = [event for event in sent if event.key == key]
         assert gone == in_order[: len(gone)]
-    assert len(made.settled()) == len(keys)
+    assert len(made.batch.outcomes()) == len(keys)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ No external versions: of a mirror's object an older version may have to come bac
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
@@ -30,8 +29,9 @@ from app.events.model import Effect, Event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.elasticsearch.node import Node, error_words
-from workers.targets.payloads import Rows, change, collapse, line, mark_not_attempted, text, version_name, waves
+from workers.targets.payloads import Rows, change, collapse, line, text, version_name, waves
 
 _PORTION = 10_000_000  # bytes of a request; a server takes 100 MB, and is at its best with a tenth of that
 _LONGEST_ID = 512
@@ -48,9 +48,13 @@ _CHANGED = Failed("the document was changed by others, again and again, while it
 
 
 class _Operation(NamedTuple):
-    """What a `_bulk` request says of one object: an action, and the document where there is one, as lines."""
+    """What a `_bulk` request says of one object: an action, and the document where there is one, as lines.
+
+    `places` are those of the object's events that it stands for.
+    """
 
     path: str
+    places: Sequence[int]
     action: bytes
     document: bytes = b""
 
@@ -58,28 +62,6 @@ class _Operation(NamedTuple):
     def size(self) -> int:
         """Bytes that it has in a request."""
         return len(self.action) + len(self.document)
-
-
-@dataclass(slots=True)
-class _Work:
-    """One call of `deliver`: an outcome for each event, and whether nothing more is sent, as something was refused.
-
-    `at_once` is the most documents of a request.
-    """
-
-    events: Sequence[Event]
-    lease: LeaseCheck
-    at_once: int | None
-    outcomes: list[Outcome] = field(init=False)
-    is_refused: bool = False
-
-    def __post_init__(self) -> None:
-        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
-
-    def settle(self, place: int, outcome: Outcome) -> None:
-        """Note an outcome, and whether it ends the call."""
-        self.outcomes[place] = outcome
-        self.is_refused |= isinstance(outcome, Unavailable)
 
 
 class ElasticsearchTarget:
@@ -106,14 +88,16 @@ class ElasticsearchTarget:
         node = self._node
         if node is None or self._stamp != self._files():
             node = self._connect()
-        work = _Work(events, lease, 1 if window == 1 else None)
+        work = Batch(events, lease)
+        at_once = 1 if window == 1 else len(events)
         if self._settings.format == "access":
-            self._append(node, work)
+            self._append(node, work, at_once)
         else:
-            self._mirror(node, work)
-        if work.is_refused:
+            self._mirror(node, work, at_once)
+        outcomes = work.outcomes()
+        if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()
-        return mark_not_attempted(events, work.outcomes)
+        return outcomes
 
     def close(self) -> None:
         """Close the connection."""
@@ -134,36 +118,32 @@ class ElasticsearchTarget:
         self._node = node
         return node
 
-    def _append(self, node: Node, work: _Work) -> None:
+    def _append(self, node: Node, work: Batch, at_once: int) -> None:
         """A document for each event, under an id that the server makes."""
-        stuck: set[str] = set()
         for wave in waves(work.events):
-            places = [place for place in wave if work.events[place].path not in stuck]
-            if work.is_refused:
-                return
             made = [
-                _Operation(work.events[place].path, b'{"create":{}}\n', line(work.events[place]).encode())
-                for place in places
+                _Operation(work.events[place].path, [place], b'{"create":{}}\n', line(work.events[place]).encode())
+                for place in wave
             ]
-            for place, outcome in zip(places, self._carry_out(node, made, work), strict=True):
-                work.settle(place, outcome)
-                if isinstance(outcome, Failed):
-                    stuck.add(work.events[place].path)
+            for place, outcome in zip(wave, self._carry_out(node, made, work, at_once), strict=True):
+                if outcome is not NOT_ATTEMPTED:
+                    work.settle(place, outcome)
 
-    def _mirror(self, node: Node, work: _Work) -> None:
+    def _mirror(self, node: Node, work: Batch, at_once: int) -> None:
         """One document for each object. What is rejected is left out, so that what stood before it gets its turn."""
         ids = self._ids(work)
         waiting = [place for place, event in enumerate(work.events) if event.path in ids]
-        while waiting and not work.is_refused:
+        while waiting and not work.is_over:
             rows = collapse(change(work.events[place], "namespace") for place in waiting)
-            settled = self._write(node, rows, ids, work)
+            settled = self._write(node, rows, ids, work, waiting, at_once)
             blamed: set[str] = set()
             left: list[int] = []
             for place in reversed(waiting):
                 event = work.events[place]
                 outcome = settled.get(event.path, DELIVERED)
                 if not isinstance(outcome, Rejected):
-                    work.settle(place, outcome)
+                    if outcome is not NOT_ATTEMPTED:
+                        work.settle(place, outcome)
                 elif event.path not in blamed and _caused(event, rows):
                     blamed.add(event.path)
                     work.settle(place, outcome)
@@ -171,7 +151,7 @@ class ElasticsearchTarget:
                     left.append(place)
             waiting = left[::-1]
 
-    def _ids(self, work: _Work) -> dict[str, bytes]:
+    def _ids(self, work: Batch) -> dict[str, bytes]:
         """The id of each path as JSON text; events of paths that cannot have one are rejected here."""
         paths = list(dict.fromkeys(event.path for event in work.events))
         if self._settings.id_style == "hash":
@@ -183,25 +163,30 @@ class ElasticsearchTarget:
                 work.settle(place, Rejected(f"{self._where}: {reason}"))
         return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
 
-    def _write(self, node: Node, rows: Rows, ids: Mapping[str, bytes], work: _Work) -> dict[str, Outcome]:
-        """Carry out what a batch comes to; a path that is not in the answer needed nothing."""
+    def _write(
+        self, node: Node, rows: Rows, ids: Mapping[str, bytes], work: Batch, waiting: Sequence[int], at_once: int
+    ) -> dict[str, Outcome]:
+        """Carry out what the waiting events come to; a path that is not in the answer needed nothing."""
+        places: dict[str, list[int]] = {}
+        for place in waiting:
+            places.setdefault(work.events[place].path, []).append(place)
         made = [
-            _Operation(path, b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
+            _Operation(path, places[path], b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
             for path, document in rows.documents.items()
         ]
-        made += [_Operation(path, b'{"delete":{"_id":%s}}\n' % ids[path]) for path in rows.removed]
+        made += [_Operation(path, places[path], b'{"delete":{"_id":%s}}\n' % ids[path]) for path in rows.removed]
         settled: dict[str, Outcome] = {}
         versions: dict[str, set[str]] = {}
         for path, version in rows.versions:
             versions.setdefault(path, set()).add(version)
         for _ in range(_TRIES):
             settled = {path: outcome for path, outcome in settled.items() if path not in versions}
-            found = self._holding(node, versions, ids)
+            found = self._holding(node, versions, ids, places)
             if isinstance(found, Unavailable):
                 settled |= dict.fromkeys(versions, found)
                 found = []
             made += found
-            settled |= zip((each.path for each in made), self._carry_out(node, made, work), strict=True)
+            settled |= zip((each.path for each in made), self._carry_out(node, made, work, at_once), strict=True)
             made = []
             versions = {path: each for path, each in versions.items() if settled.get(path) is _CHANGED}
             if not versions:
@@ -209,7 +194,11 @@ class ElasticsearchTarget:
         return settled
 
     def _holding(
-        self, node: Node, versions: Mapping[str, Set[str]], ids: Mapping[str, bytes]
+        self,
+        node: Node,
+        versions: Mapping[str, Set[str]],
+        ids: Mapping[str, bytes],
+        places: Mapping[str, Sequence[int]],
     ) -> list[_Operation] | Unavailable:
         """Removals of the documents that describe one of the versions, if nobody changes them until then."""
         made: list[_Operation] = []
@@ -229,15 +218,15 @@ class ElasticsearchTarget:
                     return Unavailable(f"{self._where}: {said}")
                 if _described(held) in versions[path]:
                     condition = b'"if_seq_no":%d,"if_primary_term":%d' % (held["_seq_no"], held["_primary_term"])
-                    made.append(_Operation(path, b'{"delete":{"_id":%s,%s}}\n' % (ids[path], condition)))
+                    made.append(_Operation(path, places[path], b'{"delete":{"_id":%s,%s}}\n' % (ids[path], condition)))
         return made
 
-    def _carry_out(self, node: Node, operations: Sequence[_Operation], work: _Work) -> list[Outcome]:
+    def _carry_out(self, node: Node, operations: Sequence[_Operation], work: Batch, at_once: int) -> list[Outcome]:
         """An outcome for each operation; after a request with one that is refused no more are sent."""
         outcomes: list[Outcome] = []
-        for portion in _portions(operations, self._portion, work.at_once or len(operations)):
+        for portion in _portions(operations, self._portion, at_once):
             try:
-                outcomes += self._send(node, portion, work.lease)
+                outcomes += self._send(node, portion, work)
             except TargetUnavailable as error:
                 outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
             if any(isinstance(each, Unavailable) for each in outcomes[-len(portion) :]):
@@ -245,10 +234,15 @@ class ElasticsearchTarget:
                 break
         return outcomes
 
-    def _send(self, node: Node, operations: Sequence[_Operation], lease: LeaseCheck) -> list[Outcome]:
-        """One request; where it is refused as a whole, its halves."""
+    def _send(self, node: Node, operations: Sequence[_Operation], work: Batch) -> list[Outcome]:
+        """One request for those that may be sent; where it is refused as a whole, its halves."""
+        chosen = set(work.begin([place for each in operations for place in each.places]))
+        held = [not chosen.isdisjoint(each.places) for each in operations]
+        if not all(held):
+            free = [each for each, may in zip(operations, held, strict=True) if may]
+            settled = iter(self._send(node, free, work) if free else ())
+            return [next(settled) if may else NOT_ATTEMPTED for may in held]
         body = b"".join(part for each in operations for part in (each.action, each.document))
-        lease.check()
         answer = node.request("POST", self._bulk, body, lines=True)
         if answer.is_good:
             items = answer.body.get("items", ())
@@ -265,7 +259,7 @@ class ElasticsearchTarget:
         if answer.status == 413:
             self._portion = max(1, len(body) // 2)  # for good: what stands before the server takes no more
         middle = len(operations) // 2
-        return self._send(node, operations[:middle], lease) + self._send(node, operations[middle:], lease)
+        return self._send(node, operations[:middle], work) + self._send(node, operations[middle:], work)
 
     def _outcome(self, operation: _Operation, item: Mapping[str, Any]) -> Outcome:
         ((kind, result),) = item.items()

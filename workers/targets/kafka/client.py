@@ -6,13 +6,14 @@ here through the one place that it leaves open, the class of its client (`kafka_
 
 import gzip
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from kafka import codec
-from kafka.errors import KafkaTimeoutError, for_code
+from kafka.errors import KafkaError, KafkaTimeoutError, for_code
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
@@ -23,6 +24,7 @@ from kafka.record import default_records, legacy_records
 # Every failure reaches an outcome, once; the library would write a line about each of its own tries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
+_NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
 _USUAL_GZIP = 6  # as zlib, Java and Go; the library would take 9, several times as slow for 5 % less
 _producing = threading.local()  # what holds for the producer's own thread, which is where batches are compressed
 
@@ -110,6 +112,23 @@ def missing_package(name: str) -> str:
     needed = {"snappy": ("python-snappy", codec.snappy), "lz4": ("lz4", codec.lz4), "zstd": ("zstandard", codec.zstd)}
     package, found = needed.get(name, ("", codec))
     return "" if found else package
+
+
+def unwrapped(error: BaseException) -> BaseException:
+    """The broker's error, where the library hands on only its number and name in the text of a bare `KafkaError`.
+
+    So it does with what the broker says when the producer asks for its id, before it sends anything.
+    """
+    found = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
+    return for_code(int(found[1]))() if found else error
+
+
+def is_innocent(error: BaseException) -> bool:
+    """Whether a message was refused only because the broker names another one of its batch.
+
+    Every other bare `KafkaError` is about the producer, not about a message.
+    """
+    return type(error) is KafkaError and "part of a batch" in str(error)
 
 
 def words(error: BaseException) -> str:

@@ -22,12 +22,9 @@ was under way alone is blamed; all else is tried again, by a new producer and in
 
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
-from fnv_hash_fast import fnv1a_32
 from kafka import KafkaProducer
 from kafka import errors as kafka_errors
 from kafka.errors import KafkaError, KafkaTimeoutError
@@ -35,20 +32,18 @@ from kafka.future import Future
 
 from app.config.targets.kafka import KafkaSettings
 from app.events.model import Event
-from app.events.trace import fields
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.kafka.client import Client, missing_package, words
-from workers.targets.payloads import log, mark_not_attempted
+from workers.targets.batch import Batch
+from workers.targets.kafka.client import Client, is_innocent, missing_package, unwrapped, words
+from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
 
 CLIENT_NAME = "Bucketwire"
 
 _MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
 _BATCH = 1_000_000  # bytes; a broker takes 1,048,588 unless it is told otherwise
-_OVERHEAD = 40  # the most that a message has besides its key and value, whatever the format's version
 _HEADERS_SINCE = (0, 11)  # as `version` says, or the broker
-_HEADER_OVERHEAD = 4  # the most that one of its headers has besides its name and value, up to 8 KB
 _REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and words it better
 
 _TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
@@ -61,74 +56,6 @@ _HINTS = {
     kafka_errors.InvalidReceiveError: "does it want tls=on?",  # a TLS alert, read as the length of an answer
     kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
 }
-
-
-class _Message(NamedTuple):
-    place: int  # among the events of the call
-    path: str
-    key: bytes
-    value: bytes
-    headers: list[tuple[str, bytes]]  # the trace context, where the event has one
-
-    @property
-    def size(self) -> int:
-        """Bytes that it has in a batch, at most."""
-        size = len(self.key) + len(self.value) + _OVERHEAD
-        for name, value in self.headers:
-            size += len(name) + len(value) + _HEADER_OVERHEAD
-        return size
-
-
-@dataclass(slots=True)
-class _Line:
-    """What is yet to be sent to one partition, in order."""
-
-    partition: int
-    waiting: deque[_Message] = field(default_factory=deque)
-
-    def take(self, room: int) -> list[_Message]:
-        """As many messages as have room, at least one."""
-        taken = [self.waiting.popleft()]
-        room -= taken[0].size
-        while self.waiting and (room := room - self.waiting[0].size) >= 0:
-            taken.append(self.waiting.popleft())
-        return taken
-
-
-@dataclass(slots=True)
-class _Work:
-    """One call of `deliver`: an outcome for each event, and why nothing more is sent once that is so."""
-
-    events: Sequence[Event]
-    lines: list[_Line]
-    outcomes: list[Outcome]
-    room: int  # bytes of a batch
-    stuck: set[str] = field(default_factory=set)
-    refused: Unavailable | None = None
-
-    def next_round(self, window: int) -> list[tuple[_Line, list[_Message]]]:
-        """The next batches, each of another partition; a message too large to share a batch goes all alone."""
-        lines = self.lines[:window]
-        large = next((line for line in lines if line.waiting[0].size > self.room), None)
-        return [(line, line.take(self.room)) for line in ([large] if large else lines)]
-
-    def end_round(self, window: int) -> None:
-        """Those that were served go to the end, so that no partition waits for the whole of another."""
-        self.lines = [line for line in self.lines[window:] + self.lines[:window] if line.waiting]
-
-    def settle(self, message: _Message, outcome: Outcome) -> None:
-        """Note an outcome, and what it means for what has not been sent yet."""
-        self.outcomes[message.place] = outcome
-        if isinstance(outcome, Failed | Unavailable):
-            self.stuck.add(message.path)
-            if isinstance(outcome, Unavailable):
-                self.refused = self.refused or outcome
-
-    def give_up(self, reason: Unavailable) -> None:
-        """What has not been sent shares the reason of what was refused."""
-        for line in self.lines:
-            for message in line.waiting:
-                self.outcomes[message.place] = reason
 
 
 class KafkaTarget:
@@ -153,16 +80,16 @@ class KafkaTarget:
         if self._producer is None or self._stamp != self._files():
             self._connect()
         partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
-        lines = _lines(events, partitions, headers=headers)
-        work = _Work(events, lines, [NOT_ATTEMPTED] * len(events), self._room)
-        while work.lines and work.refused is None:
-            lease.check()
+        lines = make_lines(events, partitions, headers=headers)
+        batch = Batch(events, lease)
+        work = Rounds(batch, lines, self._room)
+        while work.lines and not batch.is_over:
             self._round(work, window)
             work.end_round(window)
-        if work.refused is not None:
-            work.give_up(work.refused)
+        outcomes = batch.outcomes()
+        if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()
-        return mark_not_attempted(events, work.outcomes)
+        return outcomes
 
     def close(self) -> None:
         """End the producer, its thread and its connections."""
@@ -248,47 +175,44 @@ class KafkaTarget:
         except KafkaError as error:
             raise TargetUnavailable(self._reason(error)) from error
 
-    def _round(self, work: _Work, window: int) -> None:
+    def _round(self, work: Rounds, window: int) -> None:
         """Send one batch to each of the next partitions, and settle what is in them."""
+        batches = work.next_round(window)
         client = self._client
         if client is not None:
             client.trouble = None
-        batches = work.next_round(window)
         sent = [
-            (line, message, self._send(line.partition, message))
-            for line, batch in batches
-            for message in batch
-            if message.path not in work.stuck  # else it stays NOT_ATTEMPTED
+            (line, message, self._send(line.partition, message)) for line, messages in batches for message in messages
         ]
+        if not sent:
+            return
         self._await([future for _, _, future in sent])
-        unclear: list[tuple[_Line, _Message]] = []
+        unclear: list[tuple[Line, Message]] = []
         blamed = False
         for line, message, future in sent:
             outcome = DELIVERED if future.succeeded() else self._outcome(future.exception, message)
-            if outcome is DELIVERED or isinstance(outcome, Unavailable):
-                work.settle(message, outcome)
-            elif len(sent) == 1:
-                blamed = True
-                work.settle(message, outcome)
+            if outcome is DELIVERED or isinstance(outcome, Unavailable) or len(sent) == 1:
+                blamed = isinstance(outcome, Failed | Rejected)
+                work.batch.settle(message.place, outcome)
             else:
                 unclear.append((line, message))
         for line, message in reversed(unclear):
             line.waiting.appendleft(message)
-        largest = max(sum(message.size for message in batch) for _, batch in batches)
+        largest = max(sum(message.size for message in messages) for _, messages in batches)
         if len(sent) > 1 and client is not None and isinstance(client.trouble, _TOO_LARGE):
             self._room = work.room = largest // 2  # for good: the topic takes less than brokers usually do
         elif unclear:
             work.room = largest // 2
-        if (unclear or blamed) and work.refused is None:
+        if (unclear or blamed) and not work.batch.is_over:
             self._begin_again(work)
 
-    def _begin_again(self, work: _Work) -> None:
+    def _begin_again(self, work: Rounds) -> None:
         try:
             self._connect()
         except TargetUnavailable as error:
-            work.refused = Unavailable(error.reason, error.retry_after)
+            work.batch.lose(Unavailable(error.reason, error.retry_after))
 
-    def _send(self, partition: int, message: _Message) -> Any:
+    def _send(self, partition: int, message: Message) -> Any:
         try:
             return self._producer.send(
                 self._settings.topic, message.value, message.key, message.headers, partition=partition
@@ -306,12 +230,12 @@ class KafkaTarget:
                 # Also raised when the library has cut a batch in two, which are now on their way.
                 continue
 
-    def _outcome(self, error: BaseException | None, message: _Message) -> Outcome:
-        reason = self._reason(error or KafkaTimeoutError())
+    def _outcome(self, error: BaseException | None, message: Message) -> Outcome:
+        error = unwrapped(error or KafkaTimeoutError())
+        reason = self._reason(error)
         if isinstance(error, _REFUSALS):
             return Rejected(f"{reason} (it has {len(message.key) + len(message.value)} bytes)")
-        # A bare KafkaError is what the innocent get when the broker names the message of the batch that it refuses.
-        if type(error) in (KafkaError, kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
+        if is_innocent(error) or type(error) in (kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
             return Failed(reason)
         return Unavailable(reason)
 
@@ -327,28 +251,3 @@ class KafkaTarget:
     def _files(self) -> object:
         chosen = self._settings
         return tls.stamp(chosen.tls_ca, chosen.client_tls_cert, chosen.client_tls_key)
-
-
-def partition_of(key: bytes, count: int) -> int:
-    """Which of `count` partitions a key goes to (as MinIO: §4.7; vectors §15).
-
-    MinIO takes the hash for a signed number, divides towards zero and drops the sign of what is left. Producers that
-    share a topic and care for order by key have to agree on this.
-    """
-    found = fnv1a_32(key)
-    return (found if found < 0x80000000 else 0x100000000 - found) % count
-
-
-def _lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[_Line]:
-    """The events' messages by partition; `headers` says whether the format has them."""
-    lines: dict[int, _Line] = {}
-    for index, event in enumerate(events):
-        path = event.path
-        key = path.encode()
-        number = partitions[partition_of(key, len(partitions))]
-        line = lines.get(number)
-        if line is None:
-            line = lines[number] = _Line(number)
-        traced = [(name, text.encode()) for name, text in fields(event.trace)] if headers and event.trace else []
-        line.waiting.append(_Message(index, path, key, log(event).encode(), traced))
-    return list(lines.values())

@@ -10,50 +10,22 @@ there the broker has answered something sent after the message, so it has read i
 | not authorised, quota exceeded, topic name invalid              | Unavailable                                    |
 | any other code from 128 on                                      | Failed                                         |
 | connection closed by a broker that takes another one at once    | Failed the oldest unconfirmed, Unavailable the |
-|                                                                 | others: it may have been that event's fault    |
-| connection lost, no confirmation in time                        | Unavailable, whatever was not confirmed        |
+|                                                                 | others sent: it may have been that one's fault |
+| connection lost, no confirmation in time                        | Unavailable, what was sent and not confirmed   |
 
 A client of paho is never used again after a failure: it keeps what was not confirmed and sends it when connected again,
 behind our back. The network is served within our calls, not by a thread: that takes half the time of a processor.
 """
 
-import select
-import time
 from collections.abc import Sequence
-from typing import Any
 
-from paho.mqtt import client as paho
-from paho.mqtt.enums import LogLevel, MQTTErrorCode
-from paho.mqtt.reasoncodes import ReasonCode
-
-from app.config.targets.mqtt import MqttAddress, MqttSettings
+from app.config.targets.mqtt import MqttSettings
 from app.events.model import Event
-from app.events.trace import fields
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import Outcome, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.mqtt.client import make_client, publish_properties
-from workers.targets.payloads import log, mark_not_attempted, waves
-
-_TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
-_REFUSALS = {0x87: "not authorised", 0x90: "topic name invalid", 0x97: "quota exceeded"}
-_WORDS = _REFUSALS | {
-    0x80: "unspecified error",
-    0x83: "implementation specific error",
-    0x91: "packet identifier in use",
-    0x92: "packet identifier not found",
-    _TOO_LARGE: "packet too large",
-    _BAD_PAYLOAD: "payload format invalid",
-}
-_LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
-_LOOK_EVERY = 32  # messages queued before they are written
-
-
-class _Lost(Exception):
-    """The connection is of no more use. `dropped`: the broker closed it without a word, or because of a message."""
-
-    def __init__(self, reason: str, *, dropped: bool = False) -> None:
-        super().__init__(reason)
-        self.dropped = dropped
+from workers.targets.batch import Batch
+from workers.targets.mqtt.link import Link, Lost
+from workers.targets.payloads import waves
 
 
 class MqttTarget:
@@ -62,7 +34,7 @@ class MqttTarget:
     def __init__(self, settings: MqttSettings) -> None:
         self._settings = settings
         self._where = f"MQTT broker at {settings.place.address}"
-        self._link: _Link | None = None
+        self._link: Link | None = None
 
     def open(self) -> None:
         """Connect and log in; nothing is created."""
@@ -71,8 +43,8 @@ class MqttTarget:
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Up to `window` messages unconfirmed; none is sent after the broker refuses the topic or the link is lost."""
         link = self._awake()
-        link.begin(events, lease)
-        left: Outcome = NOT_ATTEMPTED
+        batch = Batch(events, lease)
+        link.begin(batch)
         # What cannot be refused is taken in order, so an object's next message need not wait.
         together = window == 1 or self._settings.version != "5" or not self._settings.qos
         try:
@@ -80,13 +52,13 @@ class MqttTarget:
                 for index in group:
                     link.send(index, window)
                 link.gather(0)
-        except (_Lost, OSError) as error:
-            left = self._lost(link, error)
+        except (Lost, OSError) as error:
+            batch.lose(self._lost(link, error))
         except BaseException:
             self._link = None
             link.drop()
             raise
-        return mark_not_attempted(events, [link.refused or left if each is None else each for each in link.outcomes])
+        return batch.outcomes()
 
     def close(self) -> None:
         """Close the connection."""
@@ -94,33 +66,33 @@ class MqttTarget:
         if link is not None:
             link.close()
 
-    def _connect(self) -> "_Link":
+    def _connect(self) -> Link:
         self.close()
         try:
-            link = _Link(self._settings, self._settings.place)
-        except (_Lost, OSError) as error:
+            link = Link(self._settings, self._settings.place)
+        except (Lost, OSError) as error:
             raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
         self._link = link
         return link
 
-    def _awake(self) -> "_Link":
+    def _awake(self) -> Link:
         """The link if it still is one, else a new one: the broker may have closed it, or taken us for dead."""
         link = self._link
         if link is None or link.is_stale():
             return self._connect()
         try:
             link.look()
-        except (_Lost, OSError):
+        except (Lost, OSError):
             link.drop()
             return self._connect()
         return link
 
-    def _lost(self, link: "_Link", error: _Lost | OSError) -> Unavailable:
-        """What becomes of the events that are neither confirmed nor refused."""
+    def _lost(self, link: Link, error: Lost | OSError) -> Unavailable:
+        """What becomes of the events that were sent and are neither confirmed nor refused."""
         self._link = None
         link.drop()
         words = f"{self._where}: {self._words(error)}"
-        if isinstance(error, _Lost) and error.dropped:
+        if isinstance(error, Lost) and error.dropped:
             try:
                 self._connect()
             except TargetUnavailable as second:
@@ -128,218 +100,7 @@ class MqttTarget:
             link.fail_oldest(words)
         return Unavailable(words)
 
-    def _words(self, error: _Lost | OSError) -> str:
+    def _words(self, error: Lost | OSError) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._settings.timeout:g} s"
         return (error.strerror if isinstance(error, OSError) else "") or str(error)
-
-
-def verdict(code: int, words: str = "") -> Outcome:
-    """What the code that ends a message means (MQTT 5, §2.4); `words` are the broker's own."""
-    if code < 0x80:
-        return DELIVERED
-    said = f"{_WORDS.get(code, 'unknown reason')} (0x{code:02X})"
-    reason = f"the broker refused it: {said}: {words}" if words else f"the broker refused it: {said}"
-    if code in (_TOO_LARGE, _BAD_PAYLOAD):
-        return Rejected(reason)
-    return Unavailable(reason) if code in _REFUSALS else Failed(reason)
-
-
-class _Link:
-    """A connection and what the broker has said about the events of the running call.
-
-    Everything here raises `_Lost` or `OSError` when the connection is of no more use.
-    """
-
-    def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
-        self.outcomes: list[Outcome | None] = []
-        self.refused: Unavailable | None = None  # the broker takes no event on this topic
-        self._settings = settings
-        self._topic = settings.topic
-        self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
-        self._largest = _LARGEST
-        # 65535 identifiers there are. Before version 5 a broker cannot say how many messages with QoS 2 it keeps track
-        # of: mosquitto ends the connection after 20.
-        self._window = 20 if settings.qos == 2 and settings.version != "5" else 65_535
-        self._events: Sequence[Event] = ()
-        self._lease: LeaseCheck = NO_LEASE
-        self._unconfirmed: dict[int, int] = {}  # message identifier and index of its event, in the order of sending
-        self._stuck: set[str] = set()
-        self._barrier = 0  # identifier of the packet whose answer confirms what was sent with QoS 0
-        self._connected = False
-        self._lost_because = "the connection was lost"
-        self._dropped = True
-        self._poll = select.poll()
-        self._client = make_client(settings, place, self._settle)
-        self._client.on_connect = self._on_connect
-        self._client.on_disconnect = self._on_disconnect
-        self._client.on_unsubscribe = self._on_unsubscribe
-        self._client.on_log = self._on_log
-        try:
-            host, port = place.address
-            self._client.connect(host, port, settings.keep_alive)
-            deadline = time.monotonic() + settings.timeout
-            while not self._connected:
-                self._turn(_left(deadline))
-        except BaseException:
-            self._client.hang_up()
-            raise
-        self._client.on_log = None
-        self._used = time.monotonic()
-
-    def begin(self, events: Sequence[Event], lease: LeaseCheck) -> None:
-        """A new call; by now every message of the one before is confirmed, or the link would be gone."""
-        self.outcomes = [None] * len(events)
-        self.refused = None
-        self._events = events
-        self._lease = lease
-        self._stuck.clear()
-
-    def send(self, index: int, window: int) -> None:
-        """Publish an event, if nothing stands against it, as soon as the window has room for it."""
-        event = self._events[index]
-        if event.path in self._stuck:
-            return
-        self.gather(min(window, self._window) - 1)
-        if self.refused is not None:
-            return
-        self._lease.check()
-        body = log(event).encode()
-        properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
-        size = self._overhead + len(body)
-        if properties is not None:
-            size += len(properties.pack()) - 1  # the length of no properties is part of what every message has
-        if size + 1 + _length_of_length(size) > self._largest:
-            self.outcomes[index] = Rejected(f"of {size} bytes, which is more than the broker takes")
-            return
-        sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain, properties)
-        if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
-            raise _Lost(paho.error_string(sent.rc))
-        self._unconfirmed[sent.mid] = index
-        if sent.mid % _LOOK_EVERY == 0:
-            self._turn(0)
-
-    def gather(self, most: int) -> None:
-        """Wait until at most that many events are unconfirmed; each confirmation starts the time limit anew."""
-        deadline = time.monotonic() + self._settings.timeout
-        while (waiting := len(self._unconfirmed)) > most:
-            if not self._settings.qos and not self._barrier:
-                # Unsubscribing from what nobody subscribed to is the one question that every broker answers.
-                result, mid = self._client.unsubscribe(self._topic)
-                if mid is None:
-                    raise _Lost(paho.error_string(result))
-                self._barrier = mid
-            self._turn(_left(deadline))
-            if len(self._unconfirmed) < waiting:
-                deadline = time.monotonic() + self._settings.timeout
-        self._used = time.monotonic()
-
-    def look(self) -> None:
-        """Take in what has arrived, without waiting."""
-        self._turn(0)
-
-    def is_stale(self) -> bool:
-        """Whether it was idle for so long that the broker may have given it up, as nobody sent it anything."""
-        keep_alive = self._client.keepalive
-        return bool(keep_alive) and time.monotonic() - self._used >= keep_alive
-
-    def fail_oldest(self, words: str) -> None:
-        """Blame the first message that was not confirmed: what the broker cannot take, it need not say in words."""
-        for index in self._unconfirmed.values():
-            self.outcomes[index] = Failed(words)
-            return
-
-    def close(self) -> None:
-        """Say goodbye and close."""
-        self._client.on_disconnect = None
-        self._client.disconnect()
-        self._client.loop_write()
-        self.drop()
-
-    def drop(self) -> None:
-        """Close the socket."""
-        self._client.hang_up()
-
-    def _turn(self, patience: float) -> None:
-        """Write what waits to be written, read what has arrived; wait for either at most `patience` seconds."""
-        client = self._client
-        wire = client.socket()
-        if wire is None:
-            raise _Lost(self._lost_because, dropped=self._dropped)
-        self._poll.register(wire, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
-        unread = client.unread()
-        if client.keepalive:
-            patience = min(patience, client.keepalive / 2)  # or nobody would look whether the broker still lives
-        ready = dict(self._poll.poll(0 if unread else max(0, patience) * 1000)).get(wire.fileno(), 0)
-        result = MQTTErrorCode.MQTT_ERR_SUCCESS
-        # Reading comes first: what the broker said before it closed is lost when writing fails.
-        if unread or ready & ~select.POLLOUT:
-            result = client.loop_read()
-        if ready & select.POLLOUT:
-            result = result or client.loop_write()
-        result = result or client.loop_misc()
-        if result or client.socket() is None:
-            raise _Lost(self._lost_because, dropped=self._dropped)
-
-    def _settle(self, mid: int, code: int, words: str) -> None:
-        index = self._unconfirmed.pop(mid, None)
-        if index is None:
-            return
-        outcome = self.outcomes[index] = verdict(code, words)
-        if isinstance(outcome, Unavailable):
-            self.refused = outcome
-        elif isinstance(outcome, Failed):
-            self._stuck.add(self._events[index].path)
-
-    def _on_connect(self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Any) -> None:
-        if reason.is_failure:
-            self._lost_because = f"{reason}{_reason_string(properties)}"
-            self._dropped = False
-            return
-        self._connected = True
-        if properties is None:
-            return
-        if self._settings.qos:
-            self._window = min(self._window, getattr(properties, "ReceiveMaximum", self._window))
-        self._largest = getattr(properties, "MaximumPacketSize", self._largest)
-        if getattr(properties, "MaximumQoS", 2) < self._settings.qos:
-            raise _Lost(f"qos: the broker takes no more than QoS {properties.MaximumQoS}")
-        if self._settings.retain and not getattr(properties, "RetainAvailable", 1):
-            raise _Lost("retain: the broker keeps no messages")
-
-    def _on_disconnect(
-        self, _c: object, _u: object, flags: paho.DisconnectFlags, reason: ReasonCode, properties: Any
-    ) -> None:
-        if flags.is_disconnect_packet_from_server:
-            self._lost_because = f"{reason}{_reason_string(properties)}"
-            self._dropped = reason.value in (_TOO_LARGE, _BAD_PAYLOAD)
-        elif reason == _SILENT:
-            self._lost_because = f"no answer within the keep-alive interval of {self._client.keepalive} s"
-            self._dropped = False
-
-    def _on_unsubscribe(self, _c: object, _u: object, mid: int, _r: object, _p: object) -> None:
-        if mid == self._barrier:
-            self._barrier = 0
-            for sent in list(self._unconfirmed):
-                self._settle(sent, 0, "")
-
-    def _on_log(self, _c: object, _u: object, level: int, words: str) -> None:
-        if level == LogLevel.MQTT_LOG_ERR:
-            self._lost_because = words
-
-
-def _reason_string(properties: Any) -> str:
-    words = getattr(properties, "ReasonString", "")
-    return f": {words}" if words else ""
-
-
-def _left(deadline: float) -> float:
-    """Seconds until then. Raises `TimeoutError` when there are none."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError
-    return left
-
-
-def _length_of_length(size: int) -> int:
-    return 1 if size < 128 else 2 if size < 16_384 else 3 if size < 2_097_152 else 4

@@ -114,7 +114,7 @@ class MysqlTarget:
             return [DELIVERED] * len(events)
         for statement in ("ROLLBACK", "BEGIN"):
             session.server.run(statement)
-        outcomes = in_halves(events, functools.partial(self._take, session))
+        outcomes = in_halves(events, functools.partial(self._take, session), lease.has_time)
         lease.check()
         session.server.run("COMMIT")
         return outcomes

@@ -4,8 +4,8 @@ Up to `window` messages are under way at once, of each object only one: neither 
 waits for an earlier one that it did not take.
 """
 
+import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -13,10 +13,10 @@ from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 
 from app.events.model import Event
-from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Outcome, Rejected, Unavailable
-from workers.targets.base import LeaseCheck, TargetUnavailable
+from workers.delivery.outcomes import Delivered, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.nats.connection import Connection
-from workers.targets.payloads import mark_not_attempted
 
 # What may be under way at once, so that writing never waits for the server and no acknowledgement waits for writing.
 _BYTES = 1_500_000
@@ -56,12 +56,10 @@ class Dialect(Protocol):
 
 @dataclass
 class Flight:
-    """One call's events: which may go, which are under way, and what became of them."""
+    """Which events of a batch may go, and which are under way."""
 
-    events: Sequence[Event]
+    batch: Batch
     window: int
-    refused: Unavailable | None = None
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
     under_way: dict[int, int] = field(default_factory=dict)
     _waiting: deque[int] = field(default_factory=deque)
     _next: dict[int, int] = field(default_factory=dict)
@@ -69,7 +67,7 @@ class Flight:
 
     def __post_init__(self) -> None:
         last: dict[str, int] = {}
-        for index, event in enumerate(self.events):
+        for index, event in enumerate(self.batch.events):
             if event.path in last:
                 self._next[last[event.path]] = index
             else:
@@ -82,9 +80,11 @@ class Flight:
         return not self.under_way and not self._waiting
 
     def take(self) -> int | None:
-        """The index of an event that may go now."""
+        """The index of an event that may go now. Raises `LeaseExpired`."""
         if self._waiting and len(self.under_way) < self.window and self._bytes < _BYTES:
-            return self._waiting.popleft()
+            if self.batch.begin([self._waiting[0]]):
+                return self._waiting.popleft()
+            self._waiting.clear()
         return None
 
     def sent(self, index: int, size: int) -> None:
@@ -95,21 +95,17 @@ class Flight:
     def settle(self, index: int, outcome: Outcome) -> None:
         """This became of it. Its object's next event may go if it got through or never will."""
         self._bytes -= self.under_way.pop(index, 0)
-        self.outcomes[index] = outcome
-        if isinstance(outcome, Unavailable):
-            self.refuse(outcome)
-        if self.refused is None and isinstance(outcome, Delivered | Rejected) and index in self._next:
+        self.batch.settle(index, outcome)
+        if isinstance(outcome, Delivered | Rejected) and index in self._next:
             self._waiting.append(self._next[index])
+        if self.batch.is_over:
+            self._waiting.clear()
 
-    def refuse(self, why: Unavailable) -> None:
-        """Nothing more may go."""
-        self.refused = self.refused or why
+    def lose(self, why: Unavailable) -> None:
+        """Nothing more goes, and no answer comes to what is under way."""
+        self.under_way.clear()
         self._waiting.clear()
-
-    def settled(self) -> list[Outcome]:
-        """An outcome for each event."""
-        left = self.refused or NOT_ATTEMPTED
-        return mark_not_attempted(self.events, [self.outcomes.get(index, left) for index in range(len(self.events))])
+        self.batch.lose(why)
 
 
 class Acknowledged:
@@ -119,7 +115,7 @@ class Acknowledged:
         self._connection = connection
         self._dialect = dialect
         self._inbox = connection.client.new_inbox()
-        self._flight = Flight((), 0)
+        self._flight = Flight(Batch(()), 0)
         self._numbers: dict[int, int] = {}  # the number of a message under way gives the index of its event
         self._last_number = 0
 
@@ -127,27 +123,29 @@ class Acknowledged:
         """Listen for acknowledgements."""
         await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
 
-    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
-        """An outcome for each event. Never raises `TargetUnavailable`: some of them may have got through."""
-        flight = self._flight = Flight(events, window)
+    async def deliver(self, batch: Batch, window: int) -> None:
+        """Settle the events. Never raises `TargetUnavailable`: some of them may have got through."""
+        flight = self._flight = Flight(batch, window)
         self._numbers.clear()
         news = self._connection.news
+        ends: float | None = None
         while not flight.is_over:
             news.clear()
             try:
                 while (index := flight.take()) is not None:
-                    lease.check()
                     await self._send(flight, index)
                 if flight.under_way:
                     await self._connection.hear()
+                if not batch.has_time():  # one time limit more for all that is under way
+                    ends = ends or time.monotonic() + self._connection.settings.timeout
+                    if flight.under_way and time.monotonic() > ends:
+                        raise self._connection.silent()
             except TargetUnavailable as error:
-                flight.under_way.clear()
-                flight.refuse(Unavailable(error.reason))
-        return flight.settled()
+                flight.lose(Unavailable(error.reason))
 
     async def _send(self, flight: Flight, index: int) -> None:
         self._last_number += 1
-        message = self._dialect.message(flight.events[index], self._last_number)
+        message = self._dialect.message(flight.batch.events[index], self._last_number)
         size = message.size
         connection = self._connection
         if size > connection.client.max_payload:

@@ -6,14 +6,14 @@ stan.go 0.10.4.
 """
 
 import uuid
-from collections.abc import Sequence
 
 from nats.aio.msg import Msg
 from nats.errors import NoRespondersError
 
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Unavailable
-from workers.targets.base import LeaseCheck, TargetUnavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message
 from workers.targets.nats.connection import Connection
 from workers.targets.payloads import log
@@ -66,10 +66,10 @@ class Streaming:
         """Leave the cluster; it would otherwise wait some minutes for our heartbeats."""
         await self._ask(self._close_at, encoded({_CLIENT_ID: self._id}))
 
-    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+    async def deliver(self, batch: Batch, window: int) -> None:
         """One unacknowledged message, or with `streaming_async` up to `streaming_max_pub_acks_in_flight`."""
         most = self._settings.streaming_max_pub_acks_in_flight or _MAX_PUB_ACKS_IN_FLIGHT
-        return await self._publishing.deliver(events, min(window, most) if self._settings.streaming_async else 1, lease)
+        await self._publishing.deliver(batch, min(window, most) if self._settings.streaming_async else 1)
 
     def message(self, event: Event, number: int) -> Message:
         """The envelope in a PubMsg."""

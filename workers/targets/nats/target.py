@@ -26,11 +26,12 @@ from app.events.model import Event
 from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.event_loop_thread import EventLoopThread
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
 from workers.targets.nats.connection import Connection
 from workers.targets.nats.streaming import Streaming
-from workers.targets.payloads import log, mark_not_attempted
+from workers.targets.payloads import log
 
 # A PING follows after as much: what is written without one must get through within the time limit.
 _PORTION = 1_000_000
@@ -45,8 +46,8 @@ class Manner(Protocol):
     async def begin(self) -> None:
         """What is to be done once. Raises `TargetUnavailable`."""
 
-    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
-        """An outcome for each event; `mark_not_attempted` is still to be applied."""
+    async def deliver(self, batch: Batch, window: int) -> None:
+        """Settle what can be sent of the batch."""
 
     async def end(self) -> None:
         """Take leave of a server that still listens."""
@@ -70,15 +71,17 @@ class NatsTarget:
         loop, manner = self._ready()
         if not events:
             return []
+        batch = Batch(events, lease)
         try:
-            outcomes = loop.run(manner.deliver(events, window, lease))
+            loop.run(manner.deliver(batch, window))
         except BaseException:
             self.close()
             raise
+        outcomes = batch.outcomes()
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             # What came of the rest is not known; on a new connection no answer to an old message can be mistaken.
             self.close()
-        return mark_not_attempted(events, outcomes)
+        return outcomes
 
     def close(self) -> None:
         """Close the connection and end its thread."""
@@ -132,33 +135,31 @@ class Core:
     async def end(self) -> None:
         """Nothing."""
 
-    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+    async def deliver(self, batch: Batch, window: int) -> None:
         """Portion by portion."""
-        outcomes: list[Outcome] = []
         try:
-            for portion in _portions(map(self._message, events), window):
-                lease.check()
-                outcomes += await self._publish(portion)
+            for portion in _portions(map(self._message, batch.events), window):
+                chosen = set(batch.begin([index for index, _ in portion]))
+                await self._publish(batch, [each for each in portion if each[0] in chosen])
         except TargetUnavailable as error:
-            outcomes += [Unavailable(error.reason)] * (len(events) - len(outcomes))
-        return outcomes
+            batch.lose(Unavailable(error.reason))
 
-    async def _publish(self, messages: Sequence[Message]) -> list[Outcome]:
+    async def _publish(self, batch: Batch, messages: Sequence[tuple[int, Message]]) -> None:
         connection = self._connection
         client = connection.client
-        limit = client.max_payload
-        outcomes: list[Outcome] = []
+        sent = []
         try:
-            for message in messages:
-                if message.size > limit:
-                    outcomes.append(connection.too_large(message.size))
+            for index, message in messages:
+                if message.size > client.max_payload:
+                    batch.settle(index, connection.too_large(message.size))
                     continue
                 await client.publish(message.subject, message.data, headers=message.headers)
-                outcomes.append(DELIVERED)
+                sent.append(index)
         except NatsError as error:
             raise connection.failed(error) from error
-        await connection.confirm()
-        return outcomes
+        if sent:
+            await connection.confirm()
+            batch.settle_all(sent, DELIVERED)
 
     def _message(self, event: Event) -> Message:
         subject, body = self._connection.settings.subject, log(event).encode()
@@ -167,14 +168,14 @@ class Core:
         return Message(subject, body)
 
 
-def _portions(messages: Iterable[Message], window: int) -> Iterator[list[Message]]:
-    portion: list[Message] = []
+def _portions(messages: Iterable[Message], window: int) -> Iterator[list[tuple[int, Message]]]:
+    portion: list[tuple[int, Message]] = []
     size = 0
-    for message in messages:
+    for index, message in enumerate(messages):
         if portion and (len(portion) == window or size + message.size > _PORTION):
             yield portion
             portion, size = [], 0
-        portion.append(message)
+        portion.append((index, message))
         size += message.size
     yield portion
 
@@ -194,9 +195,9 @@ class JetStream:
     async def end(self) -> None:
         """Nothing."""
 
-    async def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck) -> list[Outcome]:
+    async def deliver(self, batch: Batch, window: int) -> None:
         """Up to `window` unacknowledged."""
-        return await self._publishing.deliver(events, window, lease)
+        await self._publishing.deliver(batch, window)
 
     def message(self, event: Event, _number: int) -> Message:
         """The envelope, with the id by which the stream knows an event that it has had."""

@@ -17,14 +17,14 @@ costs: docs/explanation/client-libraries.md.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 
 from app.config.targets.nsq import NsqSettings
 from app.events.model import Event
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import Batch
 from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
-from workers.targets.payloads import log, mark_not_attempted
+from workers.targets.payloads import log
 
 # nsqd takes 5 MB in a command unless told otherwise, and no more is to be gained beyond some 500 KB.
 _PORTION = 1_000_000
@@ -34,31 +34,13 @@ _ABOUT_MESSAGES = ("E_BAD_MESSAGE", "E_BAD_BODY")
 _LOSSES = 32  # more than it takes to find one event among 10,000, twice
 
 
-@dataclass
-class _Round:
-    """One call of `deliver`: an outcome for each event, and what may not be sent any more."""
-
-    events: Sequence[Event]
-    lease: LeaseCheck
-    outcomes: list[Outcome] = field(init=False)
-    stuck: set[str] = field(default_factory=set)
-    losses: int = 0
-
-    def __post_init__(self) -> None:
-        self.outcomes = [NOT_ATTEMPTED] * len(self.events)
-
-    def settle(self, part: Sequence[int], outcome: Outcome) -> None:
-        """The same for each event of this part."""
-        for index in part:
-            self.outcomes[index] = outcome
-
-
 class NsqTarget:
     """One nsqd, one connection."""
 
     def __init__(self, settings: NsqSettings) -> None:
         self._settings = settings
         self._wire: NsqConnection | None = None
+        self._losses = 0  # of connections, in the running call
 
     def open(self) -> None:
         """Connect, say who we are and agree on TLS. nsqd makes the topic with its first message."""
@@ -73,16 +55,16 @@ class NsqTarget:
         """One command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
         if self._wire is None or self._wire.is_stale:
             self._connect()
-        work = _Round(events, lease)
+        batch = Batch(events, lease)
         bodies = [log(event).encode() for event in events]
+        self._losses = 0
         try:
             for part in _parts(bodies):
-                self._publish(work, part, bodies)
+                self._publish(batch, part, bodies)
         except TargetUnavailable as error:
             self.close()
-            left = [index for index, outcome in enumerate(work.outcomes) if outcome is NOT_ATTEMPTED]
-            work.settle(left, Unavailable(error.reason))
-        return mark_not_attempted(events, work.outcomes)
+            batch.lose(Unavailable(error.reason))
+        return batch.outcomes()
 
     def close(self) -> None:
         """Close the connection."""
@@ -95,13 +77,12 @@ class NsqTarget:
         self._wire = NsqConnection(self._settings)
         return self._wire
 
-    def _publish(self, work: _Round, part: Sequence[int], bodies: Sequence[bytes]) -> None:
+    def _publish(self, batch: Batch, part: Sequence[int], bodies: Sequence[bytes]) -> None:
         """Settle this part, by halves where nsqd does not take it as a whole. Raises `TargetUnavailable`."""
-        part = [index for index in part if work.events[index].path not in work.stuck]
+        part = batch.begin(part)
         if not part:
             return
         wire = self._wire or self._connect()
-        work.lease.check()
         try:
             wire.publish([bodies[index] for index in part])
         except RefusedError as refused:
@@ -111,20 +92,18 @@ class NsqTarget:
             alone: Outcome = Rejected(refused.reason)
         except LostError as lost:
             self._connect()
-            work.losses += 1
-            if work.losses > _LOSSES:
+            self._losses += 1
+            if self._losses > _LOSSES:
                 raise TargetUnavailable(lost.reason) from lost
             alone = Failed(lost.reason)
         else:
-            work.settle(part, DELIVERED)
+            batch.settle_all(part, DELIVERED)
             return
         if len(part) > 1:
-            self._publish(work, part[: len(part) // 2], bodies)
-            self._publish(work, part[len(part) // 2 :], bodies)
-            return
-        work.settle(part, alone)
-        if isinstance(alone, Failed):
-            work.stuck.add(work.events[part[0]].path)
+            self._publish(batch, part[: len(part) // 2], bodies)
+            self._publish(batch, part[len(part) // 2 :], bodies)
+        else:
+            batch.settle(part[0], alone)
 
 
 def _parts(bodies: Sequence[bytes]) -> Iterator[range]:

@@ -116,7 +116,7 @@ class PostgresTarget:
             cursor.execute("ROLLBACK")
             # A constraint that waits for COMMIT would refuse all without naming one.
             cursor.execute(self._begin() + "; SET CONSTRAINTS ALL IMMEDIATE")
-        outcomes = in_halves(events, functools.partial(self._take, cursor, table))
+        outcomes = in_halves(events, functools.partial(self._take, cursor, table), lease.has_time)
         with self._deadline(cursor.connection):
             lease.check()
             self._commit(cursor)

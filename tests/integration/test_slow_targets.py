@@ -1,0 +1,86 @@
+"""A target that takes long for each request, and a worker's process that is killed at its hard time limit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.config.arn import TargetId
+from app.config.targets.webhook import WebhookSettings
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from tests.services import Answer, Receiver
+from tests.support.builders import add_target, event, migrated
+from tests.support.delivery import Delivery, delivery
+from tests.support.scripted_target import assert_counters_balance
+from workers.target_pool import HARD_LIMIT, time_limit
+
+ANSWER, LIMIT = 1.0, 8.0  # seconds; 16 answers take twice the limit
+EVENTS = 16
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    opened = migrated(f"sqlite:///{tmp_path}/outbox.db", partitions=1)
+    yield opened
+    opened.close()
+
+
+def settings(database: Database, folder: Path) -> dict[str, str]:
+    return {
+        "database_url": database.url.render_as_string(hide_password=False),
+        "folder": str(folder),
+        "lease_ttl": "3s",
+        "lease_max_work": "2s",
+        "allow_private": "on",
+    }
+
+
+def turn_and_be_killed(database: Database, folder: Path) -> None:
+    """One drain and what it offers, in a child that Celery would kill at the hard limit."""
+    chosen = settings(database, folder)
+    child = os.fork()
+    if child == 0:
+        try:
+            made = Delivery(chosen.pop("database_url"), Path(chosen.pop("folder")), **chosen)
+            made.turn()
+        finally:
+            os._exit(0)
+    killer = threading.Timer(LIMIT, os.kill, (child, signal.SIGKILL))
+    killer.start()
+    os.waitpid(child, 0)
+    killer.cancel()
+
+
+@pytest.mark.parametrize("keys", [1, EVENTS], ids=["one object", "many objects"])
+def test_a_slow_endpoint_gets_each_event_although_all_take_longer_than_the_hard_limit(
+    database: Database, tmp_path: Path, receiver: Receiver, keys: int
+) -> None:
+    receiver.set(Answer(delay=ANSWER))
+    add_target(database, "slow", endpoint=receiver.url, read_timeout="30s", sync="on")
+    Log(database).append([[event(f"key-{number % keys}") for number in range(EVENTS)]])
+    database.close()  # before it forks
+    until = time.monotonic() + 90
+    while time.monotonic() < until and len(receiver.requests()) < EVENTS:
+        turn_and_be_killed(database, tmp_path)
+    with delivery(settings(database, tmp_path)["database_url"], tmp_path) as whole:
+        assert whole.turn() == [], "all are settled"
+    assert_counters_balance(database)
+    assert len(receiver.requests()) == EVENTS, "and none was sent twice"
+
+
+def test_the_hard_limit_grows_with_the_targets_own(database: Database, tmp_path: Path) -> None:
+    target = add_target(database, "patient", read_timeout="1h")
+    usual = add_target(database, "usual")
+    chosen = settings(database, tmp_path)
+    with delivery(chosen["database_url"], tmp_path) as whole:
+        assert whole.context.time_limit(target) > 3 * 3600 + 5
+        assert whole.context.time_limit(usual) == HARD_LIMIT
+        assert whole.context.time_limit(TargetId("webhook", "gone")) == HARD_LIMIT
+    assert time_limit(WebhookSettings(endpoint="http://localhost/", timeout=60), 5) == 1205

@@ -1,0 +1,142 @@
+"""Requests for redelivery that a worker could not record yet, because the outbox database was unavailable.
+
+A worker whose lease was lost may have overwritten newer events with older ones. It must request that the newest ones
+be delivered again (`app.outbox.delivery.redelivery`), however long the database is away and even if the process is
+killed meanwhile. So each request is first written to a file of its own in the service's data directory, and removed
+from there once it is recorded. Every process that shares the directory records what it finds there, before it claims a
+lease and once a second: recording a request twice does no harm, so no file belongs to anybody.
+"""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from app.outbox.delivery import redelivery
+from app.outbox.delivery.parked import ObjectHash
+from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
+
+log = logging.getLogger("bucketwire.worker")
+
+FOLDER = "redelivery-requests"
+_PAUSE = 1.0  # seconds between two tries
+
+
+@dataclass(frozen=True)
+class _Request:
+    target_id: int
+    written: dict[ObjectHash, int]
+
+    def encode(self) -> bytes:
+        objects = [[*key, seq] for key, seq in self.written.items()]
+        return orjson.dumps({"target": self.target_id, "objects": objects})
+
+    @classmethod
+    def decode(cls, text: bytes) -> "_Request":
+        """Raises `ValueError`, `LookupError` or `TypeError` for what `encode` did not make."""
+        content = orjson.loads(text)
+        written = {(int(partition), int(key_hash)): int(seq) for partition, key_hash, seq in content["objects"]}
+        return cls(int(content["target"]), written)
+
+
+class RedeliveryRequests:
+    """What one process and its predecessors have yet to record; `folder` is the service's data directory."""
+
+    def __init__(self, database: Database, folder: Path) -> None:
+        self._database = database
+        self._folder = folder / FOLDER
+        self._unwritten: list[_Request] = []  # the disk would not take them
+        self._recording = threading.Lock()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if any(self._files()):
+            self._keep_trying()
+
+    def add(self, target_id: int, arn: str, written: Mapping[ObjectHash, int]) -> None:
+        """Have the newest events of these objects delivered again: now or, if the database is away, once it is back.
+
+        `written` gives for each object the seq of the oldest event that may have been written too late.
+        """
+        if not written:
+            return
+        request = _Request(target_id, dict(written))
+        try:
+            self._write(request)
+        except OSError as error:
+            log.warning("%s: cannot keep a redelivery request on disk: %s", arn, error.strerror, extra={"target": arn})
+            self._unwritten.append(request)
+        try:
+            self.record()
+        except DatabaseUnavailable as error:
+            words = "%s: %d objects may hold an old state until the outbox database is back: %s"
+            log.warning(words, arn, len(written), describe_error(error), extra={"target": arn})
+            self._keep_trying()
+
+    def record(self) -> None:
+        """Record every request. Raises `DatabaseUnavailable`: then no lease may be claimed. Cheap if there are none."""
+        with self._recording:
+            while self._unwritten:
+                self._record(self._unwritten[0])
+                del self._unwritten[0]
+            for file in self._files():
+                try:
+                    request = _Request.decode(file.read_bytes())
+                except FileNotFoundError:  # another process was quicker
+                    continue
+                except (OSError, ValueError, LookupError, TypeError) as error:
+                    log.warning("%s is not a redelivery request and is set aside: %s", file, error)
+                    with contextlib.suppress(OSError):
+                        file.rename(file.with_suffix(".unreadable"))
+                    continue
+                self._record(request)
+                file.unlink(missing_ok=True)
+
+    def close(self, patience: float = 0.0) -> None:
+        """End the tries; for up to `patience` seconds go on with them first. What is on disk stays there."""
+        deadline = time.monotonic() + patience
+        while self._is_pending() and time.monotonic() < deadline:
+            with contextlib.suppress(*DatabaseUnavailable):
+                self.record()
+                break
+            time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+        if self._unwritten:
+            objects = sum(len(request.written) for request in self._unwritten)
+            log.error("%d objects may hold an old state: neither disk nor outbox database took a request", objects)
+        self._closed.set()
+
+    def _record(self, request: _Request) -> None:
+        redelivery.request(self._database, request.target_id, request.written)
+
+    def _files(self) -> Iterator[Path]:
+        with contextlib.suppress(OSError):  # as a rule there is no such folder
+            names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))  # noqa: PTH208 - fastest
+            yield from (self._folder / name for name in names)
+
+    def _is_pending(self) -> bool:
+        return bool(self._unwritten) or any(self._files())
+
+    def _write(self, request: _Request) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        made = self._folder / f"{uuid.uuid4().hex}.tmp"
+        with made.open("wb") as file:
+            file.write(request.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        made.rename(made.with_suffix(".json"))
+
+    def _keep_trying(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._try, name="redelivery-requests", daemon=True)
+            self._thread.start()
+
+    def _try(self) -> None:
+        while self._is_pending() and not self._closed.wait(_PAUSE):
+            with contextlib.suppress(*DatabaseUnavailable):
+                self.record()

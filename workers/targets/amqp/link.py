@@ -1,0 +1,251 @@
+"""One connection to an AMQP server with its channel, and what the server says of the messages on it."""
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from itertools import takewhile
+from typing import Any
+
+from amqp import Connection, Message, spec
+from amqp.exceptions import AccessRefused, AMQPError
+from amqp.serialization import dumps
+from amqp.transport import SSLTransport
+
+from app.config.targets.amqp import AmqpAddress, AmqpSettings
+from app.events.trace import fields
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.targets import tls
+from workers.targets.batch import Batch
+from workers.targets.payloads import log
+
+CLIENT_NAME = "Bucketwire"
+BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
+
+_LOOK_EVERY = 64  # messages sent without looking at what the server has to say
+
+
+class Blocked(AMQPError):
+    """The server takes nothing more on this connection, until it says otherwise."""
+
+
+class Link:
+    """A connection, its channel, and what the server has said about the events of the running call.
+
+    Everything here raises `AMQPError` or `OSError` when the connection is of no more use.
+    """
+
+    def __init__(self, settings: AmqpSettings, place: AmqpAddress) -> None:
+        self.blocked = False
+        self._batch = Batch(())
+        self._unconfirmed: dict[int, int] = {}  # delivery tag and index of its event, in the order of sending
+        self._returned: dict[str, str] = {}  # event id and the server's words
+        self._tag = 0
+        self._timeout = settings.timeout
+        self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
+        arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
+        self._publish = dumps("Bssbb", arguments)
+        self._connection: Any = _connection(settings, place)  # more of it is used than its stubs know
+        try:
+            self._connection.on_blocked = self._on_blocked
+            self._connection.on_unblocked = self._on_unblocked
+            self._connection.connect()
+            self._connection.sock.settimeout(settings.timeout)
+            self._channel: Any = self._connection.channel()
+            self._declare(settings)
+            self._channel.confirm_select()
+        except BaseException:
+            self._connection.collect()  # py-amqp leaves the socket open when the server says no
+            raise
+        self._channel.events["basic_ack"].add(self._on_ack)
+        self._channel.events["basic_nack"].add(self._on_nack)
+        self._channel.events["basic_return"].add(self._on_return)
+        self._poll = select.poll()
+        self._poll.register(self._connection.sock, select.POLLIN)
+        self._used = time.monotonic()
+
+    def begin(self, batch: Batch) -> None:
+        """A new call; what may still be said about an earlier one's events is passed over."""
+        self._batch = batch
+        self._unconfirmed.clear()
+        self._returned.clear()
+
+    def send(self, index: int, window: int) -> None:
+        """Publish an event, if it may be sent, as soon as the window has room for it."""
+        self.gather(window - 1)
+        if not self._batch.begin([index]):
+            return
+        event = self._batch.events[index]
+        self._tag += 1
+        self._unconfirmed[self._tag] = index
+        headers = {"minio-bucket": event.bucket, "minio-event": event.name}
+        if event.trace:
+            headers |= fields(event.trace)
+        message = Message(
+            log(event).encode(),
+            content_type="application/json",
+            application_headers=headers,
+            message_id=event.id,
+            **self._persistence,
+        )
+        # Not `basic_publish`: before each message it asks the socket for news, which costs as much as the message.
+        self._connection.frame_writer(1, self._channel.channel_id, spec.Basic.Publish, self._publish, message)
+        if self._tag % _LOOK_EVERY == 0:
+            self.look()
+            self._refuse_if_blocked()
+
+    def gather(self, most: int) -> None:
+        """Wait until at most that many events are unconfirmed.
+
+        Each confirmation starts the time limit anew, as long as the call has time.
+        """
+        deadline = time.monotonic() + self._timeout
+        while (waiting := len(self._unconfirmed)) > most:
+            self._refuse_if_blocked()
+            self._read(max(0.001, min(deadline - time.monotonic(), (self._connection.heartbeat or 60) / 2)))
+            if len(self._unconfirmed) < waiting and self._batch.has_time():
+                deadline = time.monotonic() + self._timeout
+            elif time.monotonic() >= deadline:
+                raise TimeoutError
+        self._used = time.monotonic()
+
+    def look(self) -> None:
+        """Take in what has arrived, without waiting."""
+        while self._has_arrived():
+            self._read(self._timeout)
+
+    def is_stale(self) -> bool:
+        """Whether it was idle for so long that the server may have given it up, as nobody sent heartbeats."""
+        heartbeat = self._connection.heartbeat
+        return bool(heartbeat) and time.monotonic() - self._used >= heartbeat
+
+    def reject_larger(self, limit: int, words: str) -> None:
+        """Reject the unsettled events that can never pass a limit in bytes."""
+        for index in self._batch.unsettled():
+            if len(log(self._batch.events[index]).encode()) > limit:
+                self._batch.settle(index, Rejected(words))
+
+    def close(self) -> None:
+        """Say goodbye and close; a server that has blocked us would not hear it."""
+        if not self.blocked:
+            with contextlib.suppress(AMQPError, OSError):
+                self._connection.close()
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the socket."""
+        self._connection.collect()
+
+    def _refuse_if_blocked(self) -> None:
+        if self.blocked:
+            raise Blocked(BLOCKED)
+
+    def _read(self, patience: float) -> None:
+        """One frame, or none within `patience` seconds."""
+        try:
+            self._connection.blocking_read(patience)
+        except TimeoutError:
+            self._connection.heartbeat_tick()
+
+    def _has_arrived(self) -> bool:
+        wire = self._connection.sock
+        return bool((isinstance(wire, ssl.SSLSocket) and wire.pending()) or self._poll.poll(0))
+
+    def _declare(self, settings: AmqpSettings) -> None:
+        if not settings.exchange:
+            return
+        try:
+            self._ask_for_exchange(settings, passive=not settings.exchange_type)
+        except AccessRefused as refused:
+            # Who may only write can still use an exchange that is there. py-amqp has opened the channel anew by now.
+            try:
+                self._ask_for_exchange(settings, passive=True)
+            except AMQPError:
+                raise refused from None
+
+    def _ask_for_exchange(self, settings: AmqpSettings, *, passive: bool) -> None:
+        # Not `exchange_declare`: it cannot ask for an internal exchange, and warns of auto-delete.
+        flags = (passive, settings.durable, settings.auto_deleted, settings.internal, settings.no_wait)
+        self._channel.send_method(
+            spec.Exchange.Declare,
+            "BssbbbbbF",
+            (0, settings.exchange, settings.exchange_type, *flags, {}),
+            wait=None if settings.no_wait else spec.Exchange.DeclareOk,
+        )
+
+    def _on_ack(self, tag: int, multiple: bool) -> None:
+        self._settle(tag, multiple, DELIVERED)
+
+    def _on_nack(self, tag: int, multiple: bool) -> None:
+        self._settle(tag, multiple, Failed("refused (basic.nack): a queue that is full, or a failure of the server"))
+
+    def _on_return(self, refusal: AMQPError, exchange: str, routing_key: str, message: Message) -> None:
+        place = f"exchange {exchange!r} with routing key {routing_key!r}" if exchange else f"queue {routing_key!r}"
+        self._returned[message.properties["message_id"]] = f"{refusal.reply_text} ({refusal.reply_code}): {place}"
+
+    def _settle(self, tag: int, multiple: bool, outcome: Outcome) -> None:
+        tags = list(takewhile(lambda each: each <= tag or tag == 0, self._unconfirmed)) if multiple else [tag]
+        for each in tags:
+            index = self._unconfirmed.pop(each, None)
+            if index is None:
+                continue
+            if self._returned and (words := self._returned.pop(self._batch.events[index].id, None)):
+                self._batch.settle(index, Rejected(words))
+            else:
+                self._batch.settle(index, outcome)
+
+    def _on_blocked(self, _: str) -> None:
+        self.blocked = True
+
+    def _on_unblocked(self) -> None:
+        self.blocked = False
+
+
+class _TLSTransport(SSLTransport):
+    """A transport with the context that all targets share; py-amqp would make one of its own."""
+
+    def __init__(self, host: str, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._context = context
+        self._server_name = server_name
+
+    def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
+        return self._context.wrap_socket(
+            sock, server_hostname=self._server_name or self.host, do_handshake_on_connect=False
+        )
+
+
+def _connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
+    host, port = place.address
+    options: Any = {}
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp sets it to one second
+        options[socket.TCP_USER_TIMEOUT] = int(settings.timeout * 1000)
+    connection: Any = Connection(
+        f"[{host.lower()}]:{port}" if ":" in host else f"{host}:{port}",
+        place.user,
+        place.password,
+        # Not left to py-amqp, which would take EXTERNAL wherever the server offers it.
+        login_method="EXTERNAL" if place.external else "PLAIN",
+        virtual_host=place.vhost,
+        client_properties={"product": CLIENT_NAME, "connection_name": CLIENT_NAME},
+        connect_timeout=settings.timeout,
+        read_timeout=settings.timeout,
+        write_timeout=settings.timeout,
+        heartbeat=place.heartbeat,
+        socket_settings=options,
+    )
+    if place.tls:
+        context = tls.context(
+            settings.file("tls_ca"),
+            skip_verify=settings.tls_skip_verify,
+            client_cert=settings.file("client_cert"),
+            client_key=settings.file("client_key"),
+        )
+
+        def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> SSLTransport:
+            options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))
+            return _TLSTransport(host, context, place.server_name, connect_timeout=connect_timeout, **options)
+
+        connection.Transport = transport
+    return connection

@@ -1,0 +1,235 @@
+"""One connection to an MQTT broker, and what the broker says of the messages on it."""
+
+import select
+import time
+from typing import Any
+
+from paho.mqtt import client as paho
+from paho.mqtt.enums import LogLevel, MQTTErrorCode
+from paho.mqtt.reasoncodes import ReasonCode
+
+from app.config.targets.mqtt import MqttAddress, MqttSettings
+from app.events.trace import fields
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.batch import Batch
+from workers.targets.mqtt.client import make_client, publish_properties
+from workers.targets.payloads import log
+
+_TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
+_REFUSALS = {0x87: "not authorised", 0x90: "topic name invalid", 0x97: "quota exceeded"}
+_WORDS = _REFUSALS | {
+    0x80: "unspecified error",
+    0x83: "implementation specific error",
+    0x91: "packet identifier in use",
+    0x92: "packet identifier not found",
+    _TOO_LARGE: "packet too large",
+    _BAD_PAYLOAD: "payload format invalid",
+}
+_LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
+_LOOK_EVERY = 32  # messages queued before they are written
+
+
+class Lost(Exception):
+    """The connection is of no more use. `dropped`: the broker closed it without a word, or because of a message."""
+
+    def __init__(self, reason: str, *, dropped: bool = False) -> None:
+        super().__init__(reason)
+        self.dropped = dropped
+
+
+def verdict(code: int, words: str = "") -> Outcome:
+    """What the code that ends a message means (MQTT 5, §2.4); `words` are the broker's own."""
+    if code < 0x80:
+        return DELIVERED
+    said = f"{_WORDS.get(code, 'unknown reason')} (0x{code:02X})"
+    reason = f"the broker refused it: {said}: {words}" if words else f"the broker refused it: {said}"
+    if code in (_TOO_LARGE, _BAD_PAYLOAD):
+        return Rejected(reason)
+    return Unavailable(reason) if code in _REFUSALS else Failed(reason)
+
+
+class Link:
+    """A connection and what the broker has said about the events of the running call.
+
+    Everything here raises `Lost` or `OSError` when the connection is of no more use.
+    """
+
+    def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
+        self._batch = Batch(())
+        self._settings = settings
+        self._topic = settings.topic
+        self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
+        self._largest = _LARGEST
+        # 65535 identifiers there are. Before version 5 a broker cannot say how many messages with QoS 2 it keeps track
+        # of: mosquitto ends the connection after 20.
+        self._window = 20 if settings.qos == 2 and settings.version != "5" else 65_535
+        self._unconfirmed: dict[int, int] = {}  # message identifier and index of its event, in the order of sending
+        self._barrier = 0  # identifier of the packet whose answer confirms what was sent with QoS 0
+        self._connected = False
+        self._lost_because = "the connection was lost"
+        self._dropped = True
+        self._poll = select.poll()
+        self._client = make_client(settings, place, self._settle)
+        self._client.on_connect = self._on_connect
+        self._client.on_disconnect = self._on_disconnect
+        self._client.on_unsubscribe = self._on_unsubscribe
+        self._client.on_log = self._on_log
+        try:
+            host, port = place.address
+            self._client.connect(host, port, settings.keep_alive)
+            deadline = time.monotonic() + settings.timeout
+            while not self._connected:
+                self._turn(_left(deadline))
+        except BaseException:
+            self._client.hang_up()
+            raise
+        self._client.on_log = None
+        self._used = time.monotonic()
+
+    def begin(self, batch: Batch) -> None:
+        """A new call; by now every message of the one before is confirmed, or the link would be gone."""
+        self._batch = batch
+
+    def send(self, index: int, window: int) -> None:
+        """Publish an event, if nothing stands against it, as soon as the window has room for it."""
+        self.gather(min(window, self._window) - 1)
+        if not self._batch.begin([index]):
+            return
+        event = self._batch.events[index]
+        body = log(event).encode()
+        properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
+        size = self._overhead + len(body)
+        if properties is not None:
+            size += len(properties.pack()) - 1  # the length of no properties is part of what every message has
+        if size + 1 + _length_of_length(size) > self._largest:
+            self._batch.settle(index, Rejected(f"of {size} bytes, which is more than the broker takes"))
+            return
+        sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain, properties)
+        if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
+            raise Lost(paho.error_string(sent.rc))
+        self._unconfirmed[sent.mid] = index
+        if sent.mid % _LOOK_EVERY == 0:
+            self._turn(0)
+
+    def gather(self, most: int) -> None:
+        """Wait until at most that many events are unconfirmed.
+
+        Each confirmation starts the time limit anew, as long as the call has time.
+        """
+        deadline = time.monotonic() + self._settings.timeout
+        while (waiting := len(self._unconfirmed)) > most:
+            if not self._settings.qos and not self._barrier:
+                # Unsubscribing from what nobody subscribed to is the one question that every broker answers.
+                result, mid = self._client.unsubscribe(self._topic)
+                if mid is None:
+                    raise Lost(paho.error_string(result))
+                self._barrier = mid
+            self._turn(_left(deadline))
+            if len(self._unconfirmed) < waiting and self._batch.has_time():
+                deadline = time.monotonic() + self._settings.timeout
+        self._used = time.monotonic()
+
+    def look(self) -> None:
+        """Take in what has arrived, without waiting."""
+        self._turn(0)
+
+    def is_stale(self) -> bool:
+        """Whether it was idle for so long that the broker may have given it up, as nobody sent it anything."""
+        keep_alive = self._client.keepalive
+        return bool(keep_alive) and time.monotonic() - self._used >= keep_alive
+
+    def fail_oldest(self, words: str) -> None:
+        """Blame the first message that was not confirmed: what the broker cannot take, it need not say in words."""
+        if (index := self._batch.oldest_sent()) is not None:
+            self._batch.settle(index, Failed(words))
+
+    def close(self) -> None:
+        """Say goodbye and close."""
+        self._client.on_disconnect = None
+        self._client.disconnect()
+        self._client.loop_write()
+        self.drop()
+
+    def drop(self) -> None:
+        """Close the socket."""
+        self._client.hang_up()
+
+    def _turn(self, patience: float) -> None:
+        """Write what waits to be written, read what has arrived; wait for either at most `patience` seconds."""
+        client = self._client
+        wire = client.socket()
+        if wire is None:
+            raise Lost(self._lost_because, dropped=self._dropped)
+        self._poll.register(wire, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
+        unread = client.unread()
+        if client.keepalive:
+            patience = min(patience, client.keepalive / 2)  # or nobody would look whether the broker still lives
+        ready = dict(self._poll.poll(0 if unread else max(0, patience) * 1000)).get(wire.fileno(), 0)
+        result = MQTTErrorCode.MQTT_ERR_SUCCESS
+        # Reading comes first: what the broker said before it closed is lost when writing fails.
+        if unread or ready & ~select.POLLOUT:
+            result = client.loop_read()
+        if ready & select.POLLOUT:
+            result = result or client.loop_write()
+        result = result or client.loop_misc()
+        if result or client.socket() is None:
+            raise Lost(self._lost_because, dropped=self._dropped)
+
+    def _settle(self, mid: int, code: int, words: str) -> None:
+        index = self._unconfirmed.pop(mid, None)
+        if index is None:
+            return
+        self._batch.settle(index, verdict(code, words))
+
+    def _on_connect(self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Any) -> None:
+        if reason.is_failure:
+            self._lost_because = f"{reason}{_reason_string(properties)}"
+            self._dropped = False
+            return
+        self._connected = True
+        if properties is None:
+            return
+        if self._settings.qos:
+            self._window = min(self._window, getattr(properties, "ReceiveMaximum", self._window))
+        self._largest = getattr(properties, "MaximumPacketSize", self._largest)
+        if getattr(properties, "MaximumQoS", 2) < self._settings.qos:
+            raise Lost(f"qos: the broker takes no more than QoS {properties.MaximumQoS}")
+        if self._settings.retain and not getattr(properties, "RetainAvailable", 1):
+            raise Lost("retain: the broker keeps no messages")
+
+    def _on_disconnect(
+        self, _c: object, _u: object, flags: paho.DisconnectFlags, reason: ReasonCode, properties: Any
+    ) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self._lost_because = f"{reason}{_reason_string(properties)}"
+            self._dropped = reason.value in (_TOO_LARGE, _BAD_PAYLOAD)
+        elif reason == _SILENT:
+            self._lost_because = f"no answer within the keep-alive interval of {self._client.keepalive} s"
+            self._dropped = False
+
+    def _on_unsubscribe(self, _c: object, _u: object, mid: int, _r: object, _p: object) -> None:
+        if mid == self._barrier:
+            self._barrier = 0
+            for sent in list(self._unconfirmed):
+                self._settle(sent, 0, "")
+
+    def _on_log(self, _c: object, _u: object, level: int, words: str) -> None:
+        if level == LogLevel.MQTT_LOG_ERR:
+            self._lost_because = words
+
+
+def _reason_string(properties: Any) -> str:
+    words = getattr(properties, "ReasonString", "")
+    return f": {words}" if words else ""
+
+
+def _left(deadline: float) -> float:
+    """Seconds until then. Raises `TimeoutError` when there are none."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError
+    return left
+
+
+def _length_of_length(size: int) -> int:
+    return 1 if size < 128 else 2 if size < 16_384 else 3 if size < 2_097_152 else 4
