@@ -5,8 +5,9 @@ import time
 import click
 
 from app.cli.commands.rules import plain_names
-from app.cli.context import CommandContext, bar, count_noun, with_context_or_url
-from app.cli.param_types import TARGET, TIME, iso
+from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.output import bar, count_noun
+from app.cli_common.param_types import TARGET, TIME, iso
 from app.config.arn import TargetId
 from app.outbox.delivery.replays import Replay, Selection
 from app.outbox.tables import NEVER
