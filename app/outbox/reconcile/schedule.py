@@ -52,8 +52,8 @@ class WaitingRun:
 def describe_unscheduled(number: int) -> str:
     """Describe that so many buckets of a target are not scheduled, and what to do."""
     return (
-        f"{number} buckets of its events are not reconciled by schedule: their names are invalid, or there are more "
-        f"than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
+        f"{number} of the buckets in its events are not reconciled by schedule: their names are invalid, or there are "
+        f"more than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
     )
 
 

@@ -1,4 +1,4 @@
-"""The processes of scheduled reconciliations: they end when asked to, and with who started them."""
+"""The processes of scheduled reconciliations: they end when they are stopped, and with the worker that started them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.support.hostile_names import BUCKETS, scheduled
 from workers import reconcile_jobs
 from workers.reconcile_jobs import JobProcesses, RunWakeUps, last_message
 
-# As a job is: Ctrl-C ends it, SIGTERM is as that, and so is the end of its input.
+# Like a job: Ctrl-C, SIGTERM and the end of its input stop it.
 ENDING = "from spark_jobs import shutdown; shutdown.on_sigterm(); shutdown.on_end_of_input(); import time; "
 
 
@@ -35,7 +35,7 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_what_a_job_came_to_is_its_last_line_or_its_problem() -> None:
+def test_the_result_of_a_job_is_its_last_line_or_its_error() -> None:
     jobs = JobProcesses()
     done = jobs.run(python("print('listing'); print('drift: 3 differences')"))
     assert (done.code, done.message) == (0, "drift: 3 differences")
@@ -44,7 +44,7 @@ def test_what_a_job_came_to_is_its_last_line_or_its_problem() -> None:
     assert last_message("", 137) == "the job exited with code 137 and printed nothing"
 
 
-def test_a_job_that_is_asked_to_end_does_and_what_would_begin_then_does_not(tmp_path: Path) -> None:
+def test_stop_ends_running_jobs_and_those_that_start_later(tmp_path: Path) -> None:
     jobs, begun = JobProcesses(), tmp_path / "begun"
     code = f"{ENDING}import pathlib; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)"
     with ThreadPoolExecutor() as pool:
@@ -89,39 +89,39 @@ def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -
         job.stdin.close()
 
 
-def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, told, wake_ups = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), RunWakeUps()
+def test_the_wake_up_of_a_waiting_run_is_repeated_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, published, wake_ups = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), RunWakeUps()
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
-    assert [wake_ups.publish_due(database, told.append) for _ in range(3)] == [1, 0, 0]
-    assert [(str(each.target), each.bucket) for each in told] == [("redis:x", "bucket")]
+    assert [wake_ups.publish_due(database, published.append) for _ in range(3)] == [1, 0, 0]
+    assert [(str(each.target), each.bucket) for each in published] == [("redis:x", "bucket")]
     monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL", 0)
-    assert wake_ups.publish_due(database, told.append) == 1
-    assert told[0] == told[1]
+    assert wake_ups.publish_due(database, published.append) == 1
+    assert published[0] == published[1]
     database.close()
 
 
-def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
     monkeypatch.setattr(reconcile_command, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
         arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
-        [_, command, *words] = seen[-1]  # what the job's process is started with
+        [_, command, *words] = seen[-1]  # the arguments of the job's process
         context = spark_commands.commands[command].make_context(command, words)
         assert context.params["bucket"] == name
         assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
     bucketwire.main(args=["reconcile", "--help"], standalone_mode=False)
-    assert seen[-1][-1] == "--help", "it is the job's own"
+    assert seen[-1][-1] == "--help", "the job prints its own help"
 
 
 @pytest.mark.parametrize("name", [*(name for name in BUCKETS if not scheduled(name)), "nul\0"])
-def test_a_run_that_was_registered_for_no_bucket_is_given_up(tmp_path: Path, name: str) -> None:
+def test_a_run_with_an_invalid_bucket_name_fails(tmp_path: Path, name: str) -> None:
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
     Schedule(database).register(now_ms())
-    with database.writing() as connection:  # as a version did that looked at no names
+    with database.writing() as connection:  # as if registered before names were validated
         connection.execute(tables.reconciliations.update().values(bucket=name))
     assert reconcile_jobs.reconcile(database, target, name, "arn") == "the bucket's name is invalid"
     [run] = Reconciliations(database).list()
