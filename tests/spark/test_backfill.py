@@ -269,8 +269,8 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
     options = ["--many-versions", "3", "--large-versions", "33", "--big-prefix", "2", "--json"]
     with stage.bucketwire("scan", "b-old", *options) as running:
-        out, said = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 0, said
+        out, error = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, error
     assert orjson.loads(out)["s3:Scanner:BigPrefix"] == 2
     settle(stage, "warnings")
     settle(stage, "latest")

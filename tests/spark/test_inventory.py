@@ -67,13 +67,13 @@ def entries(minio: services.MinIO, bucket: str, *, versioned: bool) -> list[dict
 
 
 def as_csv(found: Sequence[dict[str, Any]]) -> bytes:
-    written = io.StringIO()
-    lines = csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    text = io.StringIO()
+    lines = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     for one in found:
         time = one["last_modified_date"].strftime("%Y-%m-%dT%H:%M:%S.") + f"{one['last_modified_date']:%f}"[:3] + "Z"
         texts = one | {"key": quote_plus(one["key"], safe="/"), "last_modified_date": time}
         lines.writerow(str(value).lower() if isinstance(value, bool) else value for value in texts.values())
-    return gzip.compress(written.getvalue().encode())
+    return gzip.compress(text.getvalue().encode())
 
 
 def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path, kind: str) -> bytes:
@@ -84,9 +84,9 @@ def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path,
     )
     frame = spark.createDataFrame([tuple(one.values()) for one in found], schema)
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")  # as S3 does
-    made = folder / uuid4().hex
-    getattr(frame.coalesce(1).write, kind.lower())(str(made))
-    (file,) = made.glob(f"*.{kind.lower()}")
+    output = folder / uuid4().hex
+    getattr(frame.coalesce(1).write, kind.lower())(str(output))
+    (file,) = output.glob(f"*.{kind.lower()}")
     return file.read_bytes()
 
 
@@ -119,7 +119,7 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
     if not versioned:
         for columns in OF_VERSIONS:
             schema = schema.replace(columns, "")
-    made = Report(folder, {
+    written = Report(folder, {
         "sourceBucket": bucket, "destinationBucket": "arn:aws:s3:::reports", "version": "2016-11-30",
         "creationTimestamp": str(BEGUN), "fileFormat": kind, "fileSchema": schema, "files": [],
     })  # fmt: skip
@@ -128,9 +128,9 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).write_bytes(content)
         digest = hashlib.md5(content).hexdigest()
-        made.content["files"].append({"key": key, "size": len(content), "MD5checksum": digest})
-    made.write()
-    return made
+        written.content["files"].append({"key": key, "size": len(content), "MD5checksum": digest})
+    written.write()
+    return written
 
 
 @pytest.mark.parametrize("versioned", [False, True])
@@ -150,8 +150,8 @@ def test_a_report_has_the_same_entries_as_mc(
     halves = found[::2], found[1::2]
     for kind in ("CSV", "ORC", "Parquet"):
         contents = [as_csv(half) if kind == "CSV" else by_spark(spark, half, tmp_path, kind) for half in halves]
-        made = report(tmp_path / kind, bucket, kind, contents, versioned=versioned)
-        read = manifest(str(made.manifest))
+        written = report(tmp_path / kind, bucket, kind, contents, versioned=versioned)
+        read = manifest(str(written.manifest))
         assert (read.begun, read.versioned) == (BEGUN, versioned)
         listing = read.listing(spark, bucket)
         assert objects_of(listing) == expected
@@ -202,9 +202,9 @@ def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tm
         zones.setDefault(zones.getTimeZone("UTC"))  # where S3 writes
         spark.sql(f"SELECT {columns}").write.orc(str(tmp_path / "o"))
         (file,) = (tmp_path / "o").glob("*.orc")
-        made = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
+        written = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
         zones.setDefault(zones.getTimeZone("Asia/Tokyo"))
-        frame = manifest(str(made.manifest)).listing(spark, "b").frame
+        frame = manifest(str(written.manifest)).listing(spark, "b").frame
         assert [row["modified"] for row in frame.collect()] == [1_794_992_800_123]
     finally:
         zones.setDefault(own)
@@ -224,8 +224,8 @@ def test_lines_that_cannot_be_read_are_counted_and_shown(spark: SparkSession, tm
     ]
     lines = [good % "a%2Fb+c", good.replace('"5"', '""').replace('"false","', '"true","') % "gone", *bad]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode())
-    made = report(tmp_path, "b", "CSV", [content], versioned=True)
-    listing = manifest(str(made.manifest)).listing(spark, "b")
+    written = report(tmp_path, "b", "CSV", [content], versioned=True)
+    listing = manifest(str(written.manifest)).listing(spark, "b")
     assert objects_of(listing) == {"a/b c": ("e", 5, "v")}
     shown = [json.loads(row["line"]) for row in listing.unreadable.collect()]
     keys = {one["encoded_key"] for one in shown if "broken_line" not in one}
@@ -233,14 +233,14 @@ def test_lines_that_cannot_be_read_are_counted_and_shown(spark: SparkSession, tm
     assert [one["broken_line"] for one in shown if "broken_line" in one] == bad[:3]
 
 
-def _lose(made: Report) -> None:
-    made.files[1].unlink()
+def _lose(written: Report) -> None:
+    written.files[1].unlink()
 
 
-def _damage(made: Report) -> None:
-    content = bytearray(made.files[0].read_bytes())
+def _damage(written: Report) -> None:
+    content = bytearray(written.files[0].read_bytes())
     content[-1] ^= 1
-    made.files[0].write_bytes(content)
+    written.files[0].write_bytes(content)
 
 
 @pytest.mark.parametrize(

@@ -201,7 +201,7 @@ def test_the_log_is_kept_once_and_stays_when_it_is_forgotten(
     spark: SparkSession, tmp_path: Path, postgres_server: services.Postgres
 ) -> None:
     events = happened()
-    wanted = sorted((one.bucket, one.key) for one in events)
+    expected = sorted((one.bucket, one.key) for one in events)
     for server in (None, postgres_server):
         folder = tmp_path / ("postgres" if server else "sqlite")
         with outbox(server) as database:
@@ -217,7 +217,7 @@ def test_the_log_is_kept_once_and_stays_when_it_is_forgotten(
             last = compact(spark, database, registry(database), folder)
             assert (last.events, last.written) == (4, 4)
         kept = journal_folder(folder, None)
-        assert keys(spark, kept) == wanted
+        assert keys(spark, kept) == expected
         found = read_journal(spark, kept).collect()
         assert {row["id"]: row["record"] for row in found} == {one.id: one.record for one in events}
         assert {path.name for path in (kept / EVENTS).glob("day=*/bucket=*")} == {"bucket=2026", "bucket=images"}

@@ -110,23 +110,23 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool
 ) -> None:
     name = f"b-{uuid4().hex[:8]}"
-    wanted = fill(at_minio, name, versioned=versioned)
+    expected = fill(at_minio, name, versioned=versioned)
     bucket = s3_listing.Bucket.from_boto3(name, at_minio.url)
     assert bucket.is_versioned() is versioned
-    assert objects_of(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == wanted
+    assert objects_of(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == expected
     # By every key as an end of a range, no object may fall between two.
     alone = [
         row[0]
-        for after, until in s3_listing.between(wanted, 10 * len(wanted))
+        for after, until in s3_listing.between(expected, 10 * len(expected))
         for row in s3_listing.objects(bucket, (after, until), versioned=versioned)
     ]
-    assert sorted(alone) == sorted(wanted)
+    assert sorted(alone) == sorted(expected)
 
     file = tmp_path / "listing.json"
     lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{name}")
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     written = from_mc(spark, str(file), versioned=versioned)
-    assert objects_of(written) == wanted
+    assert objects_of(written) == expected
     assert (written.unreadable_count, written.problem) == (0, "")
 
 
@@ -236,12 +236,12 @@ def test_an_elasticsearch_index_is_read(
     index.ask("PUT", "", {"settings": {"number_of_shards": 3}})
     deliver(ElasticsearchTarget(settings), "b")
 
-    held = index.all()
+    documents = index.all()
     index.put("b/broken", {"Records": []})
-    index.put("b/other", held["b/a+b"])
+    index.put("b/other", documents["b/a+b"])
     if style == "hash":
         # Under an id that is not its object's: of an object that has a document of its own, and of one that has none.
-        gone = orjson.loads(orjson.dumps(held["b/a+b"]).replace(b"a%2Bb", b"gone"))
+        gone = orjson.loads(orjson.dumps(documents["b/a+b"]).replace(b"a%2Bb", b"gone"))
         index.put("stray", gone)
         broken = {"gone": BROKEN}
     else:
@@ -281,8 +281,8 @@ def test_who_may_read_an_index_and_who_may_not(elasticsearch_server: services.El
 
     def key(*privileges: str) -> dict[str, str]:
         roles = {"r": {"cluster": ["monitor"], "index": [{"names": [index.index], "privileges": privileges}]}}
-        made = index.ask("POST", "/_security/api_key", {"name": "k", "role_descriptors": roles}).json()
-        return {"username": "", "password": "", "api_key": f"{made['id']}:{made['api_key']}"}
+        api_key = index.ask("POST", "/_security/api_key", {"name": "k", "role_descriptors": roles}).json()
+        return {"username": "", "password": "", "api_key": f"{api_key['id']}:{api_key['api_key']}"}
 
     place = index.login["url"].replace("https://", f"https://{index.login['username']}:{services.PASSWORD}@")
     assert read() == read(**key("read", "maintenance")) == read(url=place, username="", password="") == []
@@ -409,13 +409,15 @@ def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
     finally:
         target.close()
     assert len(names) - len(paths) == (getattr(settings, "id_style", "") == "plain")
-    held = {(name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")}
+    expected = {
+        (name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")
+    }
     frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in BUCKETS]
     found = [tuple(row) for row in reduce(DataFrame.union, frames).collect()]
     # By its document, not by its path, an index knows a bucket whose name holds a slash.
     within = {("..", f"../etc/passwd/k{names.index('../../etc/passwd')}")}
     by_document = isinstance(settings, ElasticsearchSettings) and settings.id_style == "hash"
-    assert sorted(found) == sorted(held - within if by_document else held)
+    assert sorted(found) == sorted(expected - within if by_document else expected)
     for name in ("nul\0", "nul\0' OR 1=1 -- ", "\udcff"):
         with pytest.raises(CannotRead, match="databases cannot store it as text"):
             rows(spark, settings, name, tasks=1)

@@ -120,8 +120,8 @@ def lines(result: ReconcileResult) -> dict[str, str]:
     found = {}
     for part in (result.page.parent / LINES).glob("*.json"):
         for one in map(orjson.loads, part.read_text().splitlines()):
-            told = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
-            found[one["key"]] = "~" * one["in_flight"] + told.removesuffix(",time")
+            kind = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
+            found[one["key"]] = "~" * one["in_flight"] + kind.removesuffix(",time")
     return found
 
 
@@ -161,12 +161,12 @@ def stage(
             "mysql:rows": tables,
             "elasticsearch:rows": index,
         }
-        made = Stage(spark, whole, minio, stores, folder, s3)
+        stage = Stage(spark, whole, minio, stores, folder, s3)
         for bucket in BUCKETS.values():
             s3.create_bucket(Bucket=bucket)
-            made.notify(bucket, on=True)
+            stage.notify(bucket, on=True)
         s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-        yield made
+        yield stage
 
 
 def old(number: int) -> str:
@@ -333,21 +333,21 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
     stage.settle("postgresql:rows")
     found = inventories.entries(stage.minio, bucket, versioned=False)
     contents = [inventories.as_csv(half) for half in (found[::2], found[1::2])]
-    made = inventories.report(tmp_path, bucket, "CSV", contents, versioned=False)
+    written = inventories.report(tmp_path, bucket, "CSV", contents, versioned=False)
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
-    made.content["creationTimestamp"] = str(now)
-    report = manifest(made.write())
+    written.content["creationTimestamp"] = str(now)
+    report = manifest(written.write())
     contents.set(f"{bucket}/in the inventory", None)
     more = {"inventory": report, "listed_at": report.begun, "repair": True, "limits": RepairLimits(max_removals=100)}
 
-    lost = made.files[0].read_bytes()
-    made.files[0].unlink()
+    lost = written.files[0].read_bytes()
+    written.files[0].unlink()
     with pytest.raises(BadListing, match="cannot be read"):
         stage.run("postgresql:rows", bucket, **more)
     (run,) = Reconciliations(stage.whole.database).list(limit=1)
     assert (run.state, run.counts["repaired"]) == ("failed", 0)
-    made.files[0].write_bytes(lost)
+    written.files[0].write_bytes(lost)
     result = stage.run("postgresql:rows", bucket, **more)
     assert (result.state, lines(result)) == ("repaired", {"in the inventory": "missing"})
     assert result.counts["objects"] == len(found)

@@ -22,9 +22,9 @@ MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 
 
 def finding(**more: Any) -> dict[str, Any]:
-    held = {"etag": "e1", "size": 5, "modified": T, "version": ""}
+    s3_object = {"etag": "e1", "size": 5, "modified": T, "version": ""}
     row = dict.fromkeys(["row_name", "row_etag", "row_size", "row_version", "row_sequencer", "row_time"])
-    return {"key": "dir a/ü+🎉", "kind": "missing", "differs": "", "in_flight": False} | held | row | more
+    return {"key": "dir a/ü+🎉", "kind": "missing", "differs": "", "in_flight": False} | s3_object | row | more
 
 
 def repaired(newest: str = "", target: TargetId = TARGET, listed_at: int = T + 9, **more: Any) -> Event:
@@ -57,11 +57,11 @@ def test_the_same_finding_is_the_same_event_and_another_targets_is_another() -> 
 @pytest.mark.parametrize("known", [PUT_AT_T, f"{(T + 1000) * 1_000_000:X}", "18E9E739033E0000", "0055AED6DCD90281E5"])
 def test_a_repair_is_above_what_is_known_and_below_what_comes_next(known: str) -> None:
     for newest, row in ((known, ""), ("", known), (known, known)):
-        made = comparable(sequencer(newest, row, T))
-        assert comparable(known) < made
+        repair_sequencer = comparable(sequencer(newest, row, T))
+        assert comparable(known) < repair_sequencer
         if len(known) == 16:
             following = f"{max(int(known, 16) + 4096, (T + 1) * 1_000_000):X}"
-            assert made < comparable(following)
+            assert repair_sequencer < comparable(following)
 
 
 def test_a_late_event_of_an_object_that_nobody_knew_wins() -> None:

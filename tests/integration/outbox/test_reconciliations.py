@@ -39,9 +39,9 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     assert runs.renew(after, lease=60_000)
     states = {each.run: each.state for each in runs.list()}
     assert states == {first: "drift", other: "running", dead: "failed", after: "running"}
-    told = runs.list()[-1]
-    assert (told.counts["missing"], told.counts["objects"], told.counts["stale"], told.report) == (3, 7, 0, "/r")
-    assert told.finished_at >= told.started_at > 0
+    ended = runs.list()[-1]
+    assert (ended.counts["missing"], ended.counts["objects"], ended.counts["stale"], ended.report) == (3, 7, 0, "/r")
+    assert ended.finished_at >= ended.started_at > 0
 
 
 def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: Database) -> None:
@@ -95,8 +95,8 @@ def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
     log.append([[event("a", sequencer="18E8"), event("a", sequencer="18EA00"), event("b", sequencer="")]])
     log.append([[event("a", sequencer="18FF", bucket="other"), event("c", name="s3:ObjectAccessed:Get")]])
     assert newest_sequencers(database, "images", ["a", "b", "c", "d"]) == {"a": "18EA"}
-    told = event("a", sequencer="18EB")
-    log.append([[told._replace(record=told.record.replace("minio:s3", "bucketwire:backfill"))]])
+    backfilled = event("a", sequencer="18EB")
+    log.append([[backfilled._replace(record=backfilled.record.replace("minio:s3", "bucketwire:backfill"))]])
     assert newest_sequencers(database, "images", ["a"]) == {"a": "18EB"}
     assert newest_sequencers(database, "images", ["a"], excluding_source="bucketwire:backfill") == {"a": "18EA"}
 
@@ -107,16 +107,16 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     log.append([[event("a"), event("b")]])
     seq = log_mark(database, target, "images").seq
     log.append([[event("b")]])
-    repairs, wanted = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
-    [receipt] = repairs.append([wanted])
+    repairs, events = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
+    [receipt] = repairs.append([events])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, receipt.repeated, repairs.overtaken) == (2, 0, 1)
     assert dict(receipt.matched) == {target: 2}
-    [again] = repairs.append([wanted])  # the answer was lost: the same once more
+    [again] = repairs.append([events])  # the response was lost: send the same again
     assert isinstance(again, Receipt)
     assert (again.recorded, again.repeated, repairs.overtaken) == (0, 2, 1)
     with database.reading() as connection:
-        query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([wanted[0].id, wanted[2].id]))
+        query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([events[0].id, events[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
 
 
@@ -124,7 +124,7 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
     target = add_target(database)
     seq = log_mark(database, target, "images").seq
     removed, kinds = "s3:ObjectRemoved:Delete", ["read", "tagged", "warned", "repaired", "older", "newest", "plain"]
-    told = {key: event(key, version="" if key == "plain" else "v2") for key in kinds}
+    late = {key: event(key, version="" if key == "plain" else "v2") for key in kinds}
     repair = event("repaired")
     since = [
         event("read", name="s3:ObjectAccessed:Get"), event("tagged", name="s3:ObjectCreated:PutTagging"),
@@ -134,12 +134,12 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
     ]  # fmt: skip
     Log(database).append([since])
     repairs = UnlessChanged(database, target, seq)
-    [receipt] = repairs.append([list(told.values())])
+    [receipt] = repairs.append([list(late.values())])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, repairs.overtaken) == (5, 2)
     with database.reading() as connection:
-        wanted = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in told.values()]))
-        assert set(connection.execute(wanted).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
+        query = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in late.values()]))
+        assert set(connection.execute(query).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
 
 
 def test_creations_alone_can_count_as_being_on_their_way(database: Database) -> None:
