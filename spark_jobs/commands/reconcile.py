@@ -74,7 +74,7 @@ def may_repair(context: ServiceContext, target: TargetId, run: str) -> bool:
 
     Raises `AlreadyRunning` if the run does not wait any more.
     """
-    waiting = next((each for each in Schedule(context.database).waiting() if each.run == run), None)
+    waiting = next((waiting for waiting in Schedule(context.database).waiting() if waiting.run == run), None)
     if waiting is None:
         raise AlreadyRunning(f"the run {run} has already been started")
     settings = context.registry.settings(context.registry.target(target))
