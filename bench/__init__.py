@@ -1,1 +1,1 @@
-"""Reproducible measurements, each beside its physical limit in the same run: `python -m bench`."""
+"""Reproducible benchmarks, each beside its physical limit in the same run: `python -m bench`."""

@@ -1,4 +1,4 @@
-"""Every benchmark in turn; each prints its table and writes bench/results/<name>.json."""
+"""Run every benchmark; each prints its table and writes bench/results/<name>.json."""
 
 import subprocess
 import sys

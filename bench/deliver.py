@@ -1,10 +1,10 @@
-"""Draining and delivering, target by target: one worker's partitions beside the raw driver's loop on the same server.
+"""Measure one worker's delivery to each target, beside a loop over the raw driver on the same server.
 
     python -m bench.deliver [--events 20000] [--rounds 3]
 
-The raw loop holds ready-made bodies in memory and sends them in batches of the same size by the same bulk form of the
-protocol; the partitions read them from a durable PostgreSQL outbox, decide, deliver and settle. Both alternate, and
-the best round of each counts.
+The raw loop has its bodies in memory and sends them in batches of the same size by the same bulk operation; the worker
+reads the events from a durable PostgreSQL outbox, delivers and settles them. Both alternate, and the best round of each
+counts.
 """
 
 import argparse
@@ -41,7 +41,7 @@ BATCH = 500
 
 @dataclass(frozen=True)
 class Case:
-    """One target, and the loop that is its limit."""
+    """One target, and the raw driver's loop that is its limit."""
 
     name: str
     type_name: str
@@ -57,12 +57,12 @@ def redis_cases(server: services.Redis) -> Iterable[Case]:
     client = redis.Redis(port=server.port)
 
     def hset(events: Sequence[Event]) -> None:
-        for some in batches([(one.path, records(one)) for one in events]):
-            client.hset("raw:hash", mapping=dict(some))
+        for batch in batches([(sent.path, records(sent)) for sent in events]):
+            client.hset("raw:hash", mapping=dict(batch))
 
     def rpush(events: Sequence[Event]) -> None:
-        for some in batches([redis_access(one) for one in events]):
-            client.rpush("raw:list", *some)
+        for batch in batches([redis_access(sent) for sent in events]):
+            client.rpush("raw:list", *batch)
 
     address = {"address": f"127.0.0.1:{server.port}"}
     yield Case("Redis hash", "redis", {**address, "key": "hash"}, hset)
@@ -79,25 +79,25 @@ def postgres_cases(server: services.Postgres) -> Iterable[Case]:
     upsert = "INSERT INTO raw_ns VALUES %s ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value"
 
     def upserts(events: Sequence[Event]) -> None:
-        for some in batches([(one.path, records(one)) for one in events]):
+        for batch in batches([(sent.path, records(sent)) for sent in events]):
             with connection, connection.cursor() as cursor:
-                psycopg2.extras.execute_values(cursor, upsert, some, page_size=BATCH)
+                psycopg2.extras.execute_values(cursor, upsert, batch, page_size=BATCH)
 
     def inserts(events: Sequence[Event]) -> None:
-        for some in batches([("2026-11-21T00:33:56.082Z", records(one)) for one in events]):
+        for batch in batches([("2026-11-21T00:33:56.082Z", records(sent)) for sent in events]):
             with connection, connection.cursor() as cursor:
-                psycopg2.extras.execute_values(cursor, "INSERT INTO raw_log VALUES %s", some, page_size=BATCH)
+                psycopg2.extras.execute_values(cursor, "INSERT INTO raw_log VALUES %s", batch, page_size=BATCH)
 
-    place = {"connection_string": dsn}
-    yield Case("PostgreSQL namespace", "postgresql", {**place, "table": "ns"}, upserts)
-    yield Case("PostgreSQL access", "postgresql", {**place, "table": "log", "format": "access"}, inserts)
+    settings = {"connection_string": dsn}
+    yield Case("PostgreSQL namespace", "postgresql", {**settings, "table": "ns"}, upserts)
+    yield Case("PostgreSQL access", "postgresql", {**settings, "table": "log", "format": "access"}, inserts)
 
 
 def webhook_cases(server: services.Receiver) -> Iterable[Case]:
     pool = urllib3.PoolManager()
 
     def posts(events: Sequence[Event]) -> None:
-        for body in [log_envelope(one) for one in events]:
+        for body in [log_envelope(sent) for sent in events]:
             pool.request("POST", server.url, body=body, headers={"Content-Type": "application/json"})
 
     yield Case(
@@ -106,13 +106,13 @@ def webhook_cases(server: services.Receiver) -> Iterable[Case]:
 
 
 class Deliverer:
-    """Works off every partition of one target, as one worker process does."""
+    """Deliver every partition of one target, as one worker process does."""
 
     def __init__(self, database: Database, target: TargetId) -> None:
-        counters = registry(database)
-        settings = counters.settings(counters.target(target))
+        targets = registry(database)
+        settings = targets.settings(targets.target(target))
         self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
-        self.row_id = counters.target(target).row_id
+        self.row_id = targets.target(target).row_id
         self.adapter = create(target.type, settings)
         self.work = OpenTarget(
             str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
@@ -130,7 +130,7 @@ class Deliverer:
 
 
 def fill(database: Database, count: int, first: int = 0) -> list[Event]:
-    """Record `count` events of about a kilobyte, each of an object of its own."""
+    """Record `count` events of about a kilobyte, each of a different object."""
     events = [event(f"dir/{first + number:07d}/{'x' * 560}") for number in range(count)]
     log = Log(database)
     for start in range(0, count, 1000):
@@ -173,24 +173,24 @@ def main() -> None:
         with database.engine.begin() as connection:
             connection.execute(sa.text("ANALYZE events"))
         for case, target in zip(cases, targets, strict=True):
-            few = case.type_name == "webhook"
-            part, partitions = (events[: len(events) // 16], range(1)) if few else (events, range(16))
+            slow = case.type_name == "webhook"
+            sample, partitions = (events[: len(events) // 16], range(1)) if slow else (events, range(16))
             deliverer = Deliverer(database, target)
             raw_loop = case.raw
-            assert raw_loop is not None  # only NATS Streaming, in bench.targets, has none
+            assert raw_loop is not None  # only NATS Streaming, in bench.targets, has no raw loop
             raw, ours = [], []
             for _ in range(options.rounds):
-                raw.append(timed(lambda raw_loop=raw_loop, part=part: raw_loop(part)) / len(part))
+                raw.append(timed(lambda raw_loop=raw_loop, sample=sample: raw_loop(sample)) / len(sample))
                 rewind(database, target)
-                done: list[int] = []
-                seconds = timed(lambda: done.append(deliverer.run(partitions)))  # noqa: B023 - called at once
-                ours.append(seconds / done[0])
+                delivered: list[int] = []
+                seconds = timed(lambda: delivered.append(deliverer.run(partitions)))  # noqa: B023 - called at once
+                ours.append(seconds / delivered[0])
             deliverer.adapter.close()
             rows.append(
                 {
                     "target": case.name,
                     "raw loop, events/s": 1 / min(raw),
-                    "partitions, events/s": 1 / min(ours),
+                    "worker, events/s": 1 / min(ours),
                     "share of the raw loop, %": 100 * min(raw) / min(ours),
                     "cost of the outbox, µs/event": (min(ours) - min(raw)) * 1e6,
                 }

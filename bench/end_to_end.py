@@ -1,9 +1,9 @@
-"""From a full outbox to the target through beat, broker and workers; and one Celery task for each event beside it.
+"""Measure the way from a full outbox through beat, broker and workers to the target, beside one Celery task per event.
 
     python -m bench.end_to_end [--events 50000] [--tasks 4000] [--backlog 1000000]
 
-Two pool processes on both sides, PostgreSQL with fsync, a Redis as broker and one as target. With --backlog, also the
-rate of a backlog of that many events beside one of 10,000, both through one worker's partitions.
+Both sides have two pool processes, PostgreSQL with fsync, a Redis as broker and one as target. --backlog also compares
+the rate of a backlog of that many events with the rate of 10,000, both delivered by one worker.
 """
 
 import argparse
@@ -26,31 +26,31 @@ from tests.support.builders import add_target, migrated
 from tests.support.service_processes import system
 
 
-def through_the_service(stack: ExitStack, events: int) -> float:
-    """Events per second from the workers' start to the last settlement."""
+def service_rate(stack: ExitStack, events: int) -> float:
+    """Return events per second from the workers' start to the last settlement."""
     outbox, broker, target = (
         stack.enter_context(services.postgres(durable=True)),
         stack.enter_context(services.redis()),
         stack.enter_context(services.redis()),
     )
     url = outbox.create_database("outbox")
-    whole = stack.enter_context(system(url, broker.url, start=False))
+    service = stack.enter_context(system(url, broker.url, start=False))
     values = {"address": f"127.0.0.1:{target.port}", "key": "log", "format": "access"}
-    add_target(whole.database, type_name="redis", values=values)
-    fill(whole.database, events)
-    for role in (whole.drain, *whole.workers):
+    add_target(service.database, type_name="redis", values=values)
+    fill(service.database, events)
+    for role in (service.drain, *service.workers):
         role.start()
     client = redis.Redis(port=target.port)
 
     def run() -> None:
-        whole.beat.start()
-        services.until(lambda: client.llen("log") >= events and whole.settled(), 600, what="everything delivered")
+        service.beat.start()
+        services.until(lambda: client.llen("log") >= events and service.settled(), 600, what="everything delivered")
 
     return events / timed(run)
 
 
-def one_task_per_event(stack: ExitStack, events: int) -> float:
-    """Events per second from the workers' start to the last delivery; the messages are queued before."""
+def baseline_rate(stack: ExitStack, events: int) -> float:
+    """Return events per second from the workers' start to the last delivery; the messages are queued before."""
     outbox, broker, target = (
         stack.enter_context(services.postgres(durable=True)),
         stack.enter_context(services.redis()),
@@ -67,17 +67,17 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
         "BENCH_DATABASE": outbox.dsn("outbox"),
     }
     os.environ.update(environment)
-    from bench import per_event
+    from bench import baseline_task_per_event
 
     with database.reading() as connection:
-        places = connection.execute(sa.select(tables.events.c.partition, tables.events.c.seq)).all()
-    for place in places:
-        per_event.app.send_task("one", args=list(place))
+        positions = connection.execute(sa.select(tables.events.c.partition, tables.events.c.seq)).all()
+    for position in positions:
+        baseline_task_per_event.app.send_task("deliver", args=list(position))
     client = redis.Redis(port=target.port)
     celery = [
         str(Path(sys.executable).with_name("celery")),
         "-A",
-        "bench.per_event",
+        "bench.baseline_task_per_event",
         "worker",
         "-c",
         "2",
@@ -88,15 +88,15 @@ def one_task_per_event(stack: ExitStack, events: int) -> float:
     worker = subprocess.Popen(celery, env={**os.environ, **environment}, stdout=subprocess.DEVNULL)
     stack.callback(worker.wait)
     stack.callback(worker.terminate)
-    services.until(lambda: client.llen("per-event") > 0, 60)
-    began, already = time.perf_counter(), client.llen("per-event")
-    services.until(lambda: client.llen("per-event") >= events, 600, what="every task done")
-    assert began >= started
-    return (events - already) / (time.perf_counter() - began)
+    services.until(lambda: client.llen("task-per-event") > 0, 60)
+    first_delivery, delivered = time.perf_counter(), client.llen("task-per-event")
+    services.until(lambda: client.llen("task-per-event") >= events, 600, what="all tasks done")
+    assert first_delivery >= started
+    return (events - delivered) / (time.perf_counter() - first_delivery)
 
 
 def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
-    """Events per second of one worker's partitions for backlogs of different sizes, on one server."""
+    """Return one worker's events per second for backlogs of different sizes, on one server."""
     outbox, target = stack.enter_context(services.postgres(durable=True)), stack.enter_context(services.redis())
     rates = {}
     for size in sizes:
@@ -133,9 +133,9 @@ def main() -> None:
     parser.add_argument("--backlog", type=int, default=0)
     options = parser.parse_args()
     with ExitStack() as stack:
-        ours = through_the_service(stack, options.events)
+        ours = service_rate(stack, options.events)
     with ExitStack() as stack:
-        naive = one_task_per_event(stack, options.tasks)
+        baseline = baseline_rate(stack, options.tasks)
     show(
         "end_to_end",
         "From the outbox to a Redis list, two pool processes, Redis broker, durable PostgreSQL",
@@ -144,9 +144,9 @@ def main() -> None:
                 "design": "log, partitions and cursors",
                 "events": options.events,
                 "events/s": ours,
-                "multiple": ours / naive,
+                "multiple": ours / baseline,
             },
-            {"design": "one task per event", "events": options.tasks, "events/s": naive, "multiple": 1.0},
+            {"design": "one task per event", "events": options.tasks, "events/s": baseline, "multiple": 1.0},
         ],
     )
     if options.backlog:

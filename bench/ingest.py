@@ -1,11 +1,11 @@
-"""Taking events: single posts and batches over HTTP, beside what the database itself can take.
+"""Measure intake: single posts and batches over HTTP, beside raw inserts into the same database.
 
     python -m bench.ingest [--seconds 4] [--rounds 3]
 
 The API runs as in production: gunicorn, 2 processes of 32 threads, on loopback, over a PostgreSQL that waits for its
-disk. Events are MinIO's, 1.1 KB each, none like another; one target with a rule for everything. `one commit each` is
-the same API with a transaction for each request. The raw inserts write the rows of the same events, 1,000 for each
-commit, into a table with the same indexes, from ready-made tuples: no HTTP, no parsing, no rules, no counting.
+disk. Events are MinIO's, 1.1 KB each, all different; one target has a rule for everything. `single commit` is the same
+API with one transaction per request. The raw inserts write the rows of the same events, 1,000 per commit, into a table
+with the same indexes, from tuples in memory: no HTTP, no parsing, no rules, no counters.
 """
 
 import argparse
@@ -35,7 +35,7 @@ _numbers = itertools.count(1)
 
 
 class Api(Server):
-    """The API as gunicorn serves it; `app` is the module that holds it."""
+    """The API, served by gunicorn; `app` is its module."""
 
     name = "api"
 
@@ -44,7 +44,7 @@ class Api(Server):
         super().__init__()
 
     def check(self) -> None:
-        """It is ours."""
+        """Nothing to check: the server is part of the project."""
 
     def argv(self) -> Sequence[str]:
         return [sys.executable, "-m", "gunicorn", "--config", "python:app.api.server.gunicorn_conf", self.app]
@@ -63,7 +63,7 @@ class Api(Server):
 
 
 def envelope() -> tuple[bytes, bytes, int]:
-    """A real event, cut where its number goes: the request's id makes it unlike any other."""
+    """Return a real event in two parts, between which a unique request id goes, and its size."""
     line = FIXTURE.read_bytes().splitlines()[0]
     mark = b'"x-amz-request-id":"'
     at = line.index(mark) + len(mark)
@@ -85,7 +85,7 @@ def request(body: bytes, kind: bytes = b"application/json") -> bytes:
 
 
 def makers() -> tuple[Callable[[], bytes], Callable[[], bytes], int]:
-    """Make a request of one event, one of `BATCH` events in lines; and an event's size."""
+    """Return functions that make a request of one event and of `BATCH` events in lines, and an event's size."""
     head, tail, size = envelope()
 
     def post() -> bytes:
@@ -99,48 +99,48 @@ def makers() -> tuple[Callable[[], bytes], Callable[[], bytes], int]:
 
 
 def drive(port: int, connections: int, make: Callable[[], bytes], seconds: float) -> tuple[int, float, list[float]]:
-    """Keep `connections` busy, each sending its next request when it has its answer: requests, seconds, latencies.
+    """Keep connections busy, one request at a time each; return requests, seconds and sorted latencies.
 
-    One thread with bare sockets, because a client that works as hard as the server would be measured with it.
+    One thread with bare sockets, because the cost of a heavy client would be measured too.
     """
-    chooser = selectors.DefaultSelector()
+    selector = selectors.DefaultSelector()
     waiting: dict[socket.socket, float] = {}
-    answers: dict[socket.socket, bytes] = {}
+    responses: dict[socket.socket, bytes] = {}
     for _ in range(connections):
-        opened = socket.create_connection(("127.0.0.1", port))
-        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        chooser.register(opened, selectors.EVENT_READ)
-        opened.sendall(make())
-        waiting[opened] = time.perf_counter()
+        client = socket.create_connection(("127.0.0.1", port))
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        selector.register(client, selectors.EVENT_READ)
+        client.sendall(make())
+        waiting[client] = time.perf_counter()
     began, latencies = time.perf_counter(), []
     while waiting:
-        for key, _ in chooser.select(30):
+        for key, _ in selector.select(30):
             connection: Any = key.fileobj
-            answers[connection] = answer = answers.get(connection, b"") + connection.recv(65536)
-            if not _whole(answer):
+            responses[connection] = response = responses.get(connection, b"") + connection.recv(65536)
+            if not _is_complete(response):
                 continue
             now = time.perf_counter()
-            assert answer.startswith(b"HTTP/1.1 202"), answer
+            assert response.startswith(b"HTTP/1.1 202"), response
             latencies.append(now - waiting.pop(connection))
-            del answers[connection]
+            del responses[connection]
             if now - began < seconds:
                 connection.sendall(make())
                 waiting[connection] = now
             else:
                 connection.close()
-                chooser.unregister(connection)
+                selector.unregister(connection)
     return len(latencies), time.perf_counter() - began, sorted(latencies)
 
 
-def _whole(answer: bytes) -> bool:
-    head, divider, body = answer.partition(b"\r\n\r\n")
-    assert divider or not answer.startswith(b"HTTP/1.1 5"), answer
+def _is_complete(response: bytes) -> bool:
+    head, divider, body = response.partition(b"\r\n\r\n")
+    assert divider or not response.startswith(b"HTTP/1.1 5"), response
     _, _, length = head.lower().partition(b"content-length: ")
     return bool(divider) and len(body) >= int(length.partition(b"\r\n")[0])
 
 
-class Raw:
-    """The rows of the log as they are, inserted into a copy of the table by the driver alone."""
+class RawInserts:
+    """Insert the rows of the log into a copy of the table with the driver alone."""
 
     def __init__(self, dsn: str) -> None:
         self.connection = psycopg2.connect(dsn)
@@ -149,7 +149,7 @@ class Raw:
             self.rows = cursor.fetchall()
 
     def run(self, write: Callable[[Any, Sequence[Any]], None], seconds: float) -> tuple[int, float, list[float]]:
-        """Commits made, and the time that they took."""
+        """Return the number of commits and their time."""
         with self.connection.cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS raw; CREATE TABLE raw (LIKE events INCLUDING ALL)")
             self.connection.commit()
@@ -180,41 +180,43 @@ def main() -> None:
     post, post_batch, size = makers()
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
-        each, group = (start(stack, server, app) for app in ("bench.one_commit_each:app", "app.api.server.wsgi:app"))
-        for api in (each, group):
+        single_commit, group_commit = (
+            start(stack, server, app) for app in ("bench.baseline_single_commit:app", "app.api.server.wsgi:app")
+        )
+        for api in (single_commit, group_commit):
             drive(api.port, 32, post, 1)
-        drive(group.port, 4, post_batch, 4)
-        raw = Raw(server.dsn(group.database_url.rpartition("/")[2]))
+        drive(group_commit.port, 4, post_batch, 4)
+        raw = RawInserts(server.dsn(group_commit.database_url.rpartition("/")[2]))
         stack.callback(raw.connection.close)
         sides: dict[tuple[str, int, int], Callable[[], tuple[int, float, list[float]]]] = {
-            ("single posts, one commit each", 32, 1): lambda: drive(each.port, 32, post, options.seconds),
-            ("single posts, group commit", 32, 1): lambda: drive(group.port, 32, post, options.seconds),
-            ("single posts, group commit", 1, 1): lambda: drive(group.port, 1, post, options.seconds),
-            (f"lines of {BATCH}", 1, BATCH): lambda: drive(group.port, 1, post_batch, options.seconds),
-            (f"lines of {BATCH}", 4, BATCH): lambda: drive(group.port, 4, post_batch, options.seconds),
+            ("single posts, single commit", 32, 1): lambda: drive(single_commit.port, 32, post, options.seconds),
+            ("single posts, group commit", 32, 1): lambda: drive(group_commit.port, 32, post, options.seconds),
+            ("single posts, group commit", 1, 1): lambda: drive(group_commit.port, 1, post, options.seconds),
+            (f"lines of {BATCH}", 1, BATCH): lambda: drive(group_commit.port, 1, post_batch, options.seconds),
+            (f"lines of {BATCH}", 4, BATCH): lambda: drive(group_commit.port, 4, post_batch, options.seconds),
             ("raw execute_values of 500", 1, BATCH): lambda: raw.run(values, options.seconds),
             ("raw COPY", 1, BATCH): lambda: raw.run(copy, options.seconds),
         }
         rounds = [{side: run() for side, run in sides.items()} for _ in range(options.rounds)]
     table = []
     for name, connections, events in sides:
-        found = [one[name, connections, events] for one in rounds]
-        count, took, latencies = max(found, key=lambda result: result[0] / result[1])
+        results = [sides_of_round[name, connections, events] for sides_of_round in rounds]
+        count, took, latencies = max(results, key=lambda result: result[0] / result[1])
         p50, p99 = (latencies[int(len(latencies) * part)] * 1000 if latencies else None for part in (0.5, 0.99))
         row: dict[str, Any] = {"what": name, "connections": connections, "requests/s": count / took}
         table.append(row | {"events/s": count * events / took, "p50 ms": p50, "p99 ms": p99})
     rates = [row["events/s"] for row in table]
     batches = max(rates[3:5])
     note = (
-        f"group commit / one commit each: {rates[1] / rates[0]:.1f}; batches / raw execute_values: "
+        f"group commit / single commit: {rates[1] / rates[0]:.1f}; batches / raw execute_values: "
         f"{batches / rates[5]:.0%}, / raw COPY: {batches / rates[6]:.0%}; events of {size} bytes; best of "
         f"{options.rounds} rounds"
     )
-    show("ingest", "Taking events (PostgreSQL, fsync on)", table, note)
+    show("ingest", "Intake (PostgreSQL, fsync on)", table, note)
 
 
 def start(stack: ExitStack, server: services.Postgres, app: str) -> Api:
-    """An API over a database of its own, with one target that every event goes to."""
+    """Start an API over its own database, with one target that gets every event."""
     url = server.create_database(f"ingest_{next(_numbers)}")
     database = migrated(url)
     add_target(database, queue_limit=10**9)

@@ -1,6 +1,6 @@
-"""The targets that bench.deliver does not have, each with the batch loop of a raw client that is its limit.
+"""The cases that bench.deliver does not have, each with the batch loop of a raw client that is its limit.
 
-Every maker starts a server that lives until the next case is asked for.
+Each function starts a server that runs until the next case is requested.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def amqp_cases() -> Iterator[Case]:
         channel = connection.channel()
         channel.confirm_select()
         channel.exchange_declare("bench", "fanout", durable=True, auto_delete=False)
-        limit = {"x-max-length": 1000}  # of what lies there, so that a full queue is not measured
+        limit = {"x-max-length": 1000}  # drop old messages, so that a full queue is not measured
         channel.queue_declare("bench", durable=True, auto_delete=False, arguments=limit)
         channel.queue_bind("bench", "bench")
         confirmed = 0
@@ -47,8 +47,8 @@ def amqp_cases() -> Iterator[Case]:
 
         def publish(events: Sequence[Event]) -> None:
             nonlocal sent
-            for some in batches([log(one) for one in events]):
-                for body in some:
+            for batch in batches([log(event) for event in events]):
+                for body in batch:
                     message = Message(body, content_type="application/json", delivery_mode=2)
                     channel._basic_publish(message, "bench")
                     sent += 1
@@ -69,8 +69,8 @@ def mqtt_cases() -> Iterator[Case]:
         client.loop_start()
 
         def publish(events: Sequence[Event]) -> None:
-            for some in batches([log(one) for one in events]):
-                for message in [client.publish(mqtt.TOPIC, body, qos=1) for body in some]:
+            for batch in batches([log(event) for event in events]):
+                for message in [client.publish(mqtt.TOPIC, body, qos=1) for body in batch]:
                     message.wait_for_publish(30)
 
         values = mqtt.Qos1.values(_around(mqtt.Qos1, server))
@@ -84,31 +84,33 @@ def nats_cases() -> Iterator[Case]:
         loop = asyncio.new_event_loop()
         client = loop.run_until_complete(nats_py.connect(server.url, pending_size=1 << 27))
         stream = client.jetstream(publish_async_max_pending=BATCH)
-        config: dict[str, Any] = {"name": "BENCH", "subjects": ["bench.kept"], "max_msgs": 10_000}
+        config: dict[str, Any] = {"name": "BENCH", "subjects": ["bench.stored"], "max_msgs": 10_000}
         loop.run_until_complete(stream.add_stream(**config))
 
         async def core(events: Sequence[Event]) -> None:
-            for some in batches([log(one).encode() for one in events]):
-                for body in some:
+            for batch in batches([log(event).encode() for event in events]):
+                for body in batch:
                     await client.publish("bench.core", body)
                 await client.flush()
 
-        async def kept(events: Sequence[Event]) -> None:
-            for some in batches([log(one).encode() for one in events]):
-                await asyncio.gather(*[await stream.publish_async("bench.kept", body) for body in some])
+        async def stored(events: Sequence[Event]) -> None:
+            for batch in batches([log(event).encode() for event in events]):
+                await asyncio.gather(*[await stream.publish_async("bench.stored", body) for body in batch])
 
         values = nats.Core.values(_around(nats.Core, server))
         yield Case(
             "NATS core", "nats", values | {"subject": "bench.core"}, lambda some: loop.run_until_complete(core(some))
         )
-        values = nats_jetstream.JetStream.values(_around(nats_jetstream.JetStream, server)) | {"subject": "bench.kept"}
-        yield Case("NATS JetStream", "nats", dict(values), lambda some: loop.run_until_complete(kept(some)))
+        values = nats_jetstream.JetStream.values(_around(nats_jetstream.JetStream, server)) | {
+            "subject": "bench.stored"
+        }
+        yield Case("NATS JetStream", "nats", dict(values), lambda some: loop.run_until_complete(stored(some)))
         loop.run_until_complete(client.close())
         loop.close()
 
 
 def streaming_cases() -> Iterator[Case]:
-    """No Python client of NATS Streaming runs any more, so there is no loop to compare with."""
+    """No Python client of NATS Streaming works any more, so there is no raw loop."""
     with services.nats_streaming() as server:
         values = nats_streaming.AsyncStreaming.values(_around(nats_streaming.AsyncStreaming, server))
         yield Case("NATS Streaming, streaming_async", "nats", dict(values), None)
@@ -117,18 +119,20 @@ def streaming_cases() -> Iterator[Case]:
 def nsq_cases() -> Iterator[Case]:
     with services.nsqd() as server, socket.create_connection((services.LOOPBACK, server.port), 30) as wire:
         wire.sendall(b"  V2")
-        answers = wire.makefile("rb")
+        stream = wire.makefile("rb")
 
         def publish(events: Sequence[Event]) -> None:
-            for some in batches([log(one).encode() for one in events]):
-                content = struct.pack(">l", len(some)) + b"".join(struct.pack(">l", len(one)) + one for one in some)
+            for batch in batches([log(event).encode() for event in events]):
+                content = struct.pack(">l", len(batch)) + b"".join(
+                    struct.pack(">l", len(body)) + body for body in batch
+                )
                 wire.sendall(b"MPUB raw\n" + struct.pack(">l", len(content)) + content)
                 while True:
-                    (size,) = struct.unpack(">l", answers.read(4))
-                    if (answer := answers.read(size)[4:]) == b"OK":
+                    (size,) = struct.unpack(">l", stream.read(4))
+                    if (response := stream.read(size)[4:]) == b"OK":
                         break
-                    if answer != b"_heartbeat_":
-                        raise RuntimeError(f"nsqd answered {answer!r}")
+                    if response != b"_heartbeat_":
+                        raise RuntimeError(f"nsqd answered {response!r}")
                     wire.sendall(b"NOP\n")
 
         values = nsq.Log.values(_around(nsq.Log, server))
@@ -150,8 +154,8 @@ def kafka_cases() -> Iterator[Case]:
         producer = Producer(settings | {"partitioner": "murmur2_random", "queue.buffering.max.messages": BATCH * 2})
 
         def produce(events: Sequence[Event]) -> None:
-            for some in batches([(one.path, log(one)) for one in events]):
-                for path, body in some:
+            for batch in batches([(event.path, log(event)) for event in events]):
+                for path, body in batch:
                     producer.produce("raw", body, path)
                 if producer.flush(30):
                     raise RuntimeError("Kafka did not confirm a batch within 30 s")
@@ -164,8 +168,8 @@ def elasticsearch_cases() -> Iterator[Case]:
         client = Elasticsearch(server.url, basic_auth=(server.user_name, services.PASSWORD), request_timeout=60)
 
         def index(events: Sequence[Event]) -> None:
-            for some in batches([(one.id, records(one)) for one in events]):
-                bulk(client, ({"_index": "raw", "_id": id_, "_source": body} for id_, body in some), chunk_size=BATCH)
+            for batch in batches([(event.id, records(event)) for event in events]):
+                bulk(client, ({"_index": "raw", "_id": id_, "_source": body} for id_, body in batch), chunk_size=BATCH)
 
         values = dict(elasticsearch.Namespace(server).values()) | {"timeout": "60s"}
         yield Case("Elasticsearch, namespace", "elasticsearch", dict(values), index)
@@ -182,23 +186,23 @@ def mysql_cases() -> Iterator[Case]:
         def upserts(events: Sequence[Event]) -> None:
             query = "INSERT INTO raw_ns VALUES (%s, %s) ON DUPLICATE KEY UPDATE value = VALUES(value)"
             with connection.cursor() as cursor:
-                for some in batches([(one.id, records(one)) for one in events]):
-                    cursor.executemany(query, some)
+                for batch in batches([(event.id, records(event)) for event in events]):
+                    cursor.executemany(query, batch)
                     connection.commit()
 
         def inserts(events: Sequence[Event]) -> None:
             with connection.cursor() as cursor:
-                for some in batches([("2026-11-21 00:33:56", records(one)) for one in events]):
-                    cursor.executemany("INSERT INTO raw_log VALUES (%s, %s)", some)
+                for batch in batches([("2026-11-21 00:33:56", records(event)) for event in events]):
+                    cursor.executemany("INSERT INTO raw_log VALUES (%s, %s)", batch)
                     connection.commit()
 
-        place = {"dsn_string": probe.dsn()}
-        yield Case("MySQL, namespace", "mysql", place | {"table": "ns", "format": "namespace"}, upserts)
-        yield Case("MySQL, access", "mysql", place | {"table": "log", "format": "access"}, inserts)
+        settings = {"dsn_string": probe.dsn()}
+        yield Case("MySQL, namespace", "mysql", settings | {"table": "ns", "format": "namespace"}, upserts)
+        yield Case("MySQL, access", "mysql", settings | {"table": "log", "format": "access"}, inserts)
 
 
 def _around(kind: Any, server: services.Server) -> Any:
-    """A probe over a server that is there, for the settings that reach it."""
+    """Return a probe of a running server, for its settings."""
     probe = kind.__new__(kind)
     probe.server = server
     return probe

@@ -1,4 +1,4 @@
-"""Print a benchmark's table and keep its numbers as JSON in bench/results/."""
+"""Print a benchmark's table and write its numbers as JSON to bench/results/."""
 
 import json
 import os
@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def show(name: str, title: str, rows: Sequence[Mapping[str, Any]], note: str = "") -> None:
-    """One table on the screen, one file `<name>.json`."""
+    """Print the table and write `<name>.json`."""
     table = Table(title=title, caption=note, title_justify="left", caption_justify="left")
     for column in rows[0]:
         table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")

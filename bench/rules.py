@@ -1,10 +1,10 @@
-"""What rules cost: events taken over HTTP with 10,000 rules beside the same with 10.
+"""Measure the cost of rules: intake over HTTP with 10,000 rules beside 10.
 
     python -m bench.rules [--seconds 3] [--rounds 5]
 
-As `bench.ingest`: gunicorn with 2 processes of 32 threads over a PostgreSQL that waits for its disk. One rule sends
-every event to a target, so that both sides write the same rows. The others are for the events' names, for their bucket,
-every bucket and others; by prefix, suffix, both, and one in twenty with a wildcard inside its value.
+The API runs as in `bench.ingest`: gunicorn with 2 processes of 32 threads over a PostgreSQL that waits for its disk.
+One rule sends every event to a target, so that both sides write the same rows. The other rules match the events' names,
+in their bucket, in every bucket and in other buckets, by prefix, suffix or both; one in twenty has a wildcard.
 """
 
 import argparse
@@ -24,8 +24,8 @@ BUCKET = "plain"  # of the events
 
 
 def rules(count: int, target: Any) -> dict[str, list[Rule]]:
-    """So many rules by bucket, none like another; an event matches some of them."""
-    rng, made = random.Random(1), dict[str, list[Rule]]()
+    """Return different rules by bucket; an event matches some of them."""
+    rng, by_bucket = random.Random(1), dict[str, list[Rule]]()
     for number in range(count):
         bucket = rng.choice([BUCKET, BUCKET, EVERY_BUCKET, f"other-{number % 50}"])
         prefix = rng.choice(["", f"dir/{number:05}", f"dir/{number:05}", f"team-{number}/"])
@@ -40,20 +40,20 @@ def rules(count: int, target: Any) -> dict[str, list[Rule]]:
             suffix=suffix,
             rule_id=str(number),
         )
-        made.setdefault(bucket, []).append(rule)
-    return made
+        by_bucket.setdefault(bucket, []).append(rule)
+    return by_bucket
 
 
 def start(stack: ExitStack, server: services.Postgres, count: int) -> Api:
-    """An API over a database of its own with so many rules."""
+    """Start an API over its own database with so many rules."""
     url = server.create_database(f"rules_{count}")
     database = migrated(url)
     target = add_target(database, queue_limit=10**9)
     by_bucket = rules(count - 1, target)
     everything = Rule(bucket=EVERY_BUCKET, events=("*",), target=target)
     by_bucket.setdefault(EVERY_BUCKET, []).append(everything)
-    for bucket, some in by_bucket.items():
-        registry(database).replace_rules(bucket, some)
+    for bucket, bucket_rules in by_bucket.items():
+        registry(database).replace_rules(bucket, bucket_rules)
     database.close()
     api = Api(url, "app.api.server.wsgi:app")
     stack.enter_context(api)
@@ -78,10 +78,10 @@ def main() -> None:
             drive(api.port, 4, post_batch, 2)
         best: dict[tuple[str, int], float] = {}
         for turn in range(options.rounds):
-            for name, (make, connections, each) in sides.items():
+            for name, (make, connections, events) in sides.items():
                 for count in (FEW, MANY) if turn % 2 else (MANY, FEW):
-                    done, took, _ = drive(apis[count].port, connections, make, options.seconds)
-                    best[name, count] = max(best.get((name, count), 0.0), done * each / took)
+                    requests, seconds, _ = drive(apis[count].port, connections, make, options.seconds)
+                    best[name, count] = max(best.get((name, count), 0.0), requests * events / seconds)
     table = [
         {
             "what": name,
@@ -92,7 +92,7 @@ def main() -> None:
         for name in sides
     ]
     note = f"events of {size} bytes to one target; best of {options.rounds} rounds"
-    show("rules", "What rules cost (PostgreSQL, fsync on)", table, note)
+    show("rules", "Cost of rules (PostgreSQL, fsync on)", table, note)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""How the rate of a slow target grows with workers: a webhook that takes 20 ms, sync mode, a connection a worker.
+"""Measure how the rate of a slow target grows with workers: a webhook of 20 ms, sync mode, a connection per worker.
 
     python -m bench.scale [--events 500] [--workers 1,2,4]
 
-Each worker is a process of its own (`bucketwire worker --only targets --concurrency 1`) beside beat and a worker that
-drains, over PostgreSQL with fsync and a Redis broker. The rate is that of the requests at the receiver, the first to
-the last; `--events` are for each worker.
+Each worker is a process (`bucketwire worker --only targets --concurrency 1`) beside beat and a worker that drains, over
+PostgreSQL with fsync and a Redis broker. The rate is that of the requests at the receiver, from the first to the last;
+`--events` is the number per worker.
 """
 
 import argparse
@@ -20,21 +20,21 @@ DELAY = 0.02  # seconds
 
 
 def rate(workers: int, events: int) -> float:
-    """Events per second of so many workers."""
+    """Return the events per second of so many workers."""
     with ExitStack() as stack:
         outbox = stack.enter_context(services.postgres(durable=True))
         broker = stack.enter_context(services.redis())
         receiver = stack.enter_context(services.receiver())
         receiver.set(delay=DELAY)
-        whole = stack.enter_context(
+        service = stack.enter_context(
             system(outbox.create_database("outbox"), broker.url, workers=workers, concurrency=1, start=False)
         )
         values = {"endpoint": receiver.url, "allow_private": "on", "sync": "on"}
-        add_target(whole.database, type_name="webhook", values=values)
-        fill(whole.database, events)
-        start_all([whole.drain, *whole.workers])
-        whole.beat.start()
-        services.until(whole.settled, 600, what="everything delivered")
+        add_target(service.database, type_name="webhook", values=values)
+        fill(service.database, events)
+        start_all([service.drain, *service.workers])
+        service.beat.start()
+        services.until(service.settled, 600, what="everything delivered")
         times = sorted(request.at for request in receiver.requests())
         if len(times) != events:
             raise RuntimeError(f"{len(times):,} requests for {events:,} events")
@@ -50,12 +50,17 @@ def main() -> None:
     least = min(rates)
     show(
         "scale",
-        "Workers at a webhook that takes 20 ms, sync mode",
+        "Workers at a webhook of 20 ms, sync mode",
         [
-            {"workers": count, "events": count * options.events, "events/s": each, "multiple": each / rates[least]}
-            for count, each in rates.items()
+            {
+                "workers": count,
+                "events": count * options.events,
+                "events/s": per_second,
+                "multiple": per_second / rates[least],
+            }
+            for count, per_second in rates.items()
         ],
-        f"One request after the other could be {1 / DELAY:.0f} a second.",
+        f"One connection can send at most {1 / DELAY:.0f} requests per second.",
     )
 
 

@@ -1,12 +1,12 @@
-"""Every target's adapter beside a raw client's batch loop, beside one event at a time, and beside a real MinIO.
+"""Measure every target's adapter beside a raw client's batch loop, one event at a time, and a real MinIO.
 
     python -m bench.targets [--events 100000] [--seconds 20] [--replayed 2000] [--only redis,nsq]
 
-Each of `--events` events of about a kilobyte goes to the adapter in batches of 500, in sync and in async mode. No
-measurement goes on for longer than `--seconds`, and a target that is slow is then measured on fewer; what comes first,
-connecting and creating, is not counted. The raw loop sends the same bodies in batches of the same size to the same
-server. MinIO replays: its `queue_dir` is filled with `--replayed` records of the same events, in the form in which it
-keeps them (a file each, as MinIO: §5), a real MinIO starts, and the time runs from its first delivery to its last.
+The adapter gets `--events` events of about a kilobyte in batches of 500, in sync and in async mode. No measurement runs
+for longer than `--seconds`, so a slow target is measured on fewer events; the first batch, which connects and creates,
+is not counted. The raw loop sends the same bodies in batches of the same size to the same server. For MinIO's replay,
+`queue_dir` is filled with `--replayed` records in MinIO's own form (a file each, §5), a real MinIO starts, and the time
+runs from its first delivery to its last.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from workers.targets import create
 
 _turns = itertools.count()
 WINDOW = 1000  # max_in_flight, unless set
-OURS_ALONE = {
+NOT_IN_MINIO = {
     "access_shape",
     "allow_private",
     "read_timeout",
@@ -50,7 +50,7 @@ def with_server(start: Callable[[], services.Server], cases: Callable[..., Itera
 
 
 def slow_webhook(events_per_post: int) -> Iterator[Case]:
-    """An endpoint that takes 20 ms for each request; HTTP has no batch loop that it could be compared with."""
+    """An endpoint that takes 20 ms per request; HTTP has no batch operation for a raw loop."""
     with services.receiver() as server:
         server.set(delay=0.02)
         values = {"endpoint": server.url, "allow_private": "on", "events_per_post": str(events_per_post)}
@@ -81,26 +81,26 @@ MAKERS: Mapping[str, Callable[[], Iterator[Case]]] = {
 
 
 def rate(send: Callable[[Sequence[Event]], object], events: Sequence[Event], size: int, seconds: float) -> float:
-    """Events per second after the first batch, until all are sent or the time is over."""
+    """Return events per second after the first batch, until all are sent or the time is over."""
     send(events[:size])
-    started, done = time.perf_counter(), 0
+    started, sent = time.perf_counter(), 0
     for start in range(size, len(events), size):
         send(events[start : start + size])
-        done += len(events[start : start + size])
+        sent += len(events[start : start + size])
         if time.perf_counter() - started > seconds:
             break
-    return done / (time.perf_counter() - started)
+    return sent / (time.perf_counter() - started)
 
 
 def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: float) -> float:
-    """The adapter's events per second; an event that is not delivered ends the benchmark."""
+    """Return the adapter's events per second; an event that is not delivered ends the benchmark."""
     target = create(case.type_name, target_settings.load(case.type_name, dict(case.values)))
     target.open()
 
-    def deliver(some: Sequence[Event]) -> None:
-        refused = [outcome for outcome in target.deliver(some, window) if outcome != DELIVERED]
-        if refused:
-            raise RuntimeError(f"{case.name}: {len(refused)} of {len(some)} were not delivered: {refused[0]}")
+    def deliver(batch: Sequence[Event]) -> None:
+        failed = [outcome for outcome in target.deliver(batch, window) if outcome != DELIVERED]
+        if failed:
+            raise RuntimeError(f"{case.name}: {len(failed)} of {len(batch)} were not delivered: {failed[0]}")
 
     try:
         return rate(deliver, events, size, seconds)
@@ -109,47 +109,47 @@ def ours(case: Case, events: Sequence[Event], window: int, size: int, seconds: f
 
 
 def replayed(case: Case, events: Sequence[Event]) -> float:
-    """Events per second of a real MinIO that finds them in its `queue_dir`."""
+    """Return the events per second of a real MinIO that replays its `queue_dir`."""
     short = target_settings.settings_type(case.type_name).env
     with tempfile.TemporaryDirectory(prefix="bench-minio-") as folder:
-        place = Path(folder) / f"minio-{case.type_name}-B"
-        place.mkdir()
-        for one in events:
-            (place / f"{uuid.uuid4()}.event").write_text(one.record)
-        values = {name: str(text) for name, text in case.values.items() if name not in OURS_ALONE}
+        queue = Path(folder) / f"minio-{case.type_name}-B"
+        queue.mkdir()
+        for event_ in events:
+            (queue / f"{uuid.uuid4()}.event").write_text(event_.record)
+        values = {name: str(text) for name, text in case.values.items() if name not in NOT_IN_MINIO}
         if case.type_name == "postgresql":
             values["connection_string"] += " sslmode=disable"
         values |= {"enable": "on", "queue_dir": folder}
         env = {f"MINIO_NOTIFY_{short}_{name.upper()}_B": text for name, text in values.items()}
         with services.minio(extra_env=env):
-            return drained(place, len(events), case.name)
+            return drain_rate(queue, len(events), case.name)
 
 
-def drained(place: Path, count: int, name: str) -> float:
+def drain_rate(queue: Path, count: int, name: str) -> float:
     first, left, started = count, count, time.perf_counter()
     deadline = started + 120
     while left:
         if time.perf_counter() > deadline:
-            raise RuntimeError(f"{name}: MinIO has still {left} of {count} events after 120 s")
-        left = sum(1 for _ in os.scandir(place))
+            raise RuntimeError(f"{name}: MinIO still has {left} of {count} events after 120 s")
+        left = sum(1 for _ in os.scandir(queue))
         if first == count and left < count:
             first, started = left, time.perf_counter()
         time.sleep(0.005)
     return first / (time.perf_counter() - started)
 
 
-def fresh(count: int) -> list[Event]:
-    """Events of about a kilobyte that no server has seen: a repeat is dropped by JetStream and is no write to MySQL."""
+def new_events(count: int) -> list[Event]:
+    """Return new events of about a kilobyte: JetStream drops repeated ones, and MySQL does not write them."""
     turn = next(_turns)
-    # Without an effect a namespace would be told of each event that it changes nothing, and do nothing, fast.
+    # Without an effect the events would change nothing in a namespace, and cost nothing.
     return [event(f"{turn:03d}/{number:07d}/{'x' * 560}")._replace(effect=Effect.UPSERT) for number in range(count)]
 
 
 def row(case: Case, count: int, seconds: float, files: int) -> dict[str, object]:
-    raw = case.raw and rate(case.raw, fresh(count), BATCH, seconds)
-    sync, asynchronous = (ours(case, fresh(count), window, BATCH, seconds) for window in (1, WINDOW))
-    alone = ours(case, fresh(max(2, count // 20)), 1, 1, seconds / 2)
-    minio = replayed(case, fresh(files))
+    raw = case.raw and rate(case.raw, new_events(count), BATCH, seconds)
+    sync, asynchronous = (ours(case, new_events(count), window, BATCH, seconds) for window in (1, WINDOW))
+    alone = ours(case, new_events(max(2, count // 20)), 1, 1, seconds / 2)
+    minio = replayed(case, new_events(files))
     best = max(sync, asynchronous)
     return {
         "target": case.name,
@@ -168,25 +168,25 @@ def row(case: Case, count: int, seconds: float, files: int) -> dict[str, object]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=100_000)
-    parser.add_argument("--seconds", type=float, default=20, help="the longest that one measurement goes on")
+    parser.add_argument("--seconds", type=float, default=20, help="maximum time of one measurement")
     parser.add_argument("--replayed", type=int, default=2000, help="events in MinIO's queue_dir")
-    parser.add_argument("--only", default=",".join(MAKERS), help=f"some of {', '.join(MAKERS)}")
+    parser.add_argument("--only", default=",".join(MAKERS), help=f"comma-separated: {', '.join(MAKERS)}")
     options = parser.parse_args()
-    chosen = options.only.split(",")
+    selected = options.only.split(",")
     if options.events < 2 * BATCH:
         parser.error(f"--events: at least {2 * BATCH}, since the first batch is not counted")
-    if unknown := set(chosen) - set(MAKERS):
-        parser.error(f"--only: there is no {', '.join(sorted(unknown))}")
+    if unknown := set(selected) - set(MAKERS):
+        parser.error(f"--only: unknown target {', '.join(sorted(unknown))}")
     rows = []
-    for name in chosen:
+    for name in selected:
         with ExitStack() as stack:
             cases = MAKERS[name]()
-            stack.callback(getattr(cases, "close"))  # noqa: B009 - an iterator's type does not tell of it
+            stack.callback(getattr(cases, "close"))  # noqa: B009 - the type of an iterator has no close
             for case in cases:
                 rows.append(row(case, options.events, options.seconds, options.replayed))
                 print(", ".join(f"{k} {v:,.1f}" if isinstance(v, float) else str(v) for k, v in rows[-1].items()))
-    note = f"at most {options.events:,} events; the multiples are of the better of sync and async"
-    show("targets", f"Delivering, target by target: batches of {BATCH}, 1 KB events, one process", rows, note)
+    note = f"at most {options.events:,} events; multiples refer to the better of sync and async"
+    show("targets", f"Delivery by target: batches of {BATCH}, 1 KB events, one process", rows, note)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A mirror's time for a batch of events of one hot key, by how many it has already: it must not grow.
+"""Measure a mirror's time for a batch of events of one hot key by its number of versions: it must not grow.
 
     python -m bench.versions [--versions 1000,100000] [--batch 500] [--rounds 15]
 
-Each round records a batch and one worker works it off to a target that takes everything at once: what is measured is
-reading, deciding and settling. The batches are new versions of the key, then the removal of just these, newest first;
-and of a key without versions, removals that arrive late, after so many newer events of it that go to another target.
-The outbox is PostgreSQL with fsync, and SQLite; the best round counts.
+Each round records a batch, and one worker delivers it to a target that accepts everything at once: the time is that of
+reading, deciding and settling. The batches are new versions of the key, then the removals of these versions, newest
+first; and for a key without versions, removals that arrive after many newer events, which go to another target. The
+outbox is PostgreSQL with fsync, and SQLite; the best round counts.
 """
 
 import argparse
@@ -33,8 +33,8 @@ from workers.targets.base import NO_LEASE, LeaseCheck
 KEY = "hot"
 
 
-class Taker:
-    """A target that takes everything at once."""
+class AcceptingTarget:
+    """A target that accepts everything at once."""
 
     def open(self) -> None:
         pass
@@ -46,17 +46,19 @@ class Taker:
         pass
 
 
-def work_off(database: Database, target: TargetId, batch: int) -> float:
-    """Seconds that one lease took for what was due."""
+def deliver_due(database: Database, target: TargetId, batch: int) -> float:
+    """Return the seconds that one lease took to deliver what was due."""
     leases, store = Leases(database, 600_000), SettlementStore(database, 600_000)
     lease = leases.claim(target, range(16), "bench", now_ms())
     assert lease is not None
-    work = OpenTarget(str(target), Taker(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, BatchSizer(batch, batch))
+    work = OpenTarget(
+        str(target), AcceptingTarget(), Policy.MIRROR, RetrySchedule(base=0, cap=0), 1000, BatchSizer(batch, batch)
+    )
     started = time.perf_counter()
     PartitionWorker(store, work, lease).work_off(lambda: False)
-    took = time.perf_counter() - started
+    seconds = time.perf_counter() - started
     leases.release(lease)
-    return took
+    return seconds
 
 
 def record(database: Database, events: Sequence[Event]) -> None:
@@ -65,18 +67,18 @@ def record(database: Database, events: Sequence[Event]) -> None:
         log.append([events[start : start + 1000]])
 
 
-class Hot:
-    """An outbox with a hot key of so many versions, and one of so many events without version; what batches took."""
+class HotKeyOutbox:
+    """An outbox with a key of many versions and a key of many events without version; `times` has the results."""
 
     def __init__(self, url: str, versions: int) -> None:
         self.database = migrated(url, partitions=1)
         self.mirror = add_target(self.database, bucket="images")
-        self.few = add_target(self.database, "few", bucket="unversioned", events=["s3:ObjectRemoved:*"])
+        self.removals = add_target(self.database, "removals", bucket="unversioned", events=["s3:ObjectRemoved:*"])
         add_target(self.database, "all", bucket="unversioned")
         record(self.database, [event(KEY, version=f"v{number}") for number in range(versions)])
         record(self.database, [event(KEY, bucket="unversioned") for _ in range(versions)])
-        for target in (self.mirror, self.few):
-            work_off(self.database, target, 1000)
+        for target in (self.mirror, self.removals):
+            deliver_due(self.database, target, 1000)
         self.next = versions
         self.times: dict[str, list[float]] = {"new": [], "removed": [], "late, unversioned": []}
 
@@ -88,10 +90,10 @@ class Hot:
         old = [f"{0x18E9E833E5000000 + number:X}" for number in numbers]
         late = [event(KEY, name=DELETE, bucket="unversioned", sequencer=sequencer) for sequencer in old]
         for what, target, events in (
-            ("new", self.mirror, puts), ("removed", self.mirror, removals), ("late, unversioned", self.few, late)
+            ("new", self.mirror, puts), ("removed", self.mirror, removals), ("late, unversioned", self.removals, late)
         ):  # fmt: skip
             record(self.database, events)
-            self.times[what].append(work_off(self.database, target, batch))
+            self.times[what].append(deliver_due(self.database, target, batch))
 
 
 def main() -> None:
@@ -108,18 +110,19 @@ def main() -> None:
             "PostgreSQL": server.create_database,
             "SQLite": lambda name: f"sqlite:///{folder / name}.db",
         }
-        for outbox, url in urls.items():
-            hot = {count: Hot(url(f"v{count}"), count) for count in map(int, options.versions.split(","))}
+        for dialect, url in urls.items():
+            outboxes = {count: HotKeyOutbox(url(f"v{count}"), count) for count in map(int, options.versions.split(","))}
             for _ in range(options.rounds):
-                for each in hot.values():  # in turn, so that what else the machine does slows all of them
-                    each.round(options.batch)
-            least = hot[min(hot)]
-            for count, each in hot.items():
-                row: dict[str, str | int | float] = {"outbox": outbox, "versions": count}
-                for what, took in each.times.items():
-                    row |= {f"{what}, ms": 1000 * min(took), f"ratio of {what}": min(took) / min(least.times[what])}
+                for outbox in outboxes.values():  # in turn, so that other load on the machine slows all of them
+                    outbox.round(options.batch)
+            smallest = outboxes[min(outboxes)]
+            for count, outbox in outboxes.items():
+                row: dict[str, str | int | float] = {"outbox": dialect, "versions": count}
+                for what, seconds in outbox.times.items():
+                    ratio = min(seconds) / min(smallest.times[what])
+                    row |= {f"{what}, ms": 1000 * min(seconds), f"ratio of {what}": ratio}
                 rows.append(row)
-                each.database.close()
+                outbox.database.close()
     show("versions", f"A hot key at a mirror, batches of {options.batch}", rows)
 
 

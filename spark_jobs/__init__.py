@@ -1,1 +1,1 @@
-"""Jobs on PySpark: what targets hold is compared with what buckets hold, reported, and repaired (the extra `spark`)."""
+"""Jobs on PySpark: compare targets with buckets, report and repair drift, backfill, scan (the extra `spark`)."""

@@ -1,4 +1,4 @@
-"""Events on their way in: through the API, in portions, no faster than is asked for, and none lost to a full queue."""
+"""Post events to the API in batches, rate-limited, and retry until each batch is recorded."""
 
 import time
 from collections import Counter
@@ -14,159 +14,149 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from spark_jobs.jobs.drift import DRIFT
-from spark_jobs.jobs.repair_events import body, record
+from spark_jobs.jobs.repair_events import repair_event, request_body
+from spark_jobs.repair_limits import RepairLimits
 
-PORTION = 500
+BATCH_SIZE = 500
 _T = TypeVar("_T")
-_PATIENCE = 12.0  # seconds that an API may be away
-_FULL = 600.0  # seconds that a queue may stay full
-_PAUSE = 2.0  # seconds between two tries
+_RETRY_TIMEOUT = 12.0  # seconds that the API may be unavailable
+_QUEUE_FULL_TIMEOUT = 600.0  # seconds that a queue may stay full
+_RETRY_INTERVAL = 2.0  # seconds
 
 
 class NotPosted(Exception):
-    """The API did not take the events; the message says why. What was posted before stays."""
+    """The API did not accept the events; the message says why. Earlier batches stay recorded."""
 
 
 class _QueueFull(Exception):
-    """The target has no room for all of a request, of which nothing was recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class RepairLimits:
-    """What keeps a mad reconciliation from doing harm."""
-
-    most: int = 100_000  # repairs in one run
-    removals: float = 10.0  # per cent of the target's rows that may go
-    few: int = 10  # removals that are always allowed
-    rate: float = 1000.0  # events a second
-
-    def too_many(self, removals: int, held: int) -> bool:
-        """Whether so many of the rows may not go."""
-        return removals > max(self.few, held * self.removals / 100)
+    """The target has no room for the whole request; nothing of it was recorded."""
 
 
 def repairable(findings: DataFrame, *, removals: bool) -> DataFrame:
-    """The findings that are drift and not in flight; without `removals` those whose object is there."""
-    wanted = F.col("kind").isin(*DRIFT) & ~F.col("in_flight")
-    return findings.where(wanted if removals else wanted & F.col("modified").isNotNull())
+    """Return the findings that are drift and not in flight; without `removals` only those whose object exists."""
+    is_drift = F.col("kind").isin(*DRIFT) & ~F.col("in_flight")
+    return findings.where(is_drift if removals else is_drift & F.col("modified").isNotNull())
 
 
 @dataclass(frozen=True)
 class Api:
-    """The service's API, asked with a token: of scope admin for events to one target, else of scope ingest."""
+    """The service's API and a token: of scope admin for events to one target, of scope ingest for others."""
 
     url: str
     token: str = ""
 
     @contextmanager
     def to_target(
-        self, target: TargetId, *, after: int, rate: float, patience: float = _PATIENCE
-    ) -> Iterator["Sender"]:
-        """Events for one target alone, each unless its object changed after number `after` of the log."""
+        self, target: TargetId, *, after: int, rate: float, timeout: float = _RETRY_TIMEOUT
+    ) -> Iterator["EventSender"]:
+        """Send events to one target only; the API leaves out those whose object changed after seq `after` of the log.
+
+        `timeout` is how long (s) the API may be unavailable, `rate` is events per second.
+        """
         path = f"/v1/targets/{target.type}/{target.name}/events"
         with self._client() as client:
-            yield Sender(client, path, {"after": after}, rate, patience)
+            yield EventSender(client, path, {"after": after}, rate, timeout)
 
     @contextmanager
-    def to_all(self, *, rate: float, patience: float = _PATIENCE) -> Iterator["Sender"]:
-        """Events that go where the rules lead them."""
+    def to_matching_targets(self, *, rate: float, timeout: float = _RETRY_TIMEOUT) -> Iterator["EventSender"]:
+        """Send events to the targets that the rules name."""
         with self._client() as client:
-            yield Sender(client, "/v1/events", {}, rate, patience)
+            yield EventSender(client, "/v1/events", {}, rate, timeout)
 
-    def post(
-        self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, looked: int, brakes: RepairLimits,
-        newest: Callable[[Sequence[str]], Mapping[str, str]],
+    def post_repairs(
+        self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, listed_at: int, limits: RepairLimits,
+        newest_sequencers: Callable[[Sequence[str]], Mapping[str, str]],
     ) -> int:  # fmt: skip
-        """Post the repairs of the findings, at most as many as the brakes allow; how many are recorded now.
+        """Post the repairs of the findings, up to the limit; return how many are recorded.
 
-        Those whose objects changed after `after` are not. Raises `NotPosted`.
+        Repairs of objects that changed after `after` are not recorded. Raises `NotPosted`.
         """
-        taken = 0
-        with self.to_target(target, after=after, rate=brakes.rate) as sender:
-            for portion in portions(findings.limit(brakes.most).toLocalIterator(), PORTION):
-                found = [row.asDict() for row in portion]
-                sequencers = newest([one["key"] for one in found])
+        recorded = 0
+        with self.to_target(target, after=after, rate=limits.rate) as sender:
+            for batch in batches(findings.limit(limits.max_repairs).toLocalIterator(), BATCH_SIZE):
+                rows = [row.asDict() for row in batch]
+                sequencers = newest_sequencers([row["key"] for row in rows])
                 receipt = sender.send(
-                    [record(one, bucket, target, sequencers.get(one["key"], ""), looked) for one in found]
+                    [repair_event(row, bucket, target, sequencers.get(row["key"], ""), listed_at) for row in rows]
                 )
-                taken += receipt["recorded"] + receipt["repeated"]
-        return taken
+                recorded += receipt["recorded"] + receipt["repeated"]
+        return recorded
 
     def _client(self) -> httpx.Client:
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
 
-class Sender:
-    """Sends portions of events over one connection, each until it is known what became of it."""
+class EventSender:
+    """Send batches of events over one connection; each is retried until its outcome is known."""
 
-    def __init__(
-        self, client: httpx.Client, path: str, params: Mapping[str, int], rate: float, patience: float
-    ) -> None:
+    def __init__(self, client: httpx.Client, path: str, params: Mapping[str, int], rate: float, timeout: float) -> None:
         self._client, self._path, self._params = client, path, params
-        self._rate, self._patience = rate, patience
-        self._due = time.monotonic()
+        self._rate, self._timeout = rate, timeout
+        self._next_send = time.monotonic()
 
     def send(self, records: Sequence[Mapping[str, Any]]) -> Counter[str]:
-        """How many of the records were `recorded`, `repeated`, `overtaken`, and so on, as the API's receipt has it.
+        """Send the records; return the API's receipt: how many were `recorded`, `repeated`, `overtaken`, and so on.
 
-        Where the queue has no room for all of them it is asked again with fewer, until it has had room for each.
-        Raises `NotPosted`; sending the same records again records none of them twice.
+        If the queue has no room for all of them they are sent again in smaller requests, until it has had room for
+        each. Raises `NotPosted`; sending the same records again is idempotent.
         """
-        time.sleep(max(0.0, self._due - time.monotonic()))
-        self._due = time.monotonic() + len(records) / self._rate
-        taken, waiting, moved = Counter[str](), [records], time.monotonic()
-        while waiting:
-            some = waiting.pop()
+        time.sleep(max(0.0, self._next_send - time.monotonic()))
+        self._next_send = time.monotonic() + len(records) / self._rate
+        receipt, unsent, last_success = Counter[str](), [records], time.monotonic()
+        while unsent:
+            part = unsent.pop()
             try:
-                taken += _counts(self._receipt(some))
-            except _QueueFull as full:
-                half = len(some) // 2
+                receipt += _totals(self._post(part))
+            except _QueueFull as error:
+                half = len(part) // 2
                 if half:
-                    waiting += [some[half:], some[:half]]
+                    unsent += [part[half:], part[:half]]
                     continue
-                if time.monotonic() - moved > _FULL:
-                    raise NotPosted(f"the target's queue is full and does not move: {full}") from None
-                waiting.append(some)
-                time.sleep(_PAUSE / 4)
+                if time.monotonic() - last_success > _QUEUE_FULL_TIMEOUT:
+                    raise NotPosted(
+                        f"the target's queue has been full for {_QUEUE_FULL_TIMEOUT / 60:g} minutes: {error}"
+                    ) from None
+                unsent.append(part)
+                time.sleep(_RETRY_INTERVAL / 4)
             else:
-                moved = time.monotonic()
-        return taken
+                last_success = time.monotonic()
+        return receipt
 
-    def _receipt(self, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-        content, headers = orjson.dumps(body(records)), {"Content-Type": "application/json"}
-        give_up = time.monotonic() + self._patience
+    def _post(self, records: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        content, headers = orjson.dumps(request_body(records)), {"Content-Type": "application/json"}
+        deadline = time.monotonic() + self._timeout
         while True:
             try:
-                answer = self._client.post(self._path, params=self._params, content=content, headers=headers)
+                response = self._client.post(self._path, params=self._params, content=content, headers=headers)
             except httpx.HTTPError as error:
                 reason = f"{self._client.base_url} does not answer: {error}"
             else:
-                if answer.is_success:
-                    receipt: Mapping[str, Any] = answer.json()
+                if response.is_success:
+                    receipt: Mapping[str, Any] = response.json()
                     return receipt
-                reason = f"{self._client.base_url} answered {answer.status_code}: {answer.text[:500]}"
-                if answer.status_code < 500:
+                reason = f"{self._client.base_url} answered {response.status_code}: {response.text[:500]}"
+                if response.status_code < 500:
                     raise NotPosted(reason)
-                if ":queue-full" in answer.text:
+                if ":queue-full" in response.text:
                     raise _QueueFull(reason)
-            if time.monotonic() > give_up:
+            if time.monotonic() > deadline:
                 raise NotPosted(reason)
-            time.sleep(_PAUSE)
+            time.sleep(_RETRY_INTERVAL)
 
 
-def _counts(receipt: Mapping[str, Any]) -> Counter[str]:
-    """The receipt's numbers; of those by target the sums."""
-    return Counter({name: sum(found.values()) if isinstance(found, dict) else found for name, found in receipt.items()})
+def _totals(receipt: Mapping[str, Any]) -> Counter[str]:
+    """Return the receipt's numbers; of numbers per target the sum."""
+    return Counter({name: sum(value.values()) if isinstance(value, dict) else value for name, value in receipt.items()})
 
 
-def portions(things: Iterable[_T], size: int) -> Iterator[list[_T]]:
-    """The things, `size` at a time."""
-    portion: list[_T] = []
-    for thing in things:
-        portion.append(thing)
-        if len(portion) == size:
-            yield portion
-            portion = []
-    if portion:
-        yield portion
+def batches(items: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    """Yield the items in lists of `size`; the last one may be shorter."""
+    batch: list[_T] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

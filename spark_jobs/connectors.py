@@ -1,7 +1,7 @@
-"""The connectors that Spark needs beside itself: their versions, and how a session gets them. Imports no Spark.
+"""Configure the JDBC connectors of a Spark session. Imports no Spark.
 
-MySQL and MariaDB are both read by MySQL's own driver: with MariaDB's and a `jdbc:mariadb:` URL Spark quotes columns so
-that the server takes them for texts, and every row comes back wrong without an error.
+MySQL's driver reads both MySQL and MariaDB: with MariaDB's driver and a `jdbc:mariadb:` URL Spark quotes columns so
+that the server reads them as string literals, and every row comes back wrong without an error.
 """
 
 from collections.abc import Mapping
@@ -13,20 +13,20 @@ COORDINATES = (POSTGRESQL, MYSQL)
 
 
 def jar_name(coordinates: str) -> str:
-    """The file that a connector is published as."""
+    """Return the file name under which a connector is published."""
     _, artifact, version = coordinates.split(":")
     return f"{artifact}-{version}.jar"
 
 
 def options(folder: str) -> Mapping[str, str]:
-    """Spark's settings for the connectors: the files in `folder`, or without one from Maven Central, once.
+    """Return Spark's settings for the connectors: the files in `folder`; without one, downloads from Maven Central.
 
-    Raises `FileNotFoundError` naming the first file that the folder lacks.
+    Raises `FileNotFoundError` with the first file that is missing in the folder.
     """
     if not folder:
         return {"spark.jars.packages": ",".join(COORDINATES)}
-    files = [Path(folder) / jar_name(each) for each in COORDINATES]
+    files = [Path(folder) / jar_name(coordinates) for coordinates in COORDINATES]
     for file in files:
         if not file.is_file():
-            raise FileNotFoundError(f"BUCKETWIRE_SPARK_JARS: {file} is not there; put it in, or leave the setting out")
+            raise FileNotFoundError(f"BUCKETWIRE_SPARK_JARS: {file} does not exist; add it, or unset the setting")
     return {"spark.jars": ",".join(map(str, files))}

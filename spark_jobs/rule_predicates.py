@@ -1,5 +1,6 @@
-"""The rules that lead a bucket's events to one target, as conditions on a frame's keys."""
+"""Translate a target's rules to conditions on a frame's keys."""
 
+import operator
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,7 +13,7 @@ from app.events.names import EVERY
 from app.rules.matching import Automaton, pattern
 from app.rules.model import EVERY_BUCKET, Rule, event_names
 
-# A listing does not tell by which of these an object was made.
+# A listing does not show which of these events created an object.
 _CREATIONS = tuple(f"s3:ObjectCreated:{kind}" for kind in ("Put", "Post", "Copy", "CompleteMultipartUpload"))
 _REMOVAL, _MARKER = "s3:ObjectRemoved:Delete", "s3:ObjectRemoved:DeleteMarkerCreated"
 _EVERYTHING = b"*"
@@ -20,17 +21,17 @@ _EVERYTHING = b"*"
 
 @dataclass(frozen=True, slots=True)
 class RulePredicates:
-    """What a target's rules promise about a key."""
+    """Which events of a key a target's rules match."""
 
-    expected: Column  # however the object was made, the target was told
-    possible: Column  # the object may have been made in a way that the target was told
-    removable: Column  # if the object went, the target was told
+    expected: Column  # every event that creates an object
+    possible: Column  # at least one of the events that create an object
+    removable: Column  # every event that removes an object
 
 
 def rule_predicates(rules: Iterable[Rule], bucket: str, key: Column, *, versioned: bool) -> RulePredicates:
-    """What `rules`, all of one target, promise about the keys of a bucket."""
-    ours = _ours(rules, bucket)
-    patterns = {name: _patterns(ours, name) for name in (*_CREATIONS, _REMOVAL, _MARKER)}
+    """Return the predicates of `rules`, all of one target, for the keys of a bucket."""
+    rules = _rules_of(rules, bucket)
+    patterns = {name: _patterns(rules, name) for name in (*_CREATIONS, _REMOVAL, _MARKER)}
     creations = [patterns[name] for name in _CREATIONS]
     removals = [patterns[_REMOVAL], patterns[_MARKER]] if versioned else [patterns[_REMOVAL]]
     return RulePredicates(
@@ -41,16 +42,16 @@ def rule_predicates(rules: Iterable[Rule], bucket: str, key: Column, *, versione
 
 
 def matched_events(rules: Iterable[Rule], bucket: str, name: str, key: Column) -> Column:
-    """Whether `rules` lead events of that name about a key of the bucket to their target."""
-    return _matches(_patterns(_ours(rules, bucket), name), key)
+    """Return whether `rules` match events of that name for a key of the bucket."""
+    return _matches(_patterns(_rules_of(rules, bucket), name), key)
 
 
 def is_matched(rules: Iterable[Rule], bucket: str, name: str) -> bool:
-    """Whether they do so for any key."""
-    return bool(_patterns(_ours(rules, bucket), name))
+    """Return whether `rules` match events of that name for any key of the bucket."""
+    return bool(_patterns(_rules_of(rules, bucket), name))
 
 
-def _ours(rules: Iterable[Rule], bucket: str) -> list[Rule]:
+def _rules_of(rules: Iterable[Rule], bucket: str) -> list[Rule]:
     return [rule for rule in rules if rule.bucket in (bucket, EVERY_BUCKET)]
 
 
@@ -58,34 +59,34 @@ def _patterns(rules: Iterable[Rule], name: str) -> frozenset[bytes]:
     return frozenset(
         pattern(rule.prefix, rule.suffix)
         for rule in rules
-        for given in rule.events
-        if event_names(given) & {name, EVERY}
+        for pattern_name in rule.events
+        if event_names(pattern_name) & {name, EVERY}
     )
 
 
 def _all(sets: Sequence[frozenset[bytes]], key: Column) -> Column:
-    return reduce(lambda one, other: one & other, [_matches(each, key) for each in dict.fromkeys(sets)])
+    return reduce(operator.and_, [_matches(patterns, key) for patterns in dict.fromkeys(sets)])
 
 
 def _matches(patterns: frozenset[bytes], key: Column) -> Column:
-    """Whether one of them matches; what is no more than a beginning and an end, Spark compares without Python."""
+    """Return whether a pattern matches; Spark compares a plain prefix and suffix without Python."""
     if _EVERYTHING in patterns:
         return F.lit(True)
-    plain = [each for each in patterns if each.count(b"*") == 1 and b"?" not in each]
-    found = [_plain(each.decode(), key) for each in sorted(plain)]
+    plain = [pattern for pattern in patterns if pattern.count(b"*") == 1 and b"?" not in pattern]
+    matches = [_plain(pattern.decode(), key) for pattern in sorted(plain)]
     if wild := sorted(patterns.difference(plain)):
-        found.append(_wild(wild)(key))
-    return reduce(lambda one, other: one | other, found, F.lit(False))
+        matches.append(_wildcard(wild)(key))
+    return reduce(operator.or_, matches, F.lit(False))
 
 
-def _plain(made: str, key: Column) -> Column:
-    beginning, _, end = made.partition("*")
-    # Beginning and end may not overlap.
-    return key.startswith(beginning) & key.endswith(end) & (F.char_length(key) >= len(beginning) + len(end))
+def _plain(pattern: str, key: Column) -> Column:
+    prefix, _, suffix = pattern.partition("*")
+    # Prefix and suffix must not overlap.
+    return key.startswith(prefix) & key.endswith(suffix) & (F.char_length(key) >= len(prefix) + len(suffix))
 
 
-def _wild(patterns: Sequence[bytes]) -> Callable[[Column], Column]:
-    automata = [Automaton(each) for each in patterns]
+def _wildcard(patterns: Sequence[bytes]) -> Callable[[Column], Column]:
+    automata = [Automaton(pattern) for pattern in patterns]
 
     def matches(key: str | None) -> bool:
         return key is not None and any(automaton.match(key.encode()) for automaton in automata)

@@ -1,4 +1,4 @@
-"""A run that says again and again that it is alive, so that there is one at a time."""
+"""Renew a run's lease in the background, so that only one run is active."""
 
 import contextlib
 import threading
@@ -6,24 +6,24 @@ from collections.abc import Iterator
 
 from app.outbox.reconcile.runs import Reconciliations
 
-LEASE = 60_000  # ms; a run that is not heard of for so long is dead
+LEASE = 60_000  # ms; a run whose lease is not renewed for so long is dead
 
 
 @contextlib.contextmanager
-def alive(runs: Reconciliations, run: str) -> Iterator[threading.Event]:
-    """Renew the run until the end; the event is set when it was declared dead all the same."""
-    over, lost = threading.Event(), threading.Event()
+def renewed(runs: Reconciliations, run: str) -> Iterator[threading.Event]:
+    """Renew the run's lease inside; the event is set if the run was declared dead nevertheless."""
+    stop, lost = threading.Event(), threading.Event()
 
     def renew() -> None:
-        while not over.wait(LEASE / 4000):
-            with contextlib.suppress(Exception):  # the next one may get through
+        while not stop.wait(LEASE / 4000):
+            with contextlib.suppress(Exception):  # the next renewal may succeed
                 if not runs.renew(run, lease=LEASE):
                     lost.set()
 
-    thread = threading.Thread(target=renew, name="alive", daemon=True)
+    thread = threading.Thread(target=renew, name="run-lease", daemon=True)
     thread.start()
     try:
         yield lost
     finally:
-        over.set()
+        stop.set()
         thread.join()

@@ -1,7 +1,7 @@
-"""The Spark session of a job: its master, its memory, its connectors, and on a cluster the job's own code.
+"""Open a job's Spark session: its master, its memory, its connectors, and on a cluster the job's own code.
 
-On one machine nothing listens to another. On a cluster the executors get `app` and `spark_jobs` from here; what these
-import has to be in the executors' Python, which `PYSPARK_PYTHON` names.
+On one machine Spark listens on the loopback interface only. On a cluster the executors get `app` and `spark_jobs` from
+here; the libraries that these import have to be in the executors' Python, which `PYSPARK_PYTHON` names.
 """
 
 import os
@@ -17,17 +17,17 @@ from pyspark.sql import SparkSession
 from spark_jobs import connectors
 
 _LOOPBACK = "127.0.0.1"
-_HERE = Path(__file__).parents[1]
-_SHIPPED = ("app", "spark_jobs")
+_ROOT = Path(__file__).parents[1]
+_SHIPPED_PACKAGES = ("app", "spark_jobs")
 
 
 @contextmanager
 def session(
     name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g", more: Mapping[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A session, stopped at the end. `jars` is a folder with the connectors; empty: Spark fetches and keeps them.
+    """Open a session and stop it at the end. `jars` is a folder with the connectors; empty: Spark downloads them.
 
-    `more` are Spark's own settings and win. Raises `FileNotFoundError` where a connector is not in the folder.
+    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a connector is missing.
     """
     settings = {
         "spark.driver.memory": memory,
@@ -39,11 +39,11 @@ def session(
     }
     is_local = master.startswith("local")
     if is_local:
-        # Else Spark starts the first `python3` of the PATH, which need not have what the jobs import.
+        # Otherwise Spark starts the first `python3` of the PATH, which may lack the libraries of the jobs.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         settings |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
-        settings["spark.sql.shuffle.partitions"] = "8"  # on a cluster its own settings say
+        settings["spark.sql.shuffle.partitions"] = "8"  # a cluster has settings of its own
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name).master(master)
@@ -54,16 +54,16 @@ def session(
         try:
             spark.sparkContext.setLogLevel("ERROR")
             if not is_local:
-                spark.sparkContext.addPyFile(str(packed(Path(folder) / "bucketwire.zip")))
+                spark.sparkContext.addPyFile(str(write_code_zip(Path(folder) / "bucketwire.zip")))
             yield spark
         finally:
             spark.stop()
 
 
-def packed(path: Path) -> Path:
-    """Write the code that executors run, as Python imports it from a zip; the path."""
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
-        for package in _SHIPPED:
-            for file in sorted((_HERE / package).rglob("*.py")):
-                packed.write(file, file.relative_to(_HERE))
+def write_code_zip(path: Path) -> Path:
+    """Write the code for executors to a zip that Python can import, and return its path."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for package in _SHIPPED_PACKAGES:
+            for file in sorted((_ROOT / package).rglob("*.py")):
+                archive.write(file, file.relative_to(_ROOT))
     return path

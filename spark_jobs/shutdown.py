@@ -1,34 +1,34 @@
-"""How a job ends before its time: asked to by SIGTERM, or because whoever started it is gone."""
+"""End a job early: on SIGTERM, or when the process that started it is gone."""
 
 import os
 import signal
 import threading
 from typing import Any
 
-_PATIENCE = 10  # seconds
-_STOPPED = 130  # as after Ctrl-C
+_EXIT_TIMEOUT = 10  # seconds
+_EXIT_INTERRUPTED = 130  # as after Ctrl-C
 
 
-def by_sigterm() -> None:
-    """From now on SIGTERM is as Ctrl-C: Spark's jobs are cancelled, and the run is recorded as failed."""
+def on_sigterm() -> None:
+    """Treat SIGTERM as Ctrl-C from now on: Spark's jobs are cancelled, and the run is recorded as failed."""
     signal.signal(signal.SIGTERM, _interrupt)
 
 
-def with_input() -> None:
-    """From now on the end of standard input is as SIGTERM."""
-    threading.Thread(target=_follow, name="input", daemon=True).start()
+def on_end_of_input() -> None:
+    """Treat the end of standard input as SIGTERM from now on."""
+    threading.Thread(target=_wait_for_end_of_input, name="input", daemon=True).start()
 
 
 def _interrupt(*_: Any) -> None:
-    # Python ignores an exception that comes while it forks, and Spark may take its time.
-    over = threading.Timer(_PATIENCE, os._exit, (_STOPPED,))
-    over.daemon = True
-    over.start()
+    # Python ignores an exception that is raised while it forks, and Spark may need long to stop.
+    timer = threading.Timer(_EXIT_TIMEOUT, os._exit, (_EXIT_INTERRUPTED,))
+    timer.daemon = True
+    timer.start()
     signal.raise_signal(signal.SIGINT)
 
 
-def _follow() -> None:
-    # Not by way of `sys.stdin`: its lock would be held when the interpreter ends.
+def _wait_for_end_of_input() -> None:
+    # Not through `sys.stdin`: its lock would be held when the interpreter exits.
     while os.read(0, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)

@@ -168,7 +168,7 @@ app.conf.update(
         },
         "schedule_reconciliations": {
             "task": "schedule_reconciliations",
-            "schedule": timedelta(seconds=reconcile_jobs.EVERY),
+            "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
     },

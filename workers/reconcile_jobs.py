@@ -1,6 +1,6 @@
-"""Reconciliations by schedule: what waits is hinted at, and who takes a hint runs the job as a process of its own.
+"""Run scheduled reconciliations: publish a wake-up per waiting run; the worker that gets it starts the job's process.
 
-The table of runs says what waits; a hint that is lost, late or doubled costs nothing but time.
+The table of runs holds the state; a lost, late or repeated wake-up costs only time.
 """
 
 import contextlib
@@ -18,61 +18,62 @@ from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.reconcile.schedule import Schedule, WaitingRun, left_out
+from app.outbox.reconcile.runs import STOPPED_EARLY
+from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
 
 log = logging.getLogger("bucketwire.worker")
 
-EVERY = 5  # seconds between two looks at the schedule
-AGAIN = 300  # seconds after which a run that still waits is hinted at again
-_PATIENCE = 20  # seconds in which a job that is asked to end has to
-_PROBLEM = "bucketwire: "  # how the command line begins to tell one
-_LATER = os.EX_TEMPFAIL  # the job's exit code when somebody else is at work on the same
+CHECK_INTERVAL = 5  # seconds between two checks of the schedule
+REPEAT_INTERVAL = 300  # seconds after which the wake-up of a run that still waits is repeated
+_STOP_TIMEOUT = 20  # seconds between SIGTERM and SIGKILL
+_ERROR_PREFIX = "bucketwire: "  # of an error that the command line prints
+_ALREADY_RUNNING = os.EX_TEMPFAIL  # the job's exit code if another run of the same pair is active
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """What a job left. `said` is its last line: the result, or the problem."""
+class JobResult:
+    """A job's exit code and last message: the result, or the problem."""
 
     code: int
-    said: str
+    message: str
 
 
 class RunWakeUps:
-    """Says what waits, each run now and then, however often it is asked."""
+    """Publish a wake-up for each waiting run, and repeat it at intervals."""
 
     def __init__(self) -> None:
-        self._hinted: dict[str, float] = {}
+        self._published: dict[str, float] = {}
 
-    def look(self, database: Database, publish: Callable[[WaitingRun], None]) -> int:
-        """Register what is due and publish hints; says how many, 0 while the database is away."""
+    def publish_due(self, database: Database, publish: Callable[[WaitingRun], None]) -> int:
+        """Register due runs and publish wake-ups; return their number, 0 while the database is unavailable."""
         schedule, now = Schedule(database), time.monotonic()
         try:
             with database.reading() as connection:
-                moment = database_now(connection)
-            if schedule.register(moment):
-                for target, number in schedule.left_out().items():
-                    log.warning("%s: %s", target, left_out(number), extra={"target": str(target)})
+                database_time = database_now(connection)
+            if schedule.register(database_time):
+                for target, number in schedule.unscheduled_buckets().items():
+                    log.warning("%s: %s", target, describe_unscheduled(number), extra={"target": str(target)})
             waiting = schedule.waiting()
         except DatabaseUnavailable:
-            return 0  # the drain says so
-        self._hinted = {each.run: self._hinted.get(each.run, now - AGAIN) for each in waiting}
-        due = [each for each in waiting if now - self._hinted[each.run] >= AGAIN]
-        for each in due:
-            publish(each)
-            self._hinted[each.run] = now
+            return 0  # the drain logs it
+        self._published = {run.run: self._published.get(run.run, now - REPEAT_INTERVAL) for run in waiting}
+        due = [run for run in waiting if now - self._published[run.run] >= REPEAT_INTERVAL]
+        for run in due:
+            publish(run)
+            self._published[run.run] = now
         return len(due)
 
 
-class Jobs:
-    """The processes that this worker has started; they end when it is asked to end, and when it is gone."""
+class JobProcesses:
+    """The processes that this worker has started; they end when the worker is stopped or dies."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[str]] = set()
         self._stopping = False
 
-    def run(self, command: Sequence[str]) -> Ended:
-        """Run a command to its end. Its standard input ends when this process does."""
-        read, held = os.pipe()  # inherited by nobody but as that input
+    def run(self, command: Sequence[str]) -> JobResult:
+        """Run a command until it exits. Its standard input ends when this process dies."""
+        read, write = os.pipe()  # no child inherits the writing end
         try:
             job = subprocess.Popen(
                 command, stdin=read, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace",
@@ -87,66 +88,66 @@ class Jobs:
             out, err = job.communicate()
         finally:
             self._running.discard(job)
-            os.close(held)
+            os.close(write)
         if self._stopping and job.returncode:
-            return Ended(job.returncode, "it was stopped before its end")
-        return Ended(job.returncode, last_words(err if job.returncode else out, job.returncode))
+            return JobResult(job.returncode, STOPPED_EARLY)
+        return JobResult(job.returncode, last_message(err if job.returncode else out, job.returncode))
 
     def stop(self) -> None:
-        """Ask all of them to end, and see to it; what would begin now does not. May be called by a signal's handler."""
+        """Stop all processes, and every process that is started from now on. Safe in a signal handler."""
         self._stopping = True
         for job in list(self._running):
             self._end(job)
 
     def _end(self, job: "subprocess.Popen[str]") -> None:
         job.terminate()
-        over = threading.Timer(_PATIENCE, self._kill, (job,))
-        over.daemon = True
-        over.start()
+        timer = threading.Timer(_STOP_TIMEOUT, self._kill, (job,))
+        timer.daemon = True
+        timer.start()
 
     def _kill(self, job: "subprocess.Popen[str]") -> None:
-        if job in self._running:  # it, or a process of its own that holds on to its outputs
+        if job in self._running:  # the job, or a child of it that keeps its outputs open
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(job.pid, signal.SIGKILL)
 
 
 wake_ups = RunWakeUps()
-jobs = Jobs()
+jobs = JobProcesses()
 
 
-def last_words(text: str, code: int) -> str:
-    """What a job said at last; the problem where it names one, as others print around it."""
+def last_message(text: str, code: int) -> str:
+    """Return the last line of a job's output, or its last error message: Java prints lines around it."""
     lines = text.strip().splitlines()
-    problems = [line.removeprefix(_PROBLEM) for line in lines if line.startswith(_PROBLEM)]
+    problems = [line.removeprefix(_ERROR_PREFIX) for line in lines if line.startswith(_ERROR_PREFIX)]
     if problems or lines:
         return (problems or lines)[-1]
-    return f"it ended with {code} and said nothing"
+    return f"the job exited with code {code} and printed nothing"
 
 
 def job_arguments(run: WaitingRun) -> list[str]:
-    """The arguments of `bucketwire` for a run that waits; no name of a bucket can pass for an option."""
+    """Return the arguments of `bucketwire` for a waiting run; no bucket name can be parsed as an option."""
     return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 
 
 def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> str:
-    """Do the run that waits for a target and a bucket, if there is one, and say in a line what it came to."""
+    """Run the waiting reconciliation of a target and a bucket, if there is one; return its result in one line."""
     schedule = Schedule(database)
-    found = next((each for each in schedule.waiting() if (each.target, each.bucket) == (target, bucket)), None)
-    if found is None:
-        return "nothing waits"
-    began = time.monotonic()
-    members = {"target": arn, "bucket": bucket, "run": found.run}
-    if not is_bucket_name(bucket):  # registered by a version that looked at no names
-        problem = "no storage allows a bucket of this name"
-        schedule.give_up(found.run, problem, now_ms())
+    waiting = next((run for run in schedule.waiting() if (run.target, run.bucket) == (target, bucket)), None)
+    if waiting is None:
+        return "no run is waiting"
+    started = time.monotonic()
+    members = {"target": arn, "bucket": bucket, "run": waiting.run}
+    if not is_bucket_name(bucket):  # registered before names were validated
+        problem = "the bucket's name is invalid"
+        schedule.fail(waiting.run, problem, now_ms())
         log.error("%s with %r: %s", arn, bucket, problem, extra=members)
         return problem
-    ended = jobs.run([sys.executable, "-m", "app.cli", *job_arguments(found)])
-    if ended.code == _LATER:
-        log.info("%s with %s: %s", arn, bucket, ended.said, extra=members)
-    elif ended.code:
-        schedule.give_up(found.run, ended.said, now_ms())
-        log.error("%s with %s: %s", arn, bucket, ended.said, extra=members)
+    result = jobs.run([sys.executable, "-m", "app.cli", *job_arguments(waiting)])
+    if result.code == _ALREADY_RUNNING:
+        log.info("%s with %s: %s", arn, bucket, result.message, extra=members)
+    elif result.code:
+        schedule.fail(waiting.run, result.message, now_ms())
+        log.error("%s with %s: %s", arn, bucket, result.message, extra=members)
     else:
-        log.info("%s with %s: %s in %.0f s", arn, bucket, ended.said, time.monotonic() - began, extra=members)
-    return ended.said
+        log.info("%s with %s: %s in %.0f s", arn, bucket, result.message, time.monotonic() - started, extra=members)
+    return result.message

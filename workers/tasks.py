@@ -39,7 +39,7 @@ def queue_alive(target: int) -> None:
 @app.task(name="schedule_reconciliations", send_events=False)
 def schedule_reconciliations() -> int:
     """Hint at the reconciliations that are due. Not shown in Flower, as drain."""
-    return reconcile_jobs.wake_ups.look(runtime.current().database, _publish_run)
+    return reconcile_jobs.wake_ups.publish_due(runtime.current().database, _publish_run)
 
 
 @app.task(name="reconcile", acks_late=False)  # what becomes of a run, the table of runs says

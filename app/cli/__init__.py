@@ -5,13 +5,12 @@ Exit codes: 0 done, 1 a problem, 2 wrong usage, 130 interrupted.
 
 import importlib
 import keyword
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import NoReturn
 
 import click
+
+from app.cli_common.run import run_command
 
 COMMANDS: Mapping[str, str] = MappingProxyType(
     {
@@ -73,37 +72,10 @@ def bucketwire() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command line and end the process with its exit code; BUCKETWIRE_DEBUG=1 shows where an error came from."""
-    run_command(bucketwire, arguments)
+    run_command(bucketwire, arguments, _describe)
 
 
-def run_command(
-    command: click.Command,
-    arguments: Sequence[str] | None = None,
-    words: Callable[[Exception], str | None] = lambda _: None,
-    later: type[Exception] | tuple[type[Exception], ...] = (),
-) -> NoReturn:
-    """As `main`, for any command; `words` has a sentence for errors that only the command knows, None for others.
+def _describe(error: Exception) -> str:
+    from app.cli.errors import describe_exception  # noqa: PLC0415 - its imports are slow and rarely needed
 
-    After one of the errors `later` the same may succeed another time: then the exit code is 75, as for sendmail.
-    """
-    try:
-        code = command.main(arguments, prog_name="bucketwire", standalone_mode=False)
-    except click.exceptions.Exit as asked:
-        code = asked.exit_code
-    except click.UsageError as wrong:
-        wrong.show()
-        code = 2
-    except (KeyboardInterrupt, click.Abort):
-        code = 130
-    except BrokenPipeError:
-        # Whoever read the output has enough, as `head` has; nothing more must be written at the end either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 0
-    except Exception as error:
-        if os.environ.get("BUCKETWIRE_DEBUG", "") not in ("", "0"):
-            raise
-        from app.cli.errors import describe_exception  # noqa: PLC0415 - its imports are slow and rarely needed
-
-        click.echo(f"bucketwire: {words(error) or describe_exception(error)}", err=True)
-        code = os.EX_TEMPFAIL if isinstance(error, later) else 1
-    sys.exit(code if isinstance(code, int) else 0)
+    return describe_exception(error)

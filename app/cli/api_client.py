@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import httpx
 
-from app.cli.errors import CommandError
+from app.cli_common.errors import CommandError
 from app.config.arn import TargetId, parse_arn
 from app.config.target_settings import redacted
 from app.manifest.document import Manifest

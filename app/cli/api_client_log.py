@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from app.cli.api_client import ApiClient
-from app.cli.param_types import milliseconds
+from app.cli_common.param_types import milliseconds
 from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
 from app.outbox.delivery.dead_letters import DeadLetter, Filter

@@ -1,1 +1,4 @@
-"""The jobs' command lines: options are read, a session is opened, the result is told. Until then no Spark is needed."""
+"""The jobs' commands: each reads its options, opens a Spark session, calls its job and prints the result.
+
+Importing a command, and `--help`, need no Spark.
+"""

@@ -1,81 +1,68 @@
-"""`bucketwire backfill`: tell a target of the objects that a bucket holds already."""
+"""`bucketwire backfill`: send events for the objects that a bucket already has."""
 
 from pathlib import Path
 
 import click
 
-from app.cli.context import CommandContext, bar, count_noun
-from app.cli.param_types import TARGET
+from app.cli_common.context import ServiceContext
+from app.cli_common.output import bar, count_noun
 from app.config.arn import TargetId
 from spark_jobs.commands import options
 
 
 @click.command()
 @click.argument("bucket")
-@click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
+@options.target_option
 @options.listing_options
 @options.grace_option
-@click.option("--limit", type=click.IntRange(1), help="So many events in this run; the next one goes on.")
-@click.option("--anew", is_flag=True, help="From the first key on, wherever the last run ended.")
+@click.option("--limit", type=click.IntRange(1), help="Send at most this many events; the next run continues.")
+@click.option("--anew", is_flag=True, help="Start from the first key, wherever the last run ended.")
 @options.api_options
 @click.option(
-    "--folder",
-    metavar="FOLDER",
-    help="Where it keeps how far it has come; reconciliations/ in the service's folder if not.",
+    "--folder", metavar="FOLDER", help="The folder for checkpoints; by default reconciliations/ in the data directory."
 )
-@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@options.with_context
 def backfill(
-    bucket: str, target: TargetId, endpoint: str, versions: bool | None, listing: str, listed_at: int | None,
-    inventory: str, grace: int | None, limit: int | None, anew: bool, rate: float, url: str, folder: str | None,
-    as_json: bool,
+    context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
+    limit: int | None, anew: bool, rate: float, url: str, folder: str | None,
 ) -> int:  # fmt: skip
-    """Tell TARGET of every object that BUCKET holds already, in the order of keys, as far as its rules ask for it.
+    """Send TARGET an event for every object of BUCKET that its rules match, in the order of keys.
 
-    It is for queues and for mirrors that are empty; `reconcile --repair` fills the gaps of one that is not.
-    A run that was cut short goes on where it ended when it is started again; what was told already is not told twice.
-    BUCKETWIRE_TOKEN is sent with the events. Credentials for the bucket are found as boto3 finds them.
+    Use it for queues and for empty mirrors; `reconcile --repair` fills the gaps of a mirror that has rows.
+    An interrupted backfill continues when it is started again; no event is delivered twice because of it.
+    Events are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
     """
-    source = options.listed(listing, listed_at, inventory, endpoint)
-    shell = CommandContext(as_json=as_json)
-    try:
-        from spark_jobs.api_client import Api  # noqa: PLC0415 - as above
-        from spark_jobs.jobs import backfill as job  # noqa: PLC0415 - --help needs no Spark
-    except ImportError as missing:
-        raise options.not_installed(missing) from None
-    settings = shell.settings
-    wanted = job.BackfillConfig(
-        bucket=bucket,
+    source = listing.source(bucket)
+    with options.spark_imports():
+        from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.jobs import backfill as job  # noqa: PLC0415 - as above
+    settings = context.settings
+    config = job.BackfillConfig(
+        **source,
         target=target,
         folder=Path(folder).absolute() if folder else settings.folder / "reconciliations",
-        **source,
-        versions=versions,
-        endpoint=endpoint,
-        grace=options.grace(grace, inventory),
-        memory=int(settings.retention * 1000),
+        grace=listing.grace(grace),
+        log_retention=int(settings.retention * 1000),
         rate=rate,
-        most=limit,
+        limit=limit,
         anew=anew,
     )
-    try:
-        shell.registry.target(target)  # what is wrong with these is told before Spark starts
-        api = Api(*options.api_place(shell, url))
-        with options.spark(shell, f"bucketwire backfill {bucket}") as spark, bar(shell) as shown:
-            task = shown.add_task("listing", total=None)
-            result = job.backfill(
-                spark, shell.database, shell.registry, wanted, api,
-                lambda done, total: shown.update(task, description=bucket, completed=done, total=total),
-            )  # fmt: skip
-    finally:
-        shell.close()
+    context.registry.target(target)  # fail before Spark starts if the target is unknown
+    api = Api(*options.api_login(context, url))
+    with options.spark_session(context, f"bucketwire backfill {bucket}") as spark, bar(context) as progress:
+        task = progress.add_task("listing", total=None)
+        result = job.backfill(
+            spark, context.database, context.registry, config, api,
+            lambda done, total: progress.update(task, description=bucket, completed=done, total=total),
+        )  # fmt: skip
     if result.problem:
         click.echo(result.problem, err=True)
-    told, left = count_noun(result.counts["repaired"], "object"), result.counts["in_flight"]
-    sentence = f"{result.state}: {target} was told of {told}"
-    if again := result.counts["held"]:
-        sentence += f", {again:,} more were told before"
-    if left:
-        sentence += f", {left:,} were left to events of their own"
+    sentence = f"{result.state}: {count_noun(result.counts['repaired'], 'event')} sent to {target}"
+    if already_sent := result.counts["target_rows"]:
+        sentence += f", {already_sent:,} had been sent before"
+    if in_flight := result.counts["in_flight"]:
+        sentence += f", {in_flight:,} objects have newer events of their own"
     if result.state == "unfinished":
-        sentence += "; start it again to go on"
-    shell.done(sentence, state=result.state, after=result.after, problem=result.problem, **result.counts)
+        sentence += "; start it again to continue"
+    context.done(sentence, state=result.state, after=result.after, problem=result.problem, **result.counts)
     return int(result.state == "unfinished" and limit is None)

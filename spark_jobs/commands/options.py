@@ -1,127 +1,187 @@
-"""Options and values that the jobs' commands share."""
+"""Options that the jobs' commands share, and the values that they stand for. Importing it needs no Spark."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.cli.context import CommandContext
-from app.cli.errors import CommandError
-from app.cli.param_types import TIME
+from app.cli_common.context import ServiceContext, pass_context
+from app.cli_common.errors import CommandError
+from app.cli_common.param_types import TARGET, TIME
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
+from spark_jobs.repair_limits import RepairLimits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 C = TypeVar("C", bound=Callable[..., Any])
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+_MINUTE, _DAY = 60_000, 86_400_000  # milliseconds
 
 
-class Word(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
-    """A value as the settings have it, such as a duration or a size; `scale` times as large."""
+class SettingParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A value written as in the settings, such as a duration or a size, multiplied by `scale`."""
 
-    def __init__(self, name: str, kind: FieldType[Any], scale: int = 1) -> None:
+    def __init__(self, name: str, field_type: FieldType[Any], scale: int = 1) -> None:
         self.name = name
-        self._kind, self._scale = kind, scale
+        self._field_type, self._scale = field_type, scale
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """What is meant."""
+        """Parse the option's text."""
         try:
-            return value if isinstance(value, int) else int(self._kind.parse(value) * self._scale)
+            return value if isinstance(value, int) else int(self._field_type.parse(value) * self._scale)
         except BadValue as error:
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
-_MINUTE, _DAY = 60_000, 86_400_000  # milliseconds
-PERIOD = Word("duration", Duration(days=True), 1000)  # milliseconds
-BYTES = Word("size", Size(1, 2**62))
+PERIOD = SettingParam("duration", Duration(days=True), 1000)  # milliseconds
+BYTES = SettingParam("size", Size(1, 2**62))
+
+with_context = pass_context(ServiceContext)
+target_option = click.option("--target", type=TARGET, required=True, help="The target, as type:name or ARN.")
+url_option = click.option(
+    "--url", envvar="BUCKETWIRE_URL", default="", help="The API's URL; by default that of BUCKETWIRE_LISTEN."
+)
+grace_option = click.option(
+    "--grace",
+    type=PERIOD,
+    show_default="60s; 1d with --inventory",
+    help="Ignore objects younger than this.",
+)
 
 
-def listing_options(command: C) -> C:
-    """Where the bucket's listing comes from; a command gives them to `listed`."""
-    for option in (
+@dataclass(frozen=True, slots=True)
+class ListingOptions:
+    """Where a bucket's listing comes from, as the options say. `listed_at` is milliseconds since 1970."""
+
+    endpoint: str
+    versions: bool | None
+    listing: str
+    listed_at: int | None
+    inventory: str
+
+    def source(self, bucket: str) -> dict[str, Any]:
+        """Return the fields of a `ListingSource`.
+
+        Raises `click.UsageError` where the options contradict each other, `BadListing`, and what S3 raises.
+        """
+        if bool(self.listing) != bool(self.listed_at):
+            raise click.UsageError(
+                "--listing and --listed-at belong together: objects that changed after the listing must be left alone"
+            )
+        fields = {"bucket": bucket, "endpoint": self.endpoint, "versions": self.versions}
+        if not self.inventory:
+            return fields | {"listing": self.listing, "listed_at": self.listed_at or 0}
+        if self.listing:
+            raise click.UsageError("--inventory and --listing exclude each other; give one of them")
+        with spark_imports():
+            from spark_jobs.listings.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
+        report = manifest(self.inventory, self.endpoint)
+        return fields | {"inventory": report, "listed_at": report.begun}
+
+    def grace(self, given: int | None) -> int:
+        """Return the grace period (ms): an inventory may lack what was written or removed shortly before it."""
+        return given if given is not None else _DAY if self.inventory else _MINUTE
+
+
+def listing_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that select a bucket's listing; the command gets them as `listing`, a `ListingOptions`."""
+
+    def command(*arguments: Any, **options: Any) -> Any:
+        listing = ListingOptions(**{name: options.pop(name) for name in ListingOptions.__dataclass_fields__})
+        return function(*arguments, listing=listing, **options)
+
+    return _with(
+        update_wrapper(command, function),
+        click.option(
+            "--endpoint", default="", metavar="URL", help="The S3 endpoint; by default that of AWS_ENDPOINT_URL_S3."
+        ),
+        click.option(
+            "--versions/--no-versions", default=None, help="List versions; by default if the bucket is versioned."
+        ),
+        click.option(
+            "--listing",
+            default="",
+            metavar="PATH",
+            help="Read the listing from a file: the output of `mc ls --json`, or Parquet.",
+        ),
+        click.option("--listed-at", type=TIME, help="When that listing was started, such as 2026-11-21T02:00:00Z."),
         click.option(
             "--inventory",
             default="",
             metavar="PATH",
-            help="A report of S3 Inventory instead: its manifest.json, a path or an s3:// URL.",
+            help="Read an S3 Inventory report: its manifest.json, a path or an s3:// URL.",
         ),
-        click.option("--listed-at", type=TIME, help="When that listing was begun, such as 2026-11-21T02:00:00Z."),
+    )
+
+
+def limit_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options that limit repairs; the command gets them as `limits`, a `RepairLimits`."""
+
+    def command(*arguments: Any, max_repairs: int, max_removals: float, rate: float, **options: Any) -> Any:
+        limits = RepairLimits(max_repairs=max_repairs, max_removals=max_removals, rate=rate)
+        return function(*arguments, limits=limits, **options)
+
+    return _with(
+        update_wrapper(command, function),
         click.option(
-            "--listing", default="", metavar="PATH", help="A listing in a file instead: `mc ls --json`, or Parquet."
+            "--max-repairs",
+            type=click.IntRange(0),
+            default=100_000,
+            show_default=True,
+            help="Repair at most this many differences in this run.",
         ),
         click.option(
-            "--versions/--no-versions", default=None, help="List versions too; else as the bucket's setting says."
+            "--max-removals",
+            type=click.FloatRange(0, 100),
+            default=10.0,
+            show_default=True,
+            help="Remove at most this percentage of the target's rows; if more would go, remove none.",
         ),
-        click.option(
-            "--endpoint", default="", metavar="URL", help="Where the bucket is; else AWS_ENDPOINT_URL_S3 says."
-        ),
-    ):
-        command = option(command)
-    return command
+        click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Repairs per second."),
+    )
 
 
 def api_options(command: C) -> C:
-    """How events are posted."""
-    for option in (
-        click.option("--url", envvar="BUCKETWIRE_URL", default="", help="The API; else BUCKETWIRE_LISTEN says."),
-        click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Events in a second."),
-    ):
+    """Add the options that say where and how fast events are posted."""
+    rate = click.option(
+        "--rate", type=click.FloatRange(1), default=1000.0, show_default=True, help="Events per second."
+    )
+    return rate(url_option(command))
+
+
+def _with(command: Callable[..., Any], *options: Option) -> Callable[..., Any]:
+    """Add options in the order in which `--help` shows them."""
+    for option in reversed(options):
         command = option(command)
     return command
 
 
-def grace_option(command: C) -> C:
-    """How long an event may be on its way; a command gives it to `grace`."""
-    option = click.option(
-        "--grace", type=PERIOD, show_default="60s; 1d with --inventory", help="Leave out objects younger than this."
-    )
-    return option(command)
-
-
-def grace(given: int | None, inventory: str) -> int:
-    """The milliseconds that are meant: an inventory may lack what was written or removed not long before it."""
-    return given if given is not None else _DAY if inventory else _MINUTE
-
-
-def listed(listing: str, listed_at: int | None, inventory: str, endpoint: str) -> dict[str, Any]:
-    """What a `Source` is to know of them.
-
-    Raises `click.UsageError` where they do not belong together, `BadListing`, and what S3 raises.
-    """
-    if bool(listing) != bool(listed_at):
-        raise click.UsageError("--listing and --listed-at belong together: what came after it must be left alone")
-    if not inventory:
-        return {"listing": listing, "listed_at": listed_at or 0}
-    if listing:
-        raise click.UsageError("--inventory and --listing both say where the listing is; give one of them")
+@contextmanager
+def spark_imports() -> Iterator[None]:
+    """Import Spark's libraries inside; raises `CommandError` if they are not installed."""
     try:
-        from spark_jobs.listings.inventory import manifest  # noqa: PLC0415 - --help needs no Spark
-    except ImportError as missing:
-        raise not_installed(missing) from None
-    report = manifest(inventory, endpoint)
-    return {"inventory": report, "listed_at": report.begun}
+        yield
+    except ImportError as error:
+        raise CommandError(f"{error.name} is not installed; install it with: pip install 'bucketwire[spark]'") from None
 
 
 @contextmanager
-def spark(shell: CommandContext, name: str) -> "Iterator[SparkSession]":
-    """The session of a job, as the service's settings have it. Raises `CommandError` where Spark is not installed."""
-    try:
+def spark_session(context: ServiceContext, name: str) -> "Iterator[SparkSession]":
+    """Open a job's Spark session by the service's settings. Raises `CommandError` if Spark is not installed."""
+    with spark_imports():
         from spark_jobs.session import session  # noqa: PLC0415 - --help needs no Spark
-    except ImportError as missing:
-        raise not_installed(missing) from None
-    settings = shell.settings
-    with session(name, master=settings.spark_master, jars=settings.spark_jars, memory=settings.spark_memory) as made:
-        yield made
+    settings = context.settings
+    with session(name, master=settings.spark_master, jars=settings.spark_jars, memory=settings.spark_memory) as spark:
+        yield spark
 
 
-def not_installed(missing: ImportError) -> CommandError:
-    """What to say where a job's libraries are not there."""
-    return CommandError(f"{missing.name} is not installed; it comes with: pip install 'bucketwire[spark]'")
-
-
-def api_place(shell: CommandContext, url: str) -> tuple[str, str]:
-    """The API's URL, and the token for it."""
-    return url or shell.settings.api_url, os.environ.get("BUCKETWIRE_TOKEN", "")
+def api_login(context: ServiceContext, url: str) -> tuple[str, str]:
+    """Return the API's URL, and the token for it."""
+    return url or context.settings.api_url, os.environ.get("BUCKETWIRE_TOKEN", "")

@@ -1,9 +1,10 @@
-"""Tell a target of every object that a bucket holds already: a reconciliation with nothing, so that no store is read.
+"""Send a target an event for every object that a bucket already has.
 
-Objects are told of in the order of their keys, and the last key is written down after each portion: a run that was
-cut short goes on behind it with a look of its own at the bucket. What changes after a look is left to its own events;
-the API sees to that when it records. An object's event is made of nothing but the object and what the bucket itself
-told of it, so that the same object is the same event, whose id is recorded once.
+A backfill never reads the target, so it works with every type. Objects are sent in the order of their keys, and the
+last key is written to a checkpoint after each batch: an interrupted backfill continues behind it with a new listing. An
+object that changes after the listing is left to its own events; the API checks that when it records. An object's event
+depends only on the object and on the events of the bucket itself, so the same object is the same event, whose id is
+recorded once.
 """
 
 import os
@@ -25,184 +26,190 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from app.rules.model import Rule
-from spark_jobs.api_client import PORTION, Api, Sender, portions
-from spark_jobs.errors import reason
-from spark_jobs.jobs.repair_events import BACKFILL, PARTS, PUT, day, repair_event
-from spark_jobs.listings.listing_source import Source
+from spark_jobs.api_client import BATCH_SIZE, Api, EventSender, batches
+from spark_jobs.errors import root_cause
+from spark_jobs.jobs.repair_events import BACKFILL_SOURCE, MULTIPART, PUT, backfill_event, format_time
+from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.rule_predicates import is_matched, matched_events
-from spark_jobs.run_lease import LEASE, alive
+from spark_jobs.run_lease import LEASE, renewed
 from spark_jobs.schemas import LISTING
 
-TELL, OUTSIDE, IN_FLIGHT = "tell", "outside", "in_flight"
-_TASKS = 2  # ranges of keys for each processor, as they are not equally long
-_PART = 50_000  # objects that the driver holds at a time
+SEND, UNMATCHED, IN_FLIGHT = "send", "unmatched", "in_flight"
+_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
+_PARTITION_SIZE = 50_000  # objects; the driver has one Spark partition in memory at a time
 
 
 class CannotBackfill(Exception):
-    """There is nothing that a backfill could do; the message says why."""
+    """The backfill cannot start; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BackfillConfig(Source):
-    """What to tell whom. Times are milliseconds since 1970, spans are milliseconds."""
+class BackfillConfig(ListingSource):
+    """Which objects to send to which target. Times are milliseconds since 1970, periods are milliseconds."""
 
     target: TargetId
-    folder: Path  # keeps how far unfinished backfills have come
+    folder: Path  # for the checkpoints of unfinished backfills
     grace: int = 60_000  # objects younger than this are left to their own events
-    memory: int = 7 * 86_400_000  # how long the log keeps what was delivered: a look may be half as old
-    rate: float = 1000.0  # events a second
-    patience: float = 60.0  # seconds that the API may be away
-    most: int | None = None  # events in this run; the next one goes on
-    anew: bool = False  # from the first key, wherever the last run ended
+    log_retention: int = 7 * 86_400_000  # how long the log keeps delivered events; a listing may be half as old
+    rate: float = 1000.0  # events per second
+    timeout: float = 60.0  # seconds that the API may be unavailable
+    limit: int | None = None  # events in this run; the next run continues
+    anew: bool = False  # start from the first key, wherever the last run ended
 
     @property
-    def portion(self) -> int:
-        """So many events at a time, no more than a second's."""
-        return max(1, min(PORTION, int(self.rate)))
+    def batch_size(self) -> int:
+        """Events in one request, no more than one second's."""
+        return max(1, min(BATCH_SIZE, int(self.rate)))
 
     @property
     def checkpoint(self) -> Path:
-        """The file that says how far it has come; there while it is unfinished."""
+        """The file with the last key that was sent; it exists while the backfill is unfinished."""
         name = quote(f"{self.target.type}.{self.target.name}.{self.bucket}", safe="")
         return self.folder / f"backfill-{name}.json"
 
 
 @dataclass(frozen=True, slots=True)
 class BackfillResult:
-    """What a run came to; one that is unfinished goes on with the next."""
+    """The result of a run; after an unfinished one the next run continues."""
 
     state: str
     counts: Mapping[str, int]
-    after: str  # the key that it went on behind, "" for none
+    after: str  # the key behind which the run continued, "" for none
     problem: str = ""
 
 
 def backfill(
-    spark: SparkSession, database: Database, registry: Registry, wanted: BackfillConfig, api: Api,
-    shown: Callable[[int, int], None] | None = None,
+    spark: SparkSession, database: Database, registry: Registry, config: BackfillConfig, api: Api,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> BackfillResult:  # fmt: skip
-    """One run, registered from its beginning to its end; `shown` is called with how many of how many were told.
+    """Register a run, send the events, and record the result; `on_progress` gets the numbers sent and to send.
 
     Raises `CannotBackfill`, `AlreadyRunning`, `UnknownTarget`, `BadListing`, `NotPosted`, and what Spark and S3 raise;
-    then the run is recorded as unfinished, and the next one goes on.
+    then the run is recorded as unfinished, and the next one continues.
     """
-    registry.target(wanted.target)
-    rules = [each.rule for each in registry.rules() if each.rule.target == wanted.target]
-    if not any(is_matched(rules, wanted.bucket, name) for name in (PUT, PARTS)):
+    registry.target(config.target)
+    rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
+    if not any(is_matched(rules, config.bucket, name) for name in (PUT, MULTIPART)):
         raise CannotBackfill(
-            f"no rule leads created objects of {wanted.bucket} to {wanted.target}: "
-            f"make one first, such as `bucketwire event add {wanted.bucket} {wanted.target} --event put`"
+            f"no rule sends created objects of {config.bucket} to {config.target}: "
+            f"add one first, such as `bucketwire event add {config.bucket} {config.target} --event put`"
         )
-    if wanted.listed_at and now_ms() - wanted.listed_at > wanted.memory:
-        raise CannotBackfill("the listing is older than what the log remembers: what came after it may be forgotten")
+    if config.listed_at and now_ms() - config.listed_at > config.log_retention:
+        raise CannotBackfill(
+            "the listing is older than the event log's retention, so later events may be deleted: make a new listing"
+        )
     runs, counts = r.Reconciliations(database), dict[str, int]()
-    run = runs.begin(wanted.target, wanted.bucket, lease=LEASE, state=r.BACKFILLING)
+    run = runs.begin(config.target, config.bucket, lease=LEASE, state=r.BACKFILLING)
     try:
-        with alive(runs, run) as lost:
-            result = _run(spark, database, wanted, rules, api, shown or _unseen, counts, lost)
+        with renewed(runs, run) as lost:
+            result = _run(spark, database, config, rules, api, on_progress or _ignore_progress, counts, lost)
     except KeyboardInterrupt:
-        runs.end(run, r.UNFINISHED, counts, problem="it was stopped before its end")
+        runs.end(run, r.UNFINISHED, counts, problem=r.STOPPED_EARLY)
         raise
     except BaseException as error:
-        runs.end(run, r.UNFINISHED, counts, problem=f"{type(error).__name__}: {reason(error)}")
+        runs.end(run, r.UNFINISHED, counts, problem=f"{type(error).__name__}: {root_cause(error)}")
         raise
     runs.end(run, result.state, result.counts, problem=result.problem)
     return result
 
 
-def sorted_out(listing: DataFrame, moving: DataFrame, *, rules: Iterable[Rule], bucket: str, young: int) -> DataFrame:
-    """A LISTING with the column `fate`: `TELL`, `OUTSIDE` of what the rules ask for, or `IN_FLIGHT`.
+def classify(listing: DataFrame, in_flight: DataFrame, *, rules: Iterable[Rule], bucket: str, young: int) -> DataFrame:
+    """Return a LISTING with the column `action`: `SEND`, `UNMATCHED` by the rules, or `IN_FLIGHT`.
 
-    `moving` holds the keys (`key`) whose creation is on its way to the target; objects written at or after `young` (ms)
-    are in flight as well. An object is asked for by the event that it would be told by.
+    `in_flight` has the keys (`key`) whose creation is on its way to the target; objects modified at or after `young`
+    (ms) are in flight as well. An object is matched by the event that would be sent for it.
     """
     rules, key = list(rules), F.col("key")
-    put, parts = (matched_events(rules, bucket, name, key) for name in (PUT, PARTS))
-    is_asked_for = F.when(F.col("etag").contains("-"), parts).otherwise(put)
-    on_its_way = F.col("moving").isNotNull() | (F.col("modified") >= young)
-    fate = F.when(~is_asked_for, OUTSIDE).when(on_its_way, IN_FLIGHT).otherwise(TELL)
-    known = moving.select(key.alias("moving")).distinct()
-    return listing.join(known, key == F.col("moving"), "left").select(*LISTING.names, fate.alias("fate"))
+    put, multipart = (matched_events(rules, bucket, name, key) for name in (PUT, MULTIPART))
+    matched = F.when(F.col("etag").contains("-"), multipart).otherwise(put)
+    is_in_flight = F.col("moving").isNotNull() | (F.col("modified") >= young)
+    action = F.when(~matched, UNMATCHED).when(is_in_flight, IN_FLIGHT).otherwise(SEND)
+    moving = in_flight.select(key.alias("moving")).distinct()
+    return listing.join(moving, key == F.col("moving"), "left").select(*LISTING.names, action.alias("action"))
 
 
 def _run(
-    spark: SparkSession, database: Database, wanted: BackfillConfig, rules: Sequence[Rule], api: Api,
-    shown: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event,
+    spark: SparkSession, database: Database, config: BackfillConfig, rules: Sequence[Rule], api: Api,
+    on_progress: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event,
 ) -> BackfillResult:  # fmt: skip
-    if wanted.anew:
-        wanted.checkpoint.unlink(missing_ok=True)
-    behind = _read(wanted.checkpoint)
-    looked = wanted.listed_at or now_ms()
-    mark = r.mark(database, wanted.target, wanted.bucket, only=names(ContentChange.CREATED))
-    # An event that is older than the look can still come late; it does not come before the objects that are young.
-    after = r.last_before(database, looked - wanted.grace) if wanted.listed_at else mark.seq
-    listing = wanted.listed(spark, tasks=_TASKS * spark.sparkContext.defaultParallelism, after=behind)
-    listed = listing.frame.persist(StorageLevel.DISK_ONLY)
-    moving = spark.createDataFrame([(key,) for key in mark.moving], "key string")
-    fates = sorted_out(listed, moving, rules=rules, bucket=wanted.bucket, young=looked - wanted.grace)
-    found = {row["fate"]: int(row["count"]) for row in fates.groupBy("fate").count().collect()}
-    total = found.get(TELL, 0)
+    if config.anew:
+        config.checkpoint.unlink(missing_ok=True)
+    checkpoint = _read_checkpoint(config.checkpoint)
+    listed_at = config.listed_at or now_ms()
+    creations = names(ContentChange.CREATED)
+    mark = r.log_mark(database, config.target, config.bucket, event_names=creations)
+    # An event that is older than the listing can still arrive late, but not for objects that are older than `grace`.
+    after = r.last_seq_before(database, listed_at - config.grace) if config.listed_at else mark.seq
+    tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
+    listing = config.list_bucket(spark, tasks=tasks, after=checkpoint)
+    objects = listing.frame.persist(StorageLevel.DISK_ONLY)
+    in_flight = spark.createDataFrame([(key,) for key in mark.in_flight], "key string")
+    classified = classify(objects, in_flight, rules=rules, bucket=config.bucket, young=listed_at - config.grace)
+    by_action = {row["action"]: int(row["count"]) for row in classified.groupBy("action").count().collect()}
+    total = by_action.get(SEND, 0)
     counts |= {
-        "objects": sum(found.values()), "missing": total, "outside": found.get(OUTSIDE, 0),
-        "in_flight": found.get(IN_FLIGHT, 0), "bad": listing.bad_count, "repaired": 0, "held": 0,
+        "objects": sum(by_action.values()), "missing": total, "unmatched": by_action.get(UNMATCHED, 0),
+        "in_flight": by_action.get(IN_FLIGHT, 0), "unreadable": listing.unreadable_count, "repaired": 0,
+        "target_rows": 0,
     }  # fmt: skip
-    tell = fates.where(F.col("fate") == TELL).select(*LISTING.names)
-    # In parts, as the driver holds one part at a time; in order, as the last key has to stand for all before it.
-    ordered = tell.repartitionByRange(1 + total // _PART, "key").sortWithinPartitions("key")
+    to_send = classified.where(F.col("action") == SEND).select(*LISTING.names)
+    # In partitions, because the driver has one of them in memory at a time; in order, because the checkpoint's key
+    # stands for all keys before it.
+    ordered = to_send.repartitionByRange(1 + total // _PARTITION_SIZE, "key").sortWithinPartitions("key")
     ordered = ordered.persist(StorageLevel.DISK_ONLY)
-    said = [listing.problem, f"{counts['bad']} lines of the listing could not be read." if counts["bad"] else ""]
-    done, is_old = 0, False
-    shown(done, total)
-    with api.to_target(wanted.target, after=after, rate=wanted.rate, patience=wanted.patience) as sender:
-        for portion in portions(islice(ordered.toLocalIterator(), wanted.most), wanted.portion):
-            is_old = now_ms() - looked > wanted.memory / 2
-            if lost.is_set() or is_old:
+    problems = [listing.describe_problem(counts["unreadable"])]
+    done, too_old = 0, False
+    on_progress(done, total)
+    with api.to_target(config.target, after=after, rate=config.rate, timeout=config.timeout) as sender:
+        for batch in batches(islice(ordered.toLocalIterator(), config.limit), config.batch_size):
+            too_old = now_ms() - listed_at > config.log_retention / 2
+            if lost.is_set() or too_old:
                 break
-            _tell(database, sender, wanted, portion, counts)
-            _write(wanted.checkpoint, portion[-1]["key"])
-            done += len(portion)
-            shown(done, total)
-    for frame in (ordered, listed):
+            _send(database, sender, config, batch, counts)
+            _write_checkpoint(config.checkpoint, batch[-1]["key"])
+            done += len(batch)
+            on_progress(done, total)
+    for frame in (ordered, objects):
         frame.unpersist()
     if lost.is_set():
-        said.append("Another run has taken over.")
-    if is_old:
-        said.append(f"The look at the bucket of {day(looked)} is too old to go by.")
+        problems.append(r.LEASE_LOST)
+    if too_old:
+        problems.append(f"The listing of {format_time(listed_at)} is too old: start the backfill again.")
     if done == total:
-        wanted.checkpoint.unlink(missing_ok=True)
+        config.checkpoint.unlink(missing_ok=True)
     state = r.BACKFILLED if done == total else r.UNFINISHED
-    return BackfillResult(state, counts, behind, " ".join(filter(None, said)))
+    return BackfillResult(state, counts, checkpoint, " ".join(filter(None, problems)))
 
 
-def _tell(
-    database: Database, sender: Sender, wanted: BackfillConfig, portion: Sequence[Row], counts: dict[str, int]
+def _send(
+    database: Database, sender: EventSender, config: BackfillConfig, batch: Sequence[Row], counts: dict[str, int]
 ) -> None:
-    keys = [one["key"] for one in portion]
-    # Without what backfills told: told again, an object must not become a newer event than it was.
-    newest = r.newest_sequencers(database, wanted.bucket, keys, but_of=BACKFILL)
-    events = [repair_event(one.asDict(), wanted.bucket, wanted.target, newest.get(one["key"], "")) for one in portion]
+    keys = [row["key"] for row in batch]
+    # Without the events of backfills: sent again, an object must not become a newer event than it was.
+    newest = r.newest_sequencers(database, config.bucket, keys, excluding_source=BACKFILL_SOURCE)
+    events = [backfill_event(row.asDict(), config.bucket, config.target, newest.get(row["key"], "")) for row in batch]
     receipt = sender.send(events)
     counts["repaired"] += receipt["recorded"]
-    counts["held"] += receipt["repeated"]
+    counts["target_rows"] += receipt["repeated"]
     counts["in_flight"] += receipt["overtaken"]
 
 
-def _unseen(_done: int, _total: int) -> None:
-    """Nobody watches."""
+def _ignore_progress(_done: int, _total: int) -> None:
+    """Do nothing."""
 
 
-def _read(checkpoint: Path) -> str:
-    """The last key that was told of, "" for none."""
+def _read_checkpoint(checkpoint: Path) -> str:
+    """Return the last key that was sent, "" for none."""
     try:
         return str(orjson.loads(checkpoint.read_bytes())["after"])
     except FileNotFoundError:
         return ""
     except (ValueError, KeyError, TypeError):
-        raise CannotBackfill(f"{checkpoint} cannot be read; take it away, or start over with --anew") from None
+        raise CannotBackfill(f"{checkpoint} cannot be read; delete it, or start over with --anew") from None
 
 
-def _write(checkpoint: Path, key: str) -> None:
-    """Whole or not at all, whatever happens meanwhile."""
+def _write_checkpoint(checkpoint: Path, key: str) -> None:
+    """Write the checkpoint atomically."""
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     new = checkpoint.with_suffix(".new")
     with new.open("wb") as file:

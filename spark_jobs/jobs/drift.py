@@ -1,10 +1,11 @@
-"""How a target's rows differ from what the bucket holds: frames in, frames out, nothing is read or changed here.
+"""Compare a target's rows with a bucket's objects: frames in, frames out; this module reads and changes nothing.
 
-* `missing`: the object is there and the rules would have told of it, but there is no row.
-* `stale`: the row is about another content, another version, or an older write (`differs` names each).
-* `orphaned`: there is a row, but no such object, and the rules would have told of its removal.
-* `malformed`: the row's document is no event, or one of another object.
-* `outside`: a row whose key no rule leads to the target; told of, but no drift, as somebody else may have put it there.
+* `missing`: the object exists and the rules would have sent its event, but there is no row.
+* `stale`: the row has another content, another version, or an older write (`differs` names each).
+* `orphaned`: there is a row, but no such object, and the rules would have sent its removal.
+* `malformed`: the row's document is not an event, or the event of another object.
+* `unmatched`: no rule sends events of the row's key to the target; reported, but not drift, because another program
+  may have written the row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,75 +16,75 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 from app.events.effects import ContentChange, names
 from app.rules.model import Rule
 from spark_jobs.rule_predicates import rule_predicates
-from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, milliseconds, version, whole
+from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, integer, milliseconds, version
 
-MISSING, STALE, ORPHANED, MALFORMED, OUTSIDE = "missing", "stale", "orphaned", "malformed", "outside"
+MISSING, STALE, ORPHANED, MALFORMED, UNMATCHED = "missing", "stale", "orphaned", "malformed", "unmatched"
 DRIFT = (MISSING, STALE, ORPHANED, MALFORMED)
-_NOTHING_REMOVED = "s3:ObjectRemoved:NoOP"
+_NOOP_REMOVAL = "s3:ObjectRemoved:NoOP"
 REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
 
-# An event's time is when it was told, an object's when it was written, and several machines' clocks are involved.
-CLOCKS = 60_000
+# An event's time is when it was sent, an object's when it was written, and the clocks of several machines differ.
+CLOCK_SKEW = 60_000  # ms
 
-_PART = 200_000  # keys that a task has in memory, about 50 MB; beyond so many parts they are sorted instead
-_MOST_PARTS = 20_000
+_PARTITION_KEYS = 200_000  # keys that a task has in memory, about 50 MB
+_MAX_PARTITIONS = 20_000  # with more, both sides are sorted instead
 
 
 def documents(frame: DataFrame, document: str = "document") -> DataFrame:
-    """ROWS of a frame with `key` and whole documents as text."""
+    """Return the ROWS of a frame with `key` and whole documents as text."""
     texts = [F.get_json_object(document, "$.Records[0]." + ".".join(path)).alias(name) for name, path in PATHS.items()]
     return frame.select("key", *texts)
 
 
 def namespace(rows: DataFrame, bucket: str) -> DataFrame:
-    """NAMESPACE of ROWS, each key once: a store that is read while it is written may show a row twice.
+    """Return the NAMESPACE of ROWS, each key once: a store that is read while it is written may return a row twice.
 
-    Of several a sound one counts: what stands at a wrong place besides is not what the object's events change.
+    Of several rows a sound one counts: the events of the object do not change a row at a wrong place.
     """
-    about = F.try_url_decode(F.col("object"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
-    sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & (about == F.col("key"))
-    read = rows.select(
+    object_key = F.try_url_decode(F.col("object"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
+    sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & (object_key == F.col("key"))
+    parsed = rows.select(
         "key",
         F.coalesce(sound, F.lit(False)).alias("sound"),
         "name",
         "etag",
-        whole(F.col("size")).alias("size"),
+        integer(F.col("size")).alias("size"),
         version(F.col("version")).alias("version"),
         "sequencer",
         milliseconds(F.col("time")).alias("time"),
     )
     best = F.max(F.struct("sound", "sequencer", "time", "name", "etag", "size", "version")).alias("best")
-    return read.groupBy("key").agg(best).select("key", "best.*").select(*NAMESPACE.names)
+    return parsed.groupBy("key").agg(best).select("key", "best.*").select(*NAMESPACE.names)
 
 
-def drift(
+def find_drift(
     listing: DataFrame, rows: DataFrame, in_flight: DataFrame, *, bucket: str, rules: Iterable[Rule], policy: str,
-    versioned: bool, young: int, clocks: int = CLOCKS, keys: int = 0,
+    versioned: bool, young: int, clock_skew: int = CLOCK_SKEW, keys: int = 0,
 ) -> DataFrame:  # fmt: skip
-    """FINDINGS of a LISTING and a NAMESPACE, as the target's rules and its policy would have them.
+    """Return the FINDINGS of a LISTING and a NAMESPACE by the target's rules and policy.
 
-    `keys` is how many there are on the larger side, so that memory is enough for them; 0 for a few.
+    `keys` is the number of keys on the larger side, so that their memory can be planned; 0 for a few.
 
-    `in_flight` holds the keys (`key`) of which events are on their way, and objects written at or after `young` (ms)
-    count as such too: what is found of them is marked, and is no drift.
+    `in_flight` has the keys (`key`) whose events are on their way; objects modified at or after `young` (ms) are in
+    flight as well. Findings about them are marked, and are not drift.
     """
-    held = listing.select(*(F.col(name).alias(f"l_{name}") for name in listing.columns))
-    found = rows.select(*(F.col(name).alias(f"n_{name}") for name in NAMESPACE.names))
-    # Hashing takes a fifth less time than sorting both sides (measured on 5 million keys), but a part's keys have to
-    # fit into memory, as a hashed side is never spilled.
-    usual = int(listing.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    parts = min(max(usual, -(-keys // _PART)), _MOST_PARTS)
-    if parts > usual:
-        held, found = held.repartition(parts, "l_key"), found.repartition(parts, "n_key")
-    hint = "shuffle_hash" if keys <= parts * _PART else "merge"
-    both = held.hint(hint).join(found, F.col("l_key") == F.col("n_key"), "full_outer")
+    objects = listing.select(*(F.col(name).alias(f"l_{name}") for name in listing.columns))
+    rows = rows.select(*(F.col(name).alias(f"n_{name}") for name in NAMESPACE.names))
+    # A hash join takes a fifth less time than a sort of both sides (measured on 5 million keys), but the keys of a
+    # partition have to fit into memory, because a hashed side is never spilled.
+    configured = int(listing.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
+    partitions = min(max(configured, -(-keys // _PARTITION_KEYS)), _MAX_PARTITIONS)
+    if partitions > configured:
+        objects, rows = objects.repartition(partitions, "l_key"), rows.repartition(partitions, "n_key")
+    hint = "shuffle_hash" if keys <= partitions * _PARTITION_KEYS else "merge"
+    both = objects.hint(hint).join(rows, F.col("l_key") == F.col("n_key"), "full_outer")
     both = both.withColumn("key", F.coalesce("l_key", "n_key"))
     moving = in_flight.select(F.col("key").alias("moving")).distinct()
-    judged = both.withColumn("differs", _differs(versioned=versioned, policy=policy, clocks=clocks)).withColumn(
-        "kind", _kind(list(rules), bucket, versioned=versioned, policy=policy)
-    )
-    told = judged.where(F.col("kind").isNotNull()).join(moving, F.col("key") == F.col("moving"), "left")
-    return told.select(
+    classified = both.withColumn(
+        "differs", _differs(versioned=versioned, policy=policy, clock_skew=clock_skew)
+    ).withColumn("kind", _kind(list(rules), bucket, versioned=versioned, policy=policy))
+    findings = classified.where(F.col("kind").isNotNull()).join(moving, F.col("key") == F.col("moving"), "left")
+    return findings.select(
         "key",
         "kind",
         F.when(F.col("kind") == STALE, F.array_join("differs", ",")).otherwise("").alias("differs"),
@@ -93,47 +94,47 @@ def drift(
     ).select(*FINDINGS.names)
 
 
-def counts(findings: DataFrame) -> dict[str, int]:
-    """How many there are of each kind, those in flight counted as `in_flight` alone."""
-    kind = F.when(F.col("in_flight") & (F.col("kind") != OUTSIDE), "in_flight").otherwise(F.col("kind")).alias("kind")
-    counted = {row["kind"]: int(row["count"]) for row in findings.groupBy(kind).count().collect()}
-    return {name: counted.get(name, 0) for name in (*DRIFT, OUTSIDE, "in_flight")}
+def count_findings(findings: DataFrame) -> dict[str, int]:
+    """Return the number of findings of each kind; those in flight count as `in_flight` only."""
+    kind = F.when(F.col("in_flight") & (F.col("kind") != UNMATCHED), "in_flight").otherwise(F.col("kind")).alias("kind")
+    counts = {row["kind"]: int(row["count"]) for row in findings.groupBy(kind).count().collect()}
+    return {name: counts.get(name, 0) for name in (*DRIFT, UNMATCHED, "in_flight")}
 
 
 def _kind(rules: Sequence[Rule], bucket: str, *, versioned: bool, policy: str) -> Column:
-    promised = rule_predicates(rules, bucket, F.col("key"), versioned=versioned)
-    held, row = F.col("l_key").isNotNull(), F.col("n_key").isNotNull()
-    orphaned, missing = promised.removable, promised.expected
+    predicates = rule_predicates(rules, bucket, F.col("key"), versioned=versioned)
+    has_object, has_row = F.col("l_key").isNotNull(), F.col("n_key").isNotNull()
+    orphaned, missing = predicates.removable, predicates.expected
     if policy == "compatible":
-        # MinIO's rows of markers and of removals that found nothing are left by design (§1.11), and in a versioned
-        # bucket removing an old version takes the living object's row along.
-        orphaned &= ~(_says(*REMOVALS) | F.coalesce(F.col("n_name") == _NOTHING_REMOVED, F.lit(False)))
+        # MinIO leaves rows of delete markers and of removals without effect by design (§1.11), and in a versioned
+        # bucket the removal of an old version removes the current object's row.
+        orphaned &= ~(_is_event(*REMOVALS) | F.coalesce(F.col("n_name") == _NOOP_REMOVAL, F.lit(False)))
         if versioned:
             missing = F.lit(False)
     return (
-        F.when(row & ~promised.possible, OUTSIDE)
-        .when(row & ~F.col("n_sound"), MALFORMED)
-        .when(held & row & promised.expected & (F.size("differs") > 0), STALE)
-        .when(held & ~row & missing, MISSING)
-        .when(~held & row & orphaned, ORPHANED)
+        F.when(has_row & ~predicates.possible, UNMATCHED)
+        .when(has_row & ~F.col("n_sound"), MALFORMED)
+        .when(has_object & has_row & predicates.expected & (F.size("differs") > 0), STALE)
+        .when(has_object & ~has_row & missing, MISSING)
+        .when(~has_object & has_row & orphaned, ORPHANED)
     )
 
 
-def _differs(*, versioned: bool, policy: str, clocks: int) -> Column:
-    created = _says(ContentChange.CREATED)
+def _differs(*, versioned: bool, policy: str, clock_skew: int) -> Column:
+    created = _is_event(ContentChange.CREATED)
     etag = F.when(F.col("n_etag").isNotNull(), F.col("n_etag") != F.col("l_etag")).otherwise(created)
-    # A row that a mirror would not have written, and that does not tell of the content either, has to be told anew.
-    event = _says(*REMOVALS) | (F.lit(policy == "mirror") & ~created & F.col("n_etag").isNull())
-    respects = {
+    # A row that a mirror would not have written, and that lacks the content's ETag too, has to be sent again.
+    event = _is_event(*REMOVALS) | (F.lit(policy == "mirror") & ~created & F.col("n_etag").isNull())
+    differences = {
         "event": event,
         "etag": etag & ~event,
         "size": created & (F.coalesce("n_size", F.lit(0)) != F.col("l_size")),  # MinIO leaves a size of 0 out
         "version": created & F.lit(versioned) & (F.col("n_version") != F.col("l_version")),
-        "time": created & (F.col("n_time") < F.col("l_modified") - clocks),
+        "time": created & (F.col("n_time") < F.col("l_modified") - clock_skew),
     }
-    named = [F.when(F.coalesce(differs, F.lit(False)), name) for name, differs in respects.items()]
+    named = [F.when(F.coalesce(differs, F.lit(False)), name) for name, differs in differences.items()]
     return F.array_compact(F.array(*named))
 
 
-def _says(*wanted: ContentChange) -> Column:
-    return F.coalesce(F.col("n_name").isin(names(*wanted)), F.lit(False))
+def _is_event(*changes: ContentChange) -> Column:
+    return F.coalesce(F.col("n_name").isin(names(*changes)), F.lit(False))

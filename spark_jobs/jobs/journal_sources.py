@@ -1,6 +1,6 @@
-"""Where a journal is read from: the service's own log, and the tables and lists of targets of format `access`.
+"""Read the input of a journal: the service's own log, or the table or list of a target of format `access`.
 
-No task ever has more than a portion of it in memory. Times are milliseconds since 1970.
+A task has no more than one batch in memory. Times are milliseconds since 1970.
 """
 
 from collections.abc import Iterable, Iterator
@@ -22,25 +22,29 @@ from spark_jobs.stores import mysql, postgresql
 from spark_jobs.stores.base import CannotRead
 from spark_jobs.stores.redis import check, connect
 
-_PORTION = 5000  # events that a task has in memory at a time
+_BATCH_SIZE = 5000  # events that a task has in memory at a time
 _e = tables.events.c
 
 
 def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
-    """RECORDED: every event that the log still holds, or those received since then, up to now."""
+    """Return RECORDED: every event that the log still has, or those received since then, up to now."""
     last, partitions = log_end(database)
     after = LogReader(database, since).after if since else _first(database, partitions) - 1
     url = database.url.render_as_string(hide_password=False)
-    windows = [(start, min(start + _PORTION, last)) for start in range(after, last, _PORTION)]
+    windows = [(start, min(start + _BATCH_SIZE, last)) for start in range(after, last, _BATCH_SIZE)]
     slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
-    found = spark.sparkContext.parallelize(windows, slices).mapPartitions(lambda some: _events(url, partitions, some))
-    return spark.createDataFrame(found, RECORDED, verifySchema=False)
+    events = spark.sparkContext.parallelize(windows, slices).mapPartitions(
+        lambda windows: _events(url, partitions, windows)
+    )
+    return spark.createDataFrame(events, RECORDED, verifySchema=False)
 
 
 def entries(spark: SparkSession, settings: TargetSettings, *, tasks: int, since: int = 0) -> DataFrame:
-    """ENTRIES of a target, or those of what happened since then. Raises `CannotRead`."""
+    """Return the ENTRIES of a target, or those of events since then. Raises `CannotRead`."""
     if not isinstance(settings, NamespaceSettings) or settings.format != "access":
-        raise CannotRead("only targets of format access keep a journal; the service's own log is read without --target")
+        raise CannotRead(
+            "a journal needs a target of format access; leave out --target to read the service's own event log"
+        )
     if isinstance(settings, PostgresSettings):
         return postgresql.read(
             spark, settings, "event_data", tasks, lambda table, _: _of_postgresql(table, tasks, since)
@@ -49,15 +53,15 @@ def entries(spark: SparkSession, settings: TargetSettings, *, tasks: int, since:
         return mysql.read(spark, settings, tasks, lambda table: _of_mysql(table, tasks, since))
     if isinstance(settings, RedisSettings):
         return _of_redis(spark, settings)
-    raise CannotRead(f"of {settings.type_name} targets nobody knows how to read a journal")
+    raise CannotRead(f"{settings.type_name} targets cannot be read; journals need PostgreSQL, MySQL or Redis")
 
 
 def _first(database: Database, partitions: int) -> int:
-    """The first seq of the log; by partitions, as its key begins with them."""
+    """Return the first seq of the log; by partition, because the primary key begins with it."""
     with database.reading() as connection:
         query = sa.select(sa.func.min(_e.seq)).where(_e.partition == sa.bindparam("partition"))
-        found = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
-    return min((seq for seq in found if seq is not None), default=1)
+        firsts = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
+    return min((seq for seq in firsts if seq is not None), default=1)
 
 
 def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
@@ -67,8 +71,8 @@ def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> It
         for after, last in windows:
             with database.reading() as connection:
                 window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
-                found = connection.execute(window).all()
-            yield from map(tuple, found)
+                rows = connection.execute(window).all()
+            yield from map(tuple, rows)
     finally:
         database.close()
 
@@ -82,7 +86,7 @@ def _of_postgresql(table: sql.Identifier, tasks: int, since: int) -> sql.Composa
 
 
 def _of_mysql(table: str, tasks: int, since: int) -> str:
-    # Without UNIX_TIMESTAMP, which would take the times, all of them UTC, for those of the session's zone.
+    # Without UNIX_TIMESTAMP, which would read the times, which are UTC, as times of the session's zone.
     epoch = "TIMESTAMP'1970-01-01 00:00:00'"
     return (
         f"SELECT TIMESTAMPDIFF(MICROSECOND, {epoch}, event_time) DIV 1000 AS time, "  # noqa: S608 - quoted, numbers
@@ -93,19 +97,19 @@ def _of_mysql(table: str, tasks: int, since: int) -> str:
 
 def _of_redis(spark: SparkSession, settings: RedisSettings) -> DataFrame:
     check(settings, "list")
-    one = spark.sparkContext.parallelize([settings.key], 1)
-    found = one.flatMap(lambda key: _elements(settings, key))
-    return spark.createDataFrame(found, ENTRIES, verifySchema=False)
+    keys = spark.sparkContext.parallelize([settings.key], 1)
+    elements = keys.flatMap(lambda key: _elements(settings, key))
+    return spark.createDataFrame(elements, ENTRIES, verifySchema=False)
 
 
 def _elements(settings: RedisSettings, key: str) -> Iterator[tuple[int | None, str]]:
-    """From the end backwards: a push there moves nothing, and a pop at the beginning only shows some elements twice."""
+    """Read from the end backwards: a push there moves nothing, and a pop at the beginning only repeats elements."""
     client = connect(settings)
     try:
         length: Any = client.llen(key)
-        for last in range(length, 0, -_PORTION):
-            found: Any = client.lrange(key, max(0, last - _PORTION), last - 1)
-            for element in found:
+        for last in range(length, 0, -_BATCH_SIZE):
+            elements: Any = client.lrange(key, max(0, last - _BATCH_SIZE), last - 1)
+            for element in elements:
                 yield None, element.decode(errors="replace")
     finally:
         client.close()

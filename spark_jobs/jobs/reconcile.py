@@ -1,8 +1,8 @@
-"""Compare a target with a bucket, tell what differs, and set it right if that is asked for.
+"""Compare a target with a bucket, report the drift, and repair it on request.
 
-The order of steps is what makes it safe beside writers. First the log's end and what is still on its way are marked;
-then rows and bucket are read; last it is asked which objects had events since. Whatever changed in between is among
-those, and is left alone.
+The order of steps makes it safe beside writers. First the log's end and the events that are still in flight are noted;
+then the rows and the bucket are read; last, the log is asked which objects had events since. An object that changed in
+between is among those, and is left alone.
 """
 
 import shutil
@@ -22,35 +22,36 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.registry import Registry
 from spark_jobs import stores
-from spark_jobs.api_client import Api, RepairLimits, repairable
-from spark_jobs.errors import reason
-from spark_jobs.jobs.drift import DRIFT, counts, drift, namespace
+from spark_jobs.api_client import Api, repairable
+from spark_jobs.errors import root_cause
+from spark_jobs.jobs.drift import DRIFT, count_findings, find_drift, namespace
 from spark_jobs.listings.listing import Listing
-from spark_jobs.listings.listing_source import Source
+from spark_jobs.listings.listing_source import ListingSource
+from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import ReportHeader, write_findings, write_page
-from spark_jobs.run_lease import LEASE, alive
+from spark_jobs.run_lease import LEASE, renewed
 
-_SAMPLE = 20_000  # keys by which a bucket's listing is divided
-_TASKS = 2  # ranges of keys for each processor, as they are not equally long
+_SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
+_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReconcileConfig(Source):
-    """What to compare, and what to do about it. Times are milliseconds since 1970."""
+class ReconcileConfig(ListingSource):
+    """What to compare, and whether to repair it. Times are milliseconds since 1970."""
 
     target: TargetId
-    folder: Path  # a new one in it takes the report
-    grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have come yet
+    folder: Path  # the report gets a new folder in it
+    grace: int = 60_000  # objects younger than this (ms) are in flight: their events may not have arrived yet
     arrival: float = 2.0  # seconds that an event may need from the bucket to the log
     repair: bool = False
-    brakes: RepairLimits = field(default_factory=RepairLimits)
-    run: str = ""  # one that the schedule has registered
-    kept: int = 90 * 86_400_000  # ms for which earlier runs of the same and their reports are kept
+    limits: RepairLimits = field(default_factory=RepairLimits)
+    run: str = ""  # the name of a run that the schedule has registered
+    retention: int = 90 * 86_400_000  # ms for which earlier runs of the same pair and their reports are kept
 
 
 @dataclass(frozen=True, slots=True)
 class ReconcileResult:
-    """What a run came to."""
+    """The result of a run."""
 
     state: str
     counts: dict[str, int]
@@ -59,49 +60,52 @@ class ReconcileResult:
 
     @property
     def drift(self) -> int:
-        """How many differences there were."""
+        """The number of differences."""
         return sum(self.counts[kind] for kind in DRIFT)
 
 
 def reconcile(
     spark: SparkSession, database: Database, registry: Registry, config: ReconcileConfig, api: Api
 ) -> ReconcileResult:
-    """As `run`, in a session that is there already."""
+    """Do the same as `run`, in an open session."""
     return run(lambda: nullcontext(spark), database, registry, config, api)
 
 
 def run(
-    opened: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry,
+    open_session: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry,
     config: ReconcileConfig, api: Api,
 ) -> ReconcileResult:  # fmt: skip
-    """One run, registered from its beginning to its end: who is not the first does not wait for Spark to hear of it.
+    """Register a run, compare, repair, and record the result.
 
-    Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then
-    nothing more is repaired, and the run is recorded as failed.
+    A second run of the same pair fails before it starts Spark. Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`,
+    `BadListing`, `NotPosted`, and what Spark and S3 raise; then nothing more is repaired, and the run is recorded as
+    failed.
     """
     settings = registry.settings(registry.target(config.target))
     if not isinstance(settings, NamespaceSettings):
-        raise stores.CannotRead(f"{config.target} has no rows: it gets every event and keeps none")
+        raise stores.CannotRead(
+            f"{config.target} has no rows to compare: {config.target.type} targets receive events and keep no rows"
+        )
     runs = r.Reconciliations(database)
     name = runs.begin(config.target, config.bucket, lease=LEASE, run=config.run)
     try:
-        with alive(runs, name) as lost, opened() as spark:
+        with renewed(runs, name) as lost, open_session() as spark:
             result = _run(spark, database, registry, settings, config, api, name, lost)
     except KeyboardInterrupt:
-        runs.end(name, r.FAILED, {}, problem="it was stopped before its end")
+        runs.end(name, r.FAILED, {}, problem=r.STOPPED_EARLY)
         raise
     except BaseException as error:
-        runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {reason(error)}")
+        runs.end(name, r.FAILED, {}, problem=f"{type(error).__name__}: {root_cause(error)}")
         raise
     runs.end(name, result.state, result.counts, report=str(result.page.parent), problem=result.problem)
-    _forget(runs.forget(config.target, config.bucket, now_ms() - config.kept))
+    _delete_reports(runs.delete_old(config.target, config.bucket, now_ms() - config.retention))
     return result
 
 
-def _forget(reports: Mapping[str, str]) -> None:
-    """Remove the reports of runs, those that are on this machine."""
+def _delete_reports(reports: Mapping[str, str]) -> None:
+    """Delete the reports of runs that are on this machine."""
     for run, report in reports.items():
-        if Path(report).name == run:  # a report has a folder of its own, and only such a folder goes
+        if Path(report).name == run:  # a report has a folder of its own; no other folder is ever deleted
             shutil.rmtree(report, ignore_errors=True)
 
 
@@ -109,77 +113,81 @@ def _run(
     spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
     config: ReconcileConfig, api: Api, run: str, lost: threading.Event,
 ) -> ReconcileResult:  # fmt: skip
-    looked, mark = config.listed_at or now_ms(), r.mark(database, config.target, config.bucket)
-    rules = [each.rule for each in registry.rules() if each.rule.target == config.target]
-    tasks = _TASKS * spark.sparkContext.defaultParallelism
+    listed_at, mark = config.listed_at or now_ms(), r.log_mark(database, config.target, config.bucket)
+    rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
+    tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     rows = namespace(stores.rows(spark, settings, config.bucket, tasks=tasks), config.bucket)
     rows = rows.persist(StorageLevel.DISK_ONLY)
-    held = rows.count()
-    listing = config.listed(spark, tasks=tasks, known=[] if config.is_written else _known(rows, held))
-    listed = listing.frame.persist(StorageLevel.DISK_ONLY)
-    objects, bad = listed.count(), listing.bad_count
-    time.sleep(config.arrival)  # what happened while it was listed is in the log by now
-    since = r.recorded_since(
-        database, config.bucket, seq=mark.seq, received_at=looked - config.grace if config.listed_at else None
+    target_rows = rows.count()
+    sample = [] if config.is_written else _sample_keys(rows, target_rows)
+    listing = config.list_bucket(spark, tasks=tasks, sample=sample)
+    objects = listing.frame.persist(StorageLevel.DISK_ONLY)
+    object_count, unreadable = objects.count(), listing.unreadable_count
+    time.sleep(config.arrival)  # events of what happened during the listing are in the log after that
+    changed = r.keys_recorded_since(
+        database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
     )
-    in_flight = spark.createDataFrame([(key,) for key in mark.moving | since], "key string")
+    in_flight = spark.createDataFrame([(key,) for key in mark.in_flight | changed], "key string")
     folder = config.folder / run
     folder.mkdir(parents=True)
-    compared = drift(
-        listed, rows, in_flight, bucket=config.bucket, rules=rules, policy=settings.policy,
-        versioned=listing.versioned, young=looked - config.grace, keys=max(objects, held),
+    differences = find_drift(
+        objects, rows, in_flight, bucket=config.bucket, rules=rules, policy=settings.policy,
+        versioned=listing.versioned, young=listed_at - config.grace, keys=max(object_count, target_rows),
     )  # fmt: skip
-    findings = write_findings(compared, folder)
-    found = counts(findings) | {"objects": objects, "held": held, "bad": bad, "repaired": 0}
-    total = sum(found[kind] for kind in DRIFT)
-    problem = _doubts(listing, bad)
-    if config.repair and total:
-        found["repaired"], said = _repair(database, findings, config, api, mark.seq, looked, held, problem, lost)
-        problem = " ".join(filter(None, (problem, said)))
-    for frame in (rows, listed):
+    findings = write_findings(differences, folder)
+    counts = count_findings(findings) | {
+        "objects": object_count, "target_rows": target_rows, "unreadable": unreadable, "repaired": 0,
+    }  # fmt: skip
+    drift = sum(counts[kind] for kind in DRIFT)
+    problem = _listing_problem(listing, unreadable)
+    if config.repair and drift:
+        counts["repaired"], repair_problem = _repair(
+            database, findings, config, api, mark.seq, listed_at, target_rows, problem, lost
+        )
+        problem = " ".join(filter(None, (problem, repair_problem)))
+    for frame in (rows, objects):
         frame.unpersist()
-    state = r.CLEAN if not total else r.REPAIRED if found["repaired"] == total else r.DRIFT
-    told = ReportHeader(
-        run, config.bucket, str(config.target), settings.policy, listing.versioned, looked, found, problem
+    state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
+    header = ReportHeader(
+        run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem
     )
-    return ReconcileResult(state, found, write_page(findings, told, folder), problem)
+    return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
 
 
-def _known(rows: DataFrame, held: int) -> list[str]:
-    """A sample of the target's keys, which show best where the bucket's are."""
-    known = rows.select("key").sample(min(1.0, _SAMPLE / max(held, 1)), seed=1).limit(2 * _SAMPLE).collect()
-    return [row["key"] for row in known]
+def _sample_keys(rows: DataFrame, target_rows: int) -> list[str]:
+    """Return a sample of the target's keys; the bucket's keys are probably distributed like them."""
+    fraction = min(1.0, _SAMPLE_SIZE / max(target_rows, 1))
+    sample = rows.select("key").sample(fraction, seed=1).limit(2 * _SAMPLE_SIZE).collect()
+    return [row["key"] for row in sample]
 
 
-def _doubts(listing: Listing, bad: int) -> str:
-    """Why the listing may lack something, "" if there is no reason to think so."""
-    said = [listing.problem] if listing.problem else []
-    if bad:
-        said.append(f"{bad} lines of the listing could not be read.")
-    return " ".join([*said, "Nothing is removed for what it does not name."]) if said else ""
+def _listing_problem(listing: Listing, unreadable: int) -> str:
+    """Return why the listing may be incomplete; "" if nothing suggests it."""
+    problem = listing.describe_problem(unreadable)
+    return f"{problem} No row is removed, because the listing may be incomplete." if problem else ""
 
 
 def _repair(
-    database: Database, findings: DataFrame, config: ReconcileConfig, api: Api, after: int, looked: int, held: int,
-    doubts: str, lost: threading.Event,
+    database: Database, findings: DataFrame, config: ReconcileConfig, api: Api, after: int, listed_at: int,
+    target_rows: int, listing_problem: str, lost: threading.Event,
 ) -> tuple[int, str]:  # fmt: skip
+    """Post the repairs; return how many were recorded, and what kept others from it."""
     if lost.is_set():
-        return 0, "Another run has taken over, so nothing was repaired."
-    everything = repairable(findings, removals=True)
-    removals = everything.count() - repairable(findings, removals=False).count()
-    brake = config.brakes.too_many(removals, held)
-    taken = api.post(
-        repairable(findings, removals=not doubts and not brake),
+        return 0, f"{r.LEASE_LOST} Nothing was repaired."
+    removals = repairable(findings, removals=True).count() - repairable(findings, removals=False).count()
+    too_many = config.limits.exceeded(removals, target_rows)
+    repaired = api.post_repairs(
+        repairable(findings, removals=not listing_problem and not too_many),
         bucket=config.bucket,
         target=config.target,
         after=after,
-        looked=looked,
-        brakes=config.brakes,
-        newest=lambda keys: r.newest_sequencers(database, config.bucket, keys),
+        listed_at=listed_at,
+        limits=config.limits,
+        newest_sequencers=lambda keys: r.newest_sequencers(database, config.bucket, keys),
     )
-    if brake:
-        return taken, (
-            f"{removals} of {held} rows would have to go, which is more than {config.brakes.removals:g} %: "
-            "look at the findings, and allow it by --max-removals if they are right."
+    if too_many:
+        return repaired, (
+            f"{removals} of {target_rows} rows would be removed, more than {config.limits.max_removals:g} %. "
+            "Check the findings; if they are right, raise --max-removals."
         )
-    return taken, ""
+    return repaired, ""

@@ -1,9 +1,9 @@
-"""What MinIO's scanner warns of, found in a listing: objects of many or large versions, folders of many folders.
+"""Find in a listing what MinIO's scanner warns of: objects with many or large versions, folders with many folders.
 
-The events are MinIO's (§1.1, §1.4) and go where rules lead them. MinIO counts the versions and then leaves the number
-out; here it stands in `responseElements`, under the names that MinIO's source has for it. Two things differ on purpose:
-the bucket of `s3:Scanner:BigPrefix` is the bucket, where MinIO puts the path of one of its drives, and a folder's
-folders are counted, where MinIO counts the directories on a drive, which its objects are too.
+The events are MinIO's (§1.1, §1.4) and go where rules send them. MinIO counts the versions and then leaves the number
+out; here it is in `responseElements`, under the names that MinIO's source has for it. Two things differ on purpose:
+the bucket of `s3:Scanner:BigPrefix` is the bucket, where MinIO puts the path of one of its drives; and the folders in a
+folder are counted, where MinIO counts the directories on a drive, and objects are directories too.
 """
 
 from collections import Counter
@@ -16,70 +16,74 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.minio_json import encode_key, timestamp
-from spark_jobs.api_client import PORTION, Api, portions
+from spark_jobs.api_client import BATCH_SIZE, Api, batches
 from spark_jobs.listings.listing import BadListing
-from spark_jobs.listings.listing_source import Source
-from spark_jobs.schemas import EXCESSES
+from spark_jobs.listings.listing_source import ListingSource
+from spark_jobs.schemas import WARNINGS
 
-MANY, LARGE, BIG = "s3:Scanner:ManyVersions", "s3:Scanner:LargeVersions", "s3:Scanner:BigPrefix"
+MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX = (
+    "s3:Scanner:ManyVersions",
+    "s3:Scanner:LargeVersions",
+    "s3:Scanner:BigPrefix",
+)
 SOURCE = "bucketwire:scanner"
-_TASKS = 2  # ranges of keys for each processor, as they are not equally long
+_TASKS_PER_CORE = 2  # key ranges, because they are not equally long
 _DAY = 86_400_000
 _NANOSECONDS = 1_000_000  # in a millisecond
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """From where on it is too much. The guide of 2025 has these numbers, MinIO's source has 100 versions."""
+class ScanLimits:
+    """The limits beyond which a scan warns. MinIO's guide of 2025 has these numbers, its source has 100 versions."""
 
-    versions: int = 1_000  # of an object, markers too: so many or more
-    size: int = 1 << 40  # bytes of all versions of an object: so many or more
-    folders: int = 50_000  # directly in a folder: more than so many
+    versions: int = 1_000  # of an object, delete markers included: at least this many
+    size: int = 1 << 40  # bytes of all versions of an object: at least this many
+    folders: int = 50_000  # directly in a folder: more than this many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScanConfig(Source):
-    """What to scan."""
+class ScanConfig(ListingSource):
+    """Which bucket to scan."""
 
-    limits: Limits = Limits()
-    rate: float = 1000.0  # events a second
+    limits: ScanLimits = ScanLimits()
+    rate: float = 1000.0  # events per second
 
 
 @dataclass(frozen=True, slots=True)
 class ScanResult:
-    """What a scan came to: how many events by name, and what the API's receipts said of them."""
+    """The result of a scan: the number of warnings by name, and the sum of the API's receipts."""
 
-    found: Mapping[str, int]
+    warnings: Mapping[str, int]
     receipt: Mapping[str, int]
     problem: str
 
 
-def excesses(entries: DataFrame, limits: Limits) -> DataFrame:
-    """EXCESSES of ENTRIES."""
-    return _of_objects(entries, limits).union(_of_folders(entries, limits))
+def warnings_of(entries: DataFrame, limits: ScanLimits) -> DataFrame:
+    """Return the WARNINGS of ENTRIES."""
+    return _object_warnings(entries, limits).union(_folder_warnings(entries, limits))
 
 
-def record(excess: Mapping[str, Any], bucket: str, looked: int) -> dict[str, Any]:
-    """The event that tells of an excess; `looked` is when it was seen, in milliseconds since 1970.
+def warning_event(warning: Mapping[str, Any], bucket: str, listed_at: int) -> dict[str, Any]:
+    """Return the event of a warning; `listed_at` is when the bucket was listed, in milliseconds since 1970.
 
-    It is of that day's beginning: told again on the same day with the same numbers, it is the same event.
+    Its time is the start of that day: the same warning with the same numbers is the same event all day.
     """
-    day = looked - looked % _DAY
-    thing: dict[str, Any] = {"key": encode_key(excess["key"])}
+    day = listed_at - listed_at % _DAY
+    s3_object: dict[str, Any] = {"key": encode_key(warning["key"])}
     numbers = {}
-    if excess["name"] == BIG:
-        thing["size"] = excess["folders"]
-    elif excess["name"] == MANY:
-        numbers = {"x-minio-versions": str(excess["versions"])}
+    if warning["name"] == BIG_PREFIX:
+        s3_object["size"] = warning["folders"]
+    elif warning["name"] == MANY_VERSIONS:
+        numbers = {"x-minio-versions": str(warning["versions"])}
     else:
-        numbers = {"x-minio-versions-count": str(excess["versions"]), "x-minio-versions-size": str(excess["size"])}
-    thing["sequencer"] = f"{day * _NANOSECONDS:X}"
+        numbers = {"x-minio-versions-count": str(warning["versions"]), "x-minio-versions-size": str(warning["size"])}
+    s3_object["sequencer"] = f"{day * _NANOSECONDS:X}"
     return {
         "eventVersion": "2.0",
         "eventSource": SOURCE,
         "awsRegion": "",
         "eventTime": timestamp(day),
-        "eventName": excess["name"],
+        "eventName": warning["name"],
         "userIdentity": {"principalId": ""},
         "requestParameters": None,
         "responseElements": numbers,
@@ -87,67 +91,65 @@ def record(excess: Mapping[str, Any], bucket: str, looked: int) -> dict[str, Any
             "s3SchemaVersion": "1.0",
             "configurationId": "Config",
             "bucket": {"name": bucket, "ownerIdentity": {"principalId": ""}, "arn": f"arn:aws:s3:::{bucket}"},
-            "object": thing,
+            "object": s3_object,
         },
         "source": {"host": "", "port": "", "userAgent": "Scanner"},
     }
 
 
-def look(spark: SparkSession, wanted: ScanConfig) -> tuple[list[dict[str, Any]], str]:
-    """Every excess, in the order of keys, and why there may be more, "" if there is no reason to think so.
+def find_warnings(spark: SparkSession, config: ScanConfig) -> tuple[list[dict[str, Any]], str]:
+    """Return every warning, in the order of keys, and why the listing may be incomplete ("" for no reason).
 
     Raises `BadListing`, and what Spark and S3 raise.
     """
-    listing = wanted.listed(spark, tasks=_TASKS * spark.sparkContext.defaultParallelism)
+    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * spark.sparkContext.defaultParallelism)
     if listing.entries is None:
-        raise BadListing(f"{wanted.listing} tells of the newest versions only")
+        raise BadListing(f"{config.listing} lists the newest versions only; a scan needs all versions")
     entries = listing.entries.persist(StorageLevel.DISK_ONLY)
-    found = [row.asDict() for row in excesses(entries, wanted.limits).orderBy("key", "name").collect()]
+    warnings = [row.asDict() for row in warnings_of(entries, config.limits).orderBy("key", "name").collect()]
     entries.unpersist()
-    bad = listing.bad_count
-    said = [listing.problem, f"{bad} lines of the listing could not be read." if bad else ""]
-    return found, " ".join(filter(None, said))
+    return warnings, listing.describe_problem(listing.unreadable_count)
 
 
-def scan(spark: SparkSession, wanted: ScanConfig, api: Api, now: int) -> ScanResult:
-    """Look, and post an event for each excess. Raises as `look` does, and `NotPosted`."""
-    found, problem = look(spark, wanted)
-    receipt = Counter[str]()
-    with api.to_all(rate=wanted.rate) as sender:
-        for portion in portions(found, PORTION):
-            receipt += sender.send([record(one, wanted.bucket, wanted.listed_at or now) for one in portion])
-    return ScanResult(counted(found), receipt, problem)
+def scan(spark: SparkSession, config: ScanConfig, api: Api, now: int) -> ScanResult:
+    """Scan the bucket and post one event per warning. Raises what `find_warnings` raises, and `NotPosted`."""
+    warnings, problem = find_warnings(spark, config)
+    receipt, listed_at = Counter[str](), config.listed_at or now
+    with api.to_matching_targets(rate=config.rate) as sender:
+        for batch in batches(warnings, BATCH_SIZE):
+            receipt += sender.send([warning_event(warning, config.bucket, listed_at) for warning in batch])
+    return ScanResult(count_by_name(warnings), receipt, problem)
 
 
-def counted(found: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """How many there are of each name."""
-    numbers = Counter(one["name"] for one in found)
-    return {name: numbers[name] for name in (MANY, LARGE, BIG)}
+def count_by_name(warnings: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the number of warnings of each name."""
+    counts = Counter(warning["name"] for warning in warnings)
+    return {name: counts[name] for name in (MANY_VERSIONS, LARGE_VERSIONS, BIG_PREFIX)}
 
 
-def _of_objects(entries: DataFrame, limits: Limits) -> DataFrame:
+def _object_warnings(entries: DataFrame, limits: ScanLimits) -> DataFrame:
     objects = entries.groupBy("key").agg(
         F.count(F.lit(1)).alias("versions"), F.sum(F.when(F.col("marker"), 0).otherwise(F.col("size"))).alias("size")
     )
     names = F.array_compact(
         F.array(
-            F.when(F.col("versions") >= limits.versions, MANY),
-            F.when(F.col("size") >= limits.size, LARGE),
+            F.when(F.col("versions") >= limits.versions, MANY_VERSIONS),
+            F.when(F.col("size") >= limits.size, LARGE_VERSIONS),
         )
     )
-    found = objects.select(F.explode(names).alias("name"), "key", "versions", "size")
-    return found.withColumn("folders", F.lit(None).cast("bigint")).select(*EXCESSES.names)
+    warnings = objects.select(F.explode(names).alias("name"), "key", "versions", "size")
+    return warnings.withColumn("folders", F.lit(None).cast("bigint")).select(*WARNINGS.names)
 
 
-def _of_folders(entries: DataFrame, limits: Limits) -> DataFrame:
+def _folder_warnings(entries: DataFrame, limits: ScanLimits) -> DataFrame:
     parts = F.split("key", "/")
     depth = F.size(parts) - 1
     folders = F.when(
         depth > 0, F.transform(F.sequence(F.lit(1), depth), lambda end: F.array_join(F.slice(parts, 1, end), "/"))
     )
-    each = entries.select(F.explode(folders).alias("folder")).distinct()
-    # What a folder lies in is the same without its last name: `a/` of `a/b/`, nothing of `a/`.
-    outer = each.select(F.regexp_replace("folder", "[^/]*$", "").alias("key"))
-    found = outer.groupBy("key").agg(F.count(F.lit(1)).alias("folders")).where(F.col("folders") > limits.folders)
-    nothing = F.lit(None).cast("bigint")
-    return found.select(F.lit(BIG).alias("name"), "key", nothing.alias("versions"), nothing.alias("size"), "folders")
+    distinct = entries.select(F.explode(folders).alias("folder")).distinct()
+    # The parent of a folder is its path without the last name: `a/` of `a/b/`, "" of `a/`.
+    parents = distinct.select(F.regexp_replace("folder", "[^/]*$", "").alias("key"))
+    big = parents.groupBy("key").agg(F.count(F.lit(1)).alias("folders")).where(F.col("folders") > limits.folders)
+    null = F.lit(None).cast("bigint")
+    return big.select(F.lit(BIG_PREFIX).alias("name"), "key", null.alias("versions"), null.alias("size"), "folders")

@@ -1,1 +1,1 @@
-"""Bucket listings: S3, S3 Inventory, mc, Parquet."""
+"""Read bucket listings: from S3, S3 Inventory, `mc ls` and Parquet."""

@@ -1,8 +1,8 @@
-"""What a bucket holds, listed from S3 itself: many ranges of keys at once, one request after the other in each.
+"""List a bucket from S3: many key ranges in parallel, the pages of each range one after the other.
 
-Endpoint, credentials, region and certificates are found as boto3 finds them: `AWS_ENDPOINT_URL_S3`, `AWS_PROFILE`,
-`AWS_ACCESS_KEY_ID`, `AWS_CA_BUNDLE` and so on, on the machine where the job is started; only a file of certificates has
-to be where the executors are as well. A range that cannot be listed to its end fails the job.
+boto3 finds endpoint, credentials, region and certificates: `AWS_ENDPOINT_URL_S3`, `AWS_PROFILE`, `AWS_ACCESS_KEY_ID`,
+`AWS_CA_BUNDLE` and so on, on the machine where the job is started; only a certificate bundle has to exist on the
+executors as well. A range that cannot be listed to its end fails the job.
 """
 
 import os
@@ -19,46 +19,46 @@ from spark_jobs.listings.listing import Listing
 from spark_jobs.schemas import ENTRIES, LISTING
 
 Row = tuple[str, str, int, int, str]  # LISTING
-Range = tuple[str, str | None]  # keys after the first, up to and with the second; None: to the end
-_KINDS = ("Contents", "Versions", "DeleteMarkers")  # the first of an ordinary listing, the others of one of versions
-_LOOKS = 16  # requests that finding the ranges may take
+KeyRange = tuple[str, str | None]  # keys after the first, up to and including the second; None: to the end
+_PAGE_KEYS = ("Contents", "Versions", "DeleteMarkers")  # the first in a listing of objects, the others of versions
+_MAX_PREFIX_REQUESTS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """A bucket, where it is, and who asks; goes to the executors as it is."""
+    """A bucket, its endpoint and the credentials; it is sent to the executors."""
 
     name: str
     endpoint: str = ""  # empty: AWS itself
     region: str = "us-east-1"
-    bundle: str = ""  # of certificates; empty: the system's
+    ca_bundle: str = ""  # a file of certificates; empty: the system's
     login: tuple[str, str, str | None] | None = field(default=None, repr=False)  # access key, secret key, session token
 
     @classmethod
-    def found(cls, name: str, endpoint: str = "") -> "Bucket":
-        """The bucket as boto3's settings here say; an `endpoint` that is given wins."""
+    def from_boto3(cls, name: str, endpoint: str = "") -> "Bucket":
+        """Return the bucket by boto3's settings on this machine; `endpoint` overrides them."""
         session = boto3.session.Session()
         credentials = session.get_credentials()
         login = tuple(credentials.get_frozen_credentials()[:3]) if credentials else None
-        asked = session.client("s3", endpoint_url=endpoint or None, region_name=session.region_name or "us-east-1")
+        client = session.client("s3", endpoint_url=endpoint or None, region_name=session.region_name or "us-east-1")
         try:
-            place, region = asked.meta.endpoint_url, asked.meta.region_name
+            url, region = client.meta.endpoint_url, client.meta.region_name
         finally:
-            asked.close()
-        is_aws = (urlsplit(place).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
-        bundle = os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle") or ""
-        return cls(name, "" if is_aws else place, region, bundle, login)
+            client.close()
+        is_aws = (urlsplit(url).hostname or "").endswith((".amazonaws.com", ".amazonaws.com.cn"))
+        ca_bundle = os.environ.get("AWS_CA_BUNDLE") or session._session.get_config_variable("ca_bundle") or ""
+        return cls(name, "" if is_aws else url, region, ca_bundle, login)
 
     def client(self) -> Any:
-        """A client, to be closed by the caller."""
-        # A server of one's own has no names for its buckets; on AWS itself boto3 knows better.
+        """Return a client; the caller closes it."""
+        # Self-hosted servers usually have no DNS names for buckets; for AWS boto3 chooses.
         style = {"addressing_style": "path"} if self.endpoint else {}
         access, secret, token = self.login or (None, None, None)
         return boto3.client(
             "s3",
             endpoint_url=self.endpoint or None,
             region_name=self.region,
-            verify=self.bundle or None,
+            verify=self.ca_bundle or None,
             aws_access_key_id=access,
             aws_secret_access_key=secret,
             aws_session_token=token,
@@ -66,7 +66,7 @@ class Bucket:
         )
 
     def is_versioned(self) -> bool:
-        """Whether the bucket keeps versions, or has kept some."""
+        """Return whether versioning is or was enabled."""
         client = self.client()
         try:
             return bool(client.get_bucket_versioning(Bucket=self.name).get("Status"))
@@ -75,42 +75,45 @@ class Bucket:
 
 
 def listing(
-    spark: SparkSession, bucket: Bucket, *, versioned: bool, known: Sequence[str] = (), tasks: int, after: str = ""
+    spark: SparkSession, bucket: Bucket, *, versioned: bool, sample: Sequence[str] = (), tasks: int, after: str = ""
 ) -> Listing:
-    """The bucket's objects as LISTING, by `tasks` ranges or more; only those whose keys come after `after`.
+    """Return the bucket's objects as LISTING, in `tasks` ranges or more; only those whose keys come after `after`.
 
-    `known` is a sample of its keys, if there is one.
+    `sample` has some of its keys, if they are known.
     """
-    ranges = between(known, tasks, after) if known else between(prefixes(bucket, tasks), 4 * tasks, after)
-    asked = spark.sparkContext.parallelize(ranges, len(ranges))
-    nothing = spark.createDataFrame([], "line string")
-    newest = asked.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
-    every = asked.flatMap(lambda keys: entries(bucket, keys, versioned=versioned))
+    ranges = between(sample, tasks, after) if sample else between(prefixes(bucket, tasks), 4 * tasks, after)
+    key_ranges = spark.sparkContext.parallelize(ranges, len(ranges))
+    unreadable = spark.createDataFrame([], "line string")
+    newest = key_ranges.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
+    all_entries = key_ranges.flatMap(lambda keys: entries(bucket, keys, versioned=versioned))
     return Listing(
         spark.createDataFrame(newest, LISTING, verifySchema=False),
         versioned,
-        nothing,
-        entries=spark.createDataFrame(every, ENTRIES, verifySchema=False),
+        unreadable,
+        entries=spark.createDataFrame(all_entries, ENTRIES, verifySchema=False),
     )
 
 
-def objects(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Row]:
-    """The newest versions in a range that are no delete markers, in the order of their keys."""
-    return (_row(one) for one in _listed(bucket, keys, versioned=versioned) if one.get("IsLatest", True) and _is(one))
+def objects(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Row]:
+    """Yield the objects of a range, each in its newest version, in the order of their keys."""
+    for entry in _listed(bucket, keys, versioned=versioned):
+        if entry.get("IsLatest", True) and _is_object(entry):
+            yield _row(entry)
 
 
-def entries(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[tuple[str, int, bool]]:
-    """Every version and every delete marker in a range: ENTRIES."""
-    return ((one["Key"], one.get("Size", 0), not _is(one)) for one in _listed(bucket, keys, versioned=versioned))
+def entries(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[tuple[str, int, bool]]:
+    """Yield every version and every delete marker of a range: ENTRIES."""
+    for entry in _listed(bucket, keys, versioned=versioned):
+        yield entry["Key"], entry.get("Size", 0), not _is_object(entry)
 
 
-def _is(one: Any) -> bool:
-    """Whether it is an object, and no delete marker, which has no size."""
-    return "Size" in one
+def _is_object(entry: Any) -> bool:
+    """Return whether it is an object, not a delete marker, which has no size."""
+    return "Size" in entry
 
 
-def _listed(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Any]:
-    """What S3 tells of a range, page by page."""
+def _listed(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Any]:
+    """Yield S3's entries of a range, page by page."""
     after, until = keys
     client = bucket.client()
     try:
@@ -119,45 +122,45 @@ def _listed(bucket: Bucket, keys: Range, *, versioned: bool) -> Iterator[Any]:
         else:
             pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket.name, StartAfter=after)
         for page in pages:
-            for kind in _KINDS:
-                for one in page.get(kind, ()):
-                    if after < one["Key"] and (until is None or one["Key"] <= until):
-                        yield one
-            last = [one["Key"] for kind in _KINDS for one in page.get(kind, ())[-1:]]
+            for kind in _PAGE_KEYS:
+                for entry in page.get(kind, ()):
+                    if after < entry["Key"] and (until is None or entry["Key"] <= until):
+                        yield entry
+            last = [entry["Key"] for kind in _PAGE_KEYS for entry in page.get(kind, ())[-1:]]
             if until is not None and last and max(last) > until:
                 return
     finally:
         client.close()
 
 
-def between(points: Iterable[str], tasks: int, after: str = "") -> list[Range]:
-    """The space of keys after `after` as `tasks` ranges (fewer where the points are), as many points in each."""
+def between(points: Iterable[str], tasks: int, after: str = "") -> list[KeyRange]:
+    """Divide the keys after `after` into `tasks` ranges (fewer for few points) with the same number of points each."""
     ordered = sorted(point for point in set(points) if point > after)
-    chosen = sorted({ordered[len(ordered) * number // tasks] for number in range(1, tasks)}) if ordered else []
-    return list(zip([after, *chosen], [*chosen, None], strict=True))
+    bounds = sorted({ordered[len(ordered) * number // tasks] for number in range(1, tasks)}) if ordered else []
+    return list(zip([after, *bounds], [*bounds, None], strict=True))
 
 
-def prefixes(bucket: Bucket, wanted: int) -> list[str]:
-    """Prefixes that keys have, by looking into the folders from the outermost until there are enough."""
+def prefixes(bucket: Bucket, count: int) -> list[str]:
+    """Return prefixes of keys: list the folders, outermost first, until there are enough."""
     client = bucket.client()
     try:
-        found, unseen = list[str](), [""]
-        for _ in range(_LOOKS):
-            if not unseen or len(found) >= 4 * wanted:
+        known, unlisted = list[str](), [""]
+        for _ in range(_MAX_PREFIX_REQUESTS):
+            if not unlisted or len(known) >= 4 * count:
                 break
-            prefix = unseen.pop(0)
+            prefix = unlisted.pop(0)
             page = client.list_objects_v2(Bucket=bucket.name, Prefix=prefix, Delimiter="/")
-            inside = [one["Prefix"] for one in page.get("CommonPrefixes", ())]
-            # A page that does not tell all still tells where it ends.
-            ends = [one["Key"] for one in page.get("Contents", ())[-1:]] if page.get("IsTruncated") else []
-            found += inside + ends
-            unseen += inside
-        return found
+            folders = [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            # The last key of a truncated page is a bound too.
+            ends = [entry["Key"] for entry in page.get("Contents", ())[-1:]] if page.get("IsTruncated") else []
+            known += folders + ends
+            unlisted += folders
+        return known
     finally:
         client.close()
 
 
-def _row(one: Any) -> Row:
-    version = one.get("VersionId", "")
-    modified = round(one["LastModified"].timestamp() * 1000)
-    return one["Key"], one.get("ETag", "").strip('"'), one["Size"], modified, "" if version == "null" else version
+def _row(entry: Any) -> Row:
+    version = entry.get("VersionId", "")
+    modified = round(entry["LastModified"].timestamp() * 1000)
+    return entry["Key"], entry.get("ETag", "").strip('"'), entry["Size"], modified, "" if version == "null" else version

@@ -1,4 +1,4 @@
-"""The report of a reconciliation: every finding in Parquet and JSON lines, and one page that needs nothing else."""
+"""Write the report of a reconciliation: every finding in Parquet and JSON lines, and a self-contained HTML page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +8,15 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs.jobs.drift import DRIFT, OUTSIDE
-from spark_jobs.jobs.repair_events import day
+from spark_jobs.jobs.drift import DRIFT, UNMATCHED
+from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
 from spark_jobs.reports.html_report import Bars
 
 PAGE, FINDINGS, LINES = "index.html", "findings.parquet", "findings.jsonl"
 _COLOURS = {"missing": "#4c78a8", "stale": "#f0a63a", "orphaned": "#b3352b", "malformed": "#7a5195"}
-_SAMPLES = 20
-_PREFIXES = 12
+_MAX_SAMPLES = 20
+_MAX_FOLDERS = 12
 _DAY = 86_400_000
 _AGES = (("under a day", _DAY), ("under a week", 7 * _DAY), ("under a month", 30 * _DAY), ("under a year", 365 * _DAY))
 _OLDER = "older"
@@ -24,77 +24,82 @@ _OLDER = "older"
 
 @dataclass(frozen=True, slots=True)
 class ReportHeader:
-    """What the page tells beside the findings."""
+    """The facts of a run that the page shows beside the findings."""
 
     run: str
     bucket: str
     target: str
     policy: str
     versioned: bool
-    looked: int
+    listed_at: int
     counts: Mapping[str, int]
     problem: str
 
 
 class NotShared(Exception):
-    """The folder of reports is not the same one for all who write to it; the message says so."""
+    """The report folder is not shared by all executors; the message says what to do."""
 
 
 def write_findings(findings: DataFrame, folder: Path) -> DataFrame:
-    """Write every finding; what comes back is read from there, so that nothing is compared twice.
+    """Write every finding; return a frame that reads them back, so that nothing is compared twice.
 
-    Raises `NotShared` where not all of it comes back: then executors have written to folders of their own.
+    Raises `NotShared` if not all of them can be read: then executors have written to folders of their own.
     """
-    path, seen = str(folder / FINDINGS), Observation()
-    findings.observe(seen, F.count(F.lit(1)).alias("findings")).write.mode("errorifexists").parquet(path)
+    path, observation = str(folder / FINDINGS), Observation()
+    findings.observe(observation, F.count(F.lit(1)).alias("findings")).write.mode("errorifexists").parquet(path)
     written = findings.sparkSession.read.schema(findings.schema).parquet(path)
-    check_whole(written, seen.get["findings"], path)
+    check_complete(written, observation.get["findings"], path)
     written.write.mode("errorifexists").json(str(folder / LINES))
     return written
 
 
-def check_whole(written: DataFrame, expected: int, path: str) -> None:
-    """Raises `NotShared` unless as many rows are there as were written: else drift could look like none."""
+def check_complete(written: DataFrame, expected: int, path: str) -> None:
+    """Raise `NotShared` unless every written row can be read: otherwise drift could be overlooked."""
     if written.count() != expected:
-        raise NotShared(f"not all findings are in {path}: on a cluster it has to be a folder that all machines share")
+        raise NotShared(f"not all findings are in {path}: on a cluster, use a folder that all machines share")
 
 
-def write_page(findings: DataFrame, told: ReportHeader, folder: Path) -> Path:
-    """Write the page; its path."""
+def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
+    """Write the page and return its path."""
     drift = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight"))
-    found = {kind: told.counts[kind] for kind in DRIFT}
-    total = sum(found.values())
+    counts = {kind: header.counts[kind] for kind in DRIFT}
+    total = sum(counts.values())
     charts = []
     if total:
         charts = [
-            ("Drift by kind", html_report.bars([(kind, {kind: count}) for kind, count in found.items()], _COLOURS)),
+            ("Drift by kind", html_report.bars([(kind, {kind: count}) for kind, count in counts.items()], _COLOURS)),
             ("Drift by folder", html_report.bars(_by_folder(drift), _COLOURS)),
             (
-                "Drift by age of the object, or of the row where there is none",
-                html_report.bars(_by_age(drift, told.looked), _COLOURS),
+                "Drift by age of the object (of the row if there is no object)",
+                html_report.bars(_by_age(drift, header.listed_at), _COLOURS),
             ),
         ]
     verdict = (
-        "The target holds what the bucket holds."
+        "No drift: the target's rows match the bucket's objects."
         if not total
-        else f"{total:,} differences; {told.counts['repaired']:,} repaired."
+        else f"{total:,} differences, {header.counts['repaired']:,} repaired."
     )
-    figures = [("objects", "objects"), ("rows", "held"), *((kind, kind) for kind in DRIFT)]
-    figures += [("in flight", "in_flight"), (OUTSIDE, OUTSIDE), ("bad lines", "bad"), ("repaired", "repaired")]
+    figures = [("objects", "objects"), ("target rows", "target_rows"), *((kind, kind) for kind in DRIFT)]
+    figures += [
+        ("in flight", "in_flight"),
+        (UNMATCHED, UNMATCHED),
+        ("unreadable lines", "unreadable"),
+        ("repaired", "repaired"),
+    ]
     page = html_report.page(
-        "page.html",
-        run=told.run,
-        bucket=told.bucket,
-        target=told.target,
-        policy=told.policy,
-        versioned=told.versioned,
-        looked=day(told.looked),
-        problem=told.problem,
+        "reconcile.html",
+        run=header.run,
+        bucket=header.bucket,
+        target=header.target,
+        policy=header.policy,
+        versioned=header.versioned,
+        listed_at=format_time(header.listed_at),
+        problem=header.problem,
         drift=total,
         verdict=verdict,
-        figures=[(name, told.counts[member]) for name, member in figures],
+        figures=[(name, header.counts[member]) for name, member in figures],
         charts=charts,
-        samples=[(kind, samples(findings, kind)) for kind in DRIFT if found[kind]],
+        samples=[(kind, samples(findings, kind)) for kind in DRIFT if counts[kind]],
     )
     path = folder / PAGE
     path.write_text(page)
@@ -102,35 +107,35 @@ def write_page(findings: DataFrame, told: ReportHeader, folder: Path) -> Path:
 
 
 def samples(findings: DataFrame, kind: str) -> Sequence[Mapping[str, Any]]:
-    """Some findings of a kind that are not in flight."""
-    chosen = findings.where((F.col("kind") == kind) & ~F.col("in_flight")).limit(_SAMPLES)
-    return [one.asDict() for one in chosen.collect()]
+    """Return some findings of a kind that are not in flight."""
+    sample = findings.where((F.col("kind") == kind) & ~F.col("in_flight")).limit(_MAX_SAMPLES)
+    return [row.asDict() for row in sample.collect()]
 
 
 def _by_folder(drift: DataFrame) -> Bars:
     folder = F.when(F.col("key").contains("/"), F.concat(F.substring_index("key", "/", 1), F.lit("/"))).otherwise(
         "(none)"
     )
-    bars = _counted(drift.withColumn("bar", folder))
+    bars = _counts_by_bar(drift.withColumn("bar", folder))
     largest = sorted(bars, key=lambda bar: -sum(bars[bar].values()))
     rest: dict[str, int] = {}
-    for bar in largest[_PREFIXES:]:
+    for bar in largest[_MAX_FOLDERS:]:
         for kind, count in bars[bar].items():
             rest[kind] = rest.get(kind, 0) + count
-    shown = [(bar, bars[bar]) for bar in largest[:_PREFIXES]]
+    shown = [(bar, bars[bar]) for bar in largest[:_MAX_FOLDERS]]
     return [*shown, ("all others", rest)] if rest else shown
 
 
-def _by_age(drift: DataFrame, looked: int) -> Bars:
-    age = F.lit(looked) - F.coalesce("modified", "row_time")
+def _by_age(drift: DataFrame, listed_at: int) -> Bars:
+    age = F.lit(listed_at) - F.coalesce("modified", "row_time")
     bar = F.when(age.isNull(), "unknown")
     for name, limit in _AGES:
         bar = bar.when(age < limit, name)
-    bars = _counted(drift.withColumn("bar", bar.otherwise(_OLDER)))
+    bars = _counts_by_bar(drift.withColumn("bar", bar.otherwise(_OLDER)))
     return [(name, bars.get(name, {})) for name in (*(name for name, _ in _AGES), _OLDER, "unknown")]
 
 
-def _counted(drift: DataFrame) -> dict[str, dict[str, int]]:
+def _counts_by_bar(drift: DataFrame) -> dict[str, dict[str, int]]:
     bars: dict[str, dict[str, int]] = {}
     for row in drift.groupBy("bar", "kind").count().collect():
         bars.setdefault(row["bar"], {})[row["kind"]] = row["count"]

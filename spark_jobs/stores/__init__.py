@@ -1,4 +1,4 @@
-"""What a target holds of a bucket, as ROWS: one file for each kind of store."""
+"""Read a target's rows of a bucket as ROWS: one module per kind of store."""
 
 import re
 
@@ -13,18 +13,18 @@ from spark_jobs.schemas import ROWS
 from spark_jobs.stores import elasticsearch, mysql, postgresql, redis
 from spark_jobs.stores.base import CannotRead, NoTable
 
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_INVALID_TEXT = re.compile("[\0\ud800-\udfff]")
 
 __all__ = ["CannotRead", "rows"]
 
 
 def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: int) -> DataFrame:
-    """ROWS of the target, read by `tasks` at once where the store allows it; none where nothing was ever delivered.
+    """Return the target's ROWS, read by `tasks` at once if the store allows it; empty before the first delivery.
 
     The bucket's name may be any text. Raises `CannotRead`.
     """
-    if _NO_TEXT.search(bucket):
-        raise CannotRead("no target holds a bucket of this name: it is no text that a database can hold")
+    if _INVALID_TEXT.search(bucket):
+        raise CannotRead("no target has rows of a bucket of this name: databases cannot store it as text")
     try:
         return _rows(spark, settings, bucket, tasks)
     except NoTable:
@@ -33,7 +33,7 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
 
 def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int) -> DataFrame:
     if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
-        raise CannotRead("only targets of format namespace hold what a bucket holds; this one records events")
+        raise CannotRead("only targets of format namespace can be compared with a bucket; this one has format access")
     if isinstance(settings, PostgresSettings):
         return postgresql.rows(spark, settings, bucket, tasks=tasks)
     if isinstance(settings, MysqlSettings):
@@ -42,4 +42,6 @@ def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int
         return redis.rows(spark, settings, bucket)
     if isinstance(settings, ElasticsearchSettings):
         return elasticsearch.rows(spark, settings, bucket, tasks=tasks)
-    raise CannotRead(f"of {settings.type_name} targets nobody knows how to read what they hold")
+    raise CannotRead(
+        f"{settings.type_name} targets cannot be read; PostgreSQL, MySQL, Redis and Elasticsearch targets can"
+    )

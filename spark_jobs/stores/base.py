@@ -1,9 +1,9 @@
-"""What the stores have in common."""
+"""Errors of all stores."""
 
 
 class CannotRead(Exception):
-    """What a target holds cannot be read; the message says why and what can be done."""
+    """The target's rows cannot be read; the message says why and what to do."""
 
 
 class NoTable(CannotRead):
-    """There is no such table: nothing was ever delivered, as the first delivery makes it."""
+    """The table does not exist: nothing was delivered yet, because the first delivery creates it."""

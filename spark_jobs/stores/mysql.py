@@ -1,4 +1,4 @@
-"""The table of a MySQL or MariaDB target by JDBC, as `postgresql` does it: members taken out there, a hash divides."""
+"""Read the table of a MySQL or MariaDB target by JDBC, as `postgresql` does, in parts by a hash of the key."""
 
 import re
 from collections.abc import Callable
@@ -10,32 +10,32 @@ from app.config.targets.mysql import MysqlSettings
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
-# The driver's words for error 1146; a class of its own it has only for all that is wrong with a statement.
+# The driver's message for error 1146; its exception class is the same for every error of a statement.
 _NO_TABLE = re.compile(r"SQLSyntaxErrorException: Table '.*' doesn't exist")
 _TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "true": "VERIFY_IDENTITY"}
 
 
 def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: int) -> DataFrame:
-    """ROWS of the bucket. Raises `CannotRead`."""
+    """Return the ROWS of the bucket. Raises `CannotRead`."""
     return read(spark, settings, tasks, lambda table: _query(table, bucket, tasks))
 
 
 def read(spark: SparkSession, settings: MysqlSettings, tasks: int, query: Callable[[str], str]) -> DataFrame:
-    """What `query`, made of the table's name, selects; its `part` (0 to `tasks`) divides it. Raises `CannotRead`."""
+    """Return what `query` of the table selects; its column `part` (0 to `tasks`) partitions it. Raises `CannotRead`."""
     dsn = settings.dsn
     if dsn.socket:
-        raise CannotRead("MySQL: Spark reads by TCP, not by a unix socket; name the server by host and port")
+        raise CannotRead("MySQL: Spark reads by TCP, not by a unix socket; give the server's host and port")
     if settings.tls_ca or settings.client_cert:
-        raise CannotRead("MySQL: Spark's driver takes no PEM files; certificates have to be known to Java itself")
+        raise CannotRead("MySQL: Spark's JDBC driver reads no PEM files; add the certificates to Java's trust store")
     table = ".".join("`" + name.replace("`", "``") + "`" for name in settings.table_name if name)
     host = f"[{dsn.host}]" if ":" in dsn.host else dsn.host
     options = {
         # Never a URL of MariaDB's: see spark_jobs.connectors.
         "url": f"jdbc:mysql://{host}:{dsn.port}/{dsn.database}",
         "driver": "com.mysql.cj.jdbc.Driver",
-        "dbtable": f"({query(table)}) AS found",
+        "dbtable": f"({query(table)}) AS selected",
         "fetchsize": "10000",
-        "useCursorFetch": "true",  # else the driver keeps the whole answer in memory
+        "useCursorFetch": "true",  # otherwise the driver keeps the whole result in memory
         "partitionColumn": "part",
         "lowerBound": "0",
         "upperBound": str(tasks),
@@ -59,11 +59,11 @@ def _query(table: str, bucket: str, tasks: int) -> str:
         f"CONVERT(JSON_UNQUOTE(JSON_EXTRACT(value, '$.Records[0].{'.'.join(path)}')) USING utf8mb4) AS `{name}`"
         for name, path in PATHS.items()
     )
-    # Spark's queries take no parameters, and a bucket's name may be any text that somebody posted: in hexadecimal none
-    # of it is syntax, whatever sql_mode and character sets are. By its own collation a table might take a for A.
+    # Spark's queries take no parameters, and a posted bucket name may be any text: in hexadecimal none of it is syntax,
+    # whatever sql_mode and the character sets are. A table's own collation might compare a and A as equal.
     prefix = f"{bucket}/"
-    sought = f"CONVERT(X'{prefix.encode().hex()}' USING utf8mb4) COLLATE utf8mb4_bin"
+    hex_prefix = f"CONVERT(X'{prefix.encode().hex()}' USING utf8mb4) COLLATE utf8mb4_bin"
     return (
         f"SELECT SUBSTR(key_name, {len(prefix) + 1}) AS `key`, {members}, CRC32(key_name) % {int(tasks)} AS part "  # noqa: S608 - as above
-        f"FROM {table} WHERE LEFT(key_name, {len(prefix)}) = {sought}"
+        f"FROM {table} WHERE LEFT(key_name, {len(prefix)}) = {hex_prefix}"
     )

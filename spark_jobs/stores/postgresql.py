@@ -1,7 +1,7 @@
-"""A PostgreSQL target's table by JDBC; the members of a document are taken out by the server, so that only they travel.
+"""Read a PostgreSQL target's table by JDBC; the server extracts the members of a document, so that only they are sent.
 
 Each task reads the keys of one hash: the table needs no numeric key, and rows that move within it while it is read are
-neither lost nor doubled, as they would be by ranges of `ctid`.
+neither lost nor repeated, as they would be by ranges of `ctid`.
 """
 
 from collections.abc import Callable
@@ -15,33 +15,33 @@ from spark_jobs.jobs.drift import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
-_FETCH = "10000"  # rows; without it the driver keeps the whole answer in memory
+_FETCH = "10000"  # rows; without it the driver keeps the whole result in memory
 _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
-# What libpq calls a parameter, and what JDBC does.
+# Parameter names of libpq and of JDBC.
 _TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
 
 
 def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
-    """ROWS of the bucket. Raises `CannotRead`."""
+    """Return the ROWS of the bucket. Raises `CannotRead`."""
 
     def query(table: sql.Identifier, kind: str) -> sql.Composable:
         return _query(table, bucket, tasks, is_json=kind in ("json", "jsonb"))
 
-    found = read(spark, settings, "value", tasks, query)
-    return documents(found) if "document" in found.columns else found
+    selected = read(spark, settings, "value", tasks, query)
+    return documents(selected) if "document" in selected.columns else selected
 
 
 def read(
     spark: SparkSession, settings: PostgresSettings, column: str, tasks: int,
     query: Callable[[sql.Identifier, str], sql.Composable],
 ) -> DataFrame:  # fmt: skip
-    """What `query` selects, made of the table and the type of its `column`; its `part` (0 to `tasks`) divides it.
+    """Return what `query` of the table and the type of its `column` selects; `part` (0 to `tasks`) partitions it.
 
     Raises `CannotRead`.
     """
-    given = _parameters(settings)
+    parameters = _parameters(settings)
     try:
-        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | given)))
+        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | parameters)))
     except psycopg2.Error as error:
         raise CannotRead(f"PostgreSQL: {' '.join(str(error).split())}") from None
     try:
@@ -62,11 +62,11 @@ def read(
     finally:
         connection.close()
     if host.startswith("/"):
-        raise CannotRead("PostgreSQL: Spark reads by TCP, not by a unix socket; name the server by host and port")
+        raise CannotRead("PostgreSQL: Spark reads by TCP, not by a unix socket; give the server's host and port")
     options = {
         "url": f"jdbc:postgresql://{f'[{host}]' if ':' in host else host}:{port}/{database}",
         "driver": "org.postgresql.Driver",
-        "dbtable": f"({text}) AS found",
+        "dbtable": f"({text}) AS selected",
         "fetchsize": _FETCH,
         "partitionColumn": "part",
         "lowerBound": "0",
@@ -75,7 +75,7 @@ def read(
         "user": user,
         "password": password or "",
         "ApplicationName": "bucketwire",
-        **{name: given[key] for key, name in _TLS.items() if key in given},
+        **{name: parameters[key] for key, name in _TLS.items() if key in parameters},
     }
     return spark.read.format("jdbc").options(**options).load().drop("part")
 
@@ -83,8 +83,8 @@ def read(
 def _parameters(settings: PostgresSettings) -> dict[str, str]:
     try:
         return dict(extensions.parse_dsn(settings.dsn))
-    except psycopg2.Error:  # its message quotes the part that it did not understand, perhaps a password
-        raise CannotRead("connection_string: not understood by libpq") from None
+    except psycopg2.Error:  # its message quotes the part that it cannot parse, perhaps a password
+        raise CannotRead("connection_string: libpq cannot parse it") from None
 
 
 def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> sql.Composable:
@@ -96,7 +96,7 @@ def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> 
             )
             for name, path in PATHS.items()
         ]
-    else:  # an old or a handmade table: one broken document must not end the reading of all
+    else:  # an old or a handmade table: one broken document must not fail the whole read
         members = [sql.SQL("value::text AS document")]
     return sql.SQL(
         "SELECT substr(key, {skip}) AS key, {members}, (hashtext(key) & 2147483647) % {tasks} AS part "

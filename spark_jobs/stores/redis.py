@@ -1,6 +1,6 @@
-"""A Redis target's hash by HSCAN, which no writer has to wait for; one task, as a hash has one cursor.
+"""Read a Redis target's hash by HSCAN, which blocks no writer; in one task, because a hash has one cursor.
 
-What HSCAN promises is enough: a field that is there from the beginning to the end is returned; one may come twice.
+HSCAN's guarantee is enough: it returns every field that exists from start to end, some of them twice.
 """
 
 import re
@@ -14,42 +14,42 @@ from app.config.targets.redis import RedisSettings
 from spark_jobs.jobs.drift import documents
 from spark_jobs.stores.base import CannotRead
 
-_COUNT = 2000  # fields of one answer
+_COUNT = 2000  # fields of one response
 
 
 def rows(spark: SparkSession, settings: RedisSettings, bucket: str) -> DataFrame:
-    """ROWS of the bucket. Raises `CannotRead`."""
+    """Return the ROWS of the bucket. Raises `CannotRead`."""
     check(settings, "hash")
-    # Few bytes go to the one task, all that it finds to as many as there are.
-    one = spark.sparkContext.parallelize([bucket], 1)
-    fields = one.flatMap(lambda name: _fields(settings, name))
-    found = spark.createDataFrame(fields, "key string, document string", verifySchema=False)
-    return documents(found.repartition(spark.sparkContext.defaultParallelism))
+    # One task reads the fields; all tasks parse them.
+    buckets = spark.sparkContext.parallelize([bucket], 1)
+    fields = buckets.flatMap(lambda name: _fields(settings, name))
+    frame = spark.createDataFrame(fields, "key string, document string", verifySchema=False)
+    return documents(frame.repartition(spark.sparkContext.defaultParallelism))
 
 
 def check(settings: RedisSettings, kind: str) -> None:
-    """Raise `CannotRead` where the target's key is there and holds something else, or the server cannot be asked."""
+    """Raise `CannotRead` if the target's key exists and is not of that kind, or if the server does not answer."""
     try:
         client = connect(settings)
         try:
-            found = client.type(settings.key)
+            actual = client.type(settings.key)
         finally:
             client.close()
     except (redis.RedisError, OSError) as error:
         raise CannotRead(f"Redis: {error}") from None
-    if found not in (kind.encode(), b"none"):
-        raise CannotRead(f"Redis: key {settings.key!r} is no {kind}")
+    if actual not in (kind.encode(), b"none"):
+        raise CannotRead(f"Redis: key {settings.key!r} is not a {kind}")
 
 
 def connect(settings: RedisSettings) -> redis.Redis:
-    """A client by the target's own settings, to be closed by the caller."""
+    """Return a client with the target's settings; the caller closes it."""
     is_socket = settings.address.host.startswith("/")
-    place = (
+    location = (
         {"unix_socket_path": settings.address.host}
         if is_socket
         else {"host": settings.address.host, "port": settings.address.port}
     )
-    secure = {
+    tls = {
         "ssl": True,
         "ssl_ca_certs": settings.tls_ca or None,
         "ssl_cert_reqs": "none" if settings.tls_skip_verify else "required",
@@ -58,8 +58,8 @@ def connect(settings: RedisSettings) -> redis.Redis:
         "ssl_keyfile": settings.client_key or None,
     }
     return redis.Redis(
-        **place,
-        **(secure if settings.tls else {}),  # type: ignore[arg-type]  # as above
+        **location,
+        **(tls if settings.tls else {}),  # type: ignore[arg-type]  # as above
         db=settings.db,
         username=(settings.user or None) if settings.password else None,  # as the target itself does
         password=settings.password or None,
@@ -77,9 +77,9 @@ def _fields(settings: RedisSettings, bucket: str) -> Iterator[tuple[str, str]]:
     try:
         cursor = 0
         while True:
-            answer: Any = client.hscan(settings.key, cursor, match=match, count=_COUNT)
-            cursor, found = answer
-            for field, value in found.items():
+            response: Any = client.hscan(settings.key, cursor, match=match, count=_COUNT)
+            cursor, values = response
+            for field, value in values.items():
                 yield field.decode(errors="replace")[len(prefix) :], value.decode(errors="replace")
             if not cursor:
                 return

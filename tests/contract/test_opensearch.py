@@ -71,7 +71,7 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
     target.close()
     settings = target_settings.load(ElasticsearchSettings, {"url": server.url, "index": "sliced", "opensearch": "on"})
     for tasks, page, slices in ((1, 100, 3), (4, 7, 6), (9, 1, 9)):
-        found = elasticsearch.moment(settings, "images", tasks=tasks, page=page)
+        found = elasticsearch.open_point_in_time(settings, "images", tasks=tasks, page=page)
         assert found is not None
         assert found.slices == slices
         keys = [row[0] for number in range(slices) for row in found.read(number)]

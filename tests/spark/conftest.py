@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-# Frames here have a few hundred rows: to compile a plan takes longer than to run it.
+# Frames here have a few hundred rows: compiling a plan takes longer than running it.
 QUICK = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.adaptive.enabled": "false",
@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _collected() -> Iterator[None]:
-    """The sockets are closed here, and not in a later test that knows nothing of Spark."""
+    """Close the sockets here, not in a later test without Spark."""
     yield
     gc.collect()
 
@@ -46,20 +46,22 @@ def spark() -> Iterator[SparkSession]:
 
     folder = services.new_folder("spark")
     settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
-    with session("tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings) as made:
-        yield made
+    with session(
+        "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings
+    ) as spark_session:
+        yield spark_session
 
 
 @pytest.fixture(scope="module")
 def minio() -> Iterator[services.MinIO]:
-    """A MinIO of the module's own."""
+    """Start a MinIO for the module."""
     with services.minio() as server:
         yield server
 
 
 @pytest.fixture
 def at_minio(minio: services.MinIO, monkeypatch: pytest.MonkeyPatch) -> services.MinIO:
-    """The same, with the credentials as boto3 finds them."""
+    """Start a MinIO and set its credentials for boto3."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", minio.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", minio.secret_key)
     return minio
@@ -67,6 +69,6 @@ def at_minio(minio: services.MinIO, monkeypatch: pytest.MonkeyPatch) -> services
 
 @pytest.fixture(scope="session")
 def elasticsearch_server() -> Iterator[services.Elasticsearch]:
-    """An Elasticsearch with TLS shared by the session: use indices of your own."""
+    """Start an Elasticsearch with TLS, shared by the session: use your own indices."""
     with services.elasticsearch(tls=True) as server:
         yield server

@@ -1,6 +1,6 @@
-"""A bucket's objects are told to a target that came later: to a queue and to a namespace, each once, also in pieces.
+"""Backfill a queue and a mirror that were added later: each object once, also after interruptions.
 
-The scanner's warnings travel here too, as they need the same servers.
+The scanner's warnings are tested here too, because they need the same servers.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import open_registry
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
-from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, sorted_out
-from spark_jobs.jobs.repair_events import repair_event
-from spark_jobs.jobs.scan import Limits, scan
-from spark_jobs.jobs.scan import ScanConfig as Scan
+from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
+from spark_jobs.jobs.repair_events import backfill_event
+from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
@@ -52,41 +51,41 @@ def rule(
     return Rule(bucket=bucket, events=tuple(events), prefix=prefix, suffix=suffix, target=TargetId("redis", "rows"))
 
 
-def fates(spark: SparkSession, entries: Sequence[tuple[str, str, int]], rules: Sequence[Rule]) -> dict[str, str]:
+def actions(spark: SparkSession, entries: Sequence[tuple[str, str, int]], rules: Sequence[Rule]) -> dict[str, str]:
     listing = spark.createDataFrame([(key, etag, 5, at, "") for key, etag, at in entries], LISTING)
     moving = spark.createDataFrame([("moving",), ("moving",), ("elsewhere",)], "key string")
-    found = sorted_out(listing, moving, rules=rules, bucket="b", young=T)
-    assert found.columns == [*LISTING.names, "fate"]
-    return {row["key"]: row["fate"] for row in found.collect()}
+    classified = classify(listing, moving, rules=rules, bucket="b", young=T)
+    assert classified.columns == [*LISTING.names, "action"]
+    return {row["key"]: row["action"] for row in classified.collect()}
 
 
-def test_rules_and_what_is_on_its_way_decide_what_is_told(spark: SparkSession) -> None:
+def test_rules_and_events_in_flight_decide_what_is_sent(spark: SparkSession) -> None:
     entries = [("old", "e", T - 1), ("young", "e", T), ("moving", "e", T - 1), ("parts", "e-2", T - 1)]
-    everything = dict.fromkeys(["old", "parts"], "tell") | dict.fromkeys(["young", "moving"], "in_flight")
-    assert fates(spark, entries, [rule(bucket="*", events=["*"])]) == everything
-    # By the event that it would be told by, an object is asked for or not.
+    everything = dict.fromkeys(["old", "parts"], "send") | dict.fromkeys(["young", "moving"], "in_flight")
+    assert actions(spark, entries, [rule(bucket="*", events=["*"])]) == everything
+    # An object is matched by the event that would be sent for it.
     rules = [rule("o", "ld", events=[PUT]), rule("pa", events=[PUT]), rule("mo", events=["s3:ObjectRemoved:*"])]
-    only_old = dict.fromkeys(["young", "moving", "parts"], "outside") | {"old": "tell"}
-    assert fates(spark, entries, rules) == only_old
+    only_old = dict.fromkeys(["young", "moving", "parts"], "unmatched") | {"old": "send"}
+    assert actions(spark, entries, rules) == only_old
 
 
-def test_an_object_is_told_of_just_above_what_the_bucket_told_itself() -> None:
+def test_a_backfill_event_is_just_newer_than_the_events_of_the_bucket() -> None:
     entry = {"key": "a b", "etag": "e", "size": 5, "modified": T, "version": "v"}
     target = TargetId("redis", "rows")
-    first = repair_event(entry, "b", target, "")
+    first = backfill_event(entry, "b", target, "")
     assert (first["eventSource"], first["eventName"]) == ("bucketwire:backfill", PUT)
     assert first["s3"]["object"] == {
         "key": "a+b", "size": 5, "eTag": "e", "versionId": "v", "sequencer": f"{T * 1_000_000:X}",
     }  # fmt: skip
-    known = comparable(f"{T * 1_000_000 + 123_456:X}")  # as MinIO told of the same object
-    assert known < comparable(repair_event(entry, "b", target, known)["s3"]["object"]["sequencer"])
-    assert repair_event(entry, "b", target, known) == repair_event(entry, "b", target, known) != first
-    assert repair_event(entry, "b", TargetId("redis", "other"), "") != first
+    known = comparable(f"{T * 1_000_000 + 123_456:X}")  # as in MinIO's event of the same object
+    assert known < comparable(backfill_event(entry, "b", target, known)["s3"]["object"]["sequencer"])
+    assert backfill_event(entry, "b", target, known) == backfill_event(entry, "b", target, known) != first
+    assert backfill_event(entry, "b", TargetId("redis", "other"), "") != first
 
 
 @dataclass
 class Stage:
-    """A bucket that nobody told of, the service, and a Redis for its targets."""
+    """A bucket without notifications, the service, and a Redis for its targets."""
 
     spark: SparkSession
     whole: System
@@ -99,11 +98,11 @@ class Stage:
         place = f"{services.LOOPBACK}:{self.redis.port}"
         self.whole.add_target(f"redis:{name}", "b-old", events, address=place, key=name, format=form, **more)
 
-    def backfill(self, name: str, shown: Any = None, api: Api | None = None, **more: Any) -> BackfillResult:
+    def backfill(self, name: str, on_progress: Any = None, api: Api | None = None, **more: Any) -> BackfillResult:
         registry = open_registry(self.whole.database, Settings.from_environ(self.whole.settings))
         chosen = {"endpoint": self.minio.url, "folder": self.folder, "grace": 0} | more
-        wanted = BackfillConfig(bucket="b-old", target=TargetId("redis", name), **chosen)
-        return backfill(self.spark, self.whole.database, registry, wanted, api or Api(self.whole.api.url), shown)
+        config = BackfillConfig(bucket="b-old", target=TargetId("redis", name), **chosen)
+        return backfill(self.spark, self.whole.database, registry, config, api or Api(self.whole.api.url), on_progress)
 
     def listing(self) -> tuple[str, int]:
         """A listing of every version in a file, and when it was begun."""
@@ -131,12 +130,12 @@ class Stage:
                     os.killpg(running.pid, signal.SIGKILL)
 
     def records(self, name: str) -> list[dict[str, Any]]:
-        """What the list holds, in order."""
+        """Return the records in the list, in order."""
         with self.redis.client() as client:
             return [orjson.loads(text)[0]["Event"][0] for text in client.lrange(name, 0, -1)]
 
     def keys(self, name: str) -> list[str]:
-        """The keys that the list tells of, sorted."""
+        """Return the keys of the records in the list, sorted."""
         return sorted(decode_key(record["s3"]["object"]["key"]) for record in self.records(name))
 
     def states(self, name: str) -> list[str]:
@@ -182,13 +181,15 @@ def test_a_namespace_that_came_later_is_filled_and_a_later_event_wins(stage: Sta
     with stage.redis.client() as redis:
         rows = {path.decode(): orjson.loads(text)["Records"][0] for path, text in redis.hgetall("rows").items()}
         things = {path: record["s3"]["object"] for path, record in rows.items()}
-        held = {path: (thing["eTag"], thing["size"], thing.get("versionId", "null")) for path, thing in things.items()}
-        assert held == {
+        rows_found = {
+            path: (thing["eTag"], thing["size"], thing.get("versionId", "null")) for path, thing in things.items()
+        }
+        assert rows_found == {
             f"b-old/{one.object_name}": (one.etag, one.size, one.version_id)
             for one in client.list_objects("b-old", recursive=True, include_version=True)
             if one.is_latest == "true" and not one.is_delete_marker
         }
-        # What the bucket tells of an object from now on is newer, whenever that was: MinIO knows the time better.
+        # A later event of the bucket is newer, because MinIO's sequencer is more precise.
         late = rows["b-old/a+b"]
         late |= {"eventSource": "minio:s3", "eventName": "s3:ObjectCreated:Copy"}
         late["s3"]["object"]["sequencer"] = late["s3"]["object"]["sequencer"][:10] + "FFFFFF"
@@ -197,29 +198,29 @@ def test_a_namespace_that_came_later_is_filled_and_a_later_event_wins(stage: Sta
         assert orjson.loads(redis.hget("rows", "b-old/a+b"))["Records"][0]["eventName"] == "s3:ObjectCreated:Copy"
 
 
-def test_a_queue_is_told_of_each_object_once_however_often_it_is_asked_and_interrupted(stage: Stage) -> None:
+def test_a_queue_gets_each_object_once_after_repeated_and_interrupted_backfills(stage: Stage) -> None:
     stage.target("list", "access", [PUT], queue_limit=15)
     seen: list[tuple[int, int]] = []
-    part = stage.backfill("list", lambda *far: seen.append(far), rate=20, most=20)
+    part = stage.backfill("list", lambda *far: seen.append(far), rate=20, limit=20)
     assert (part.state, part.after, part.counts["repaired"]) == ("unfinished", "", 20)
     assert seen == [(0, len(KEYS)), (20, len(KEYS))]
 
     nowhere = Api(f"http://{services.LOOPBACK}:{services.free_port()}")
     with pytest.raises(NotPosted, match="does not answer"):
-        stage.backfill("list", api=nowhere, patience=0)
-    rest = stage.backfill("list")  # in portions larger than the queue, none of which is lost to it
+        stage.backfill("list", api=nowhere, timeout=0)
+    rest = stage.backfill("list")  # in batches larger than the queue, which drops nothing
     assert (rest.state, rest.after, rest.counts["repaired"]) == ("backfilled", KEYS[19], len(KEYS) - 20)
     settle(stage, "list")
     assert stage.keys("list") == KEYS
     again = stage.backfill("list", rate=10_000)
-    assert (again.state, again.counts["repaired"], again.counts["held"]) == ("backfilled", 0, len(KEYS))
+    assert (again.state, again.counts["repaired"], again.counts["target_rows"]) == ("backfilled", 0, len(KEYS))
     assert stage.states("list") == ["unfinished", "unfinished", "backfilled", "backfilled"]
     assert {record["eventSource"] for record in stage.records("list")} == {"bucketwire:backfill"}
     assert stage.whole.counters()["redis:list"].discarded == 0
     assert {entry.difference for entry in stage.whole.audits()} == {0}
 
 
-def test_a_run_that_was_killed_is_gone_on_with(stage: Stage) -> None:
+def test_a_killed_run_is_continued(stage: Stage) -> None:
     stage.target("killed", "access", [CREATED])
     argv = ["backfill", "b-old", "--target", "redis:killed", "--grace", "0s", "--rate", "2"]
     with stage.bucketwire(*argv, "--folder", str(stage.folder)):
@@ -239,8 +240,8 @@ def test_a_run_that_was_killed_is_gone_on_with(stage: Stage) -> None:
     assert stage.states("killed") == ["unfinished", "backfilled"]
 
 
-def test_two_targets_are_told_of_the_same_objects_at_once(stage: Stage) -> None:
-    """What one is told is no news that the other's events could be too old for."""
+def test_two_targets_are_backfilled_at_once(stage: Stage) -> None:
+    """The backfill of one target does not overtake the events of the other."""
     for name in ("one", "other"):
         stage.target(name, "access", [CREATED])
     file, began = stage.listing()
@@ -252,15 +253,15 @@ def test_two_targets_are_told_of_the_same_objects_at_once(stage: Stage) -> None:
     assert stage.keys("one") == stage.keys("other") == KEYS
 
 
-def test_what_can_not_be_done_is_told(stage: Stage) -> None:
+def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
     stage.target("none", "access", ["s3:ObjectRemoved:*"])
-    with pytest.raises(CannotBackfill, match="no rule leads created objects of b-old to redis:none"):
+    with pytest.raises(CannotBackfill, match="no rule sends created objects of b-old to redis:none"):
         stage.backfill("none")
-    with pytest.raises(CannotBackfill, match="older than what the log remembers"):
+    with pytest.raises(CannotBackfill, match="older than the event log's retention"):
         stage.backfill("one", listing="/nowhere", listed_at=1)
-    late = stage.backfill("one", memory=0)
-    assert (late.state, late.counts["repaired"], late.counts["held"]) == ("unfinished", 0, 0)
-    assert "too old to go by" in late.problem
+    late = stage.backfill("one", log_retention=0)
+    assert (late.state, late.counts["repaired"], late.counts["target_rows"]) == ("unfinished", 0, 0)
+    assert "is too old" in late.problem
 
 
 def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
@@ -268,8 +269,8 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
     options = ["--many-versions", "3", "--large-versions", "33", "--big-prefix", "2", "--json"]
     with stage.bucketwire("scan", "b-old", *options) as running:
-        out, said = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 0, said
+        out, error = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, error
     assert orjson.loads(out)["s3:Scanner:BigPrefix"] == 2
     settle(stage, "warnings")
     settle(stage, "latest")
@@ -284,6 +285,6 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
         assert sorted(redis.hkeys("latest")) == [b"b-old/", b"b-old/a+b", b"b-old/gone/"]
     midnight = found[many, "a%2Bb"]["eventTime"]
     file, _ = stage.listing()
-    wanted = Scan(bucket="b-old", listing=file, versions=True, limits=Limits(3, 33, 2))
-    again = scan(stage.spark, wanted, Api(stage.whole.api.url), milliseconds(midnight) or 0)
+    config = ScanConfig(bucket="b-old", listing=file, versions=True, limits=ScanLimits(3, 33, 2))
+    again = scan(stage.spark, config, Api(stage.whole.api.url), milliseconds(midnight) or 0)
     assert again.receipt == {"repeated": 4}

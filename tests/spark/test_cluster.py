@@ -1,4 +1,4 @@
-"""A schedule comes due and a worker reconciles on a cluster of two: the whole way, each part a process of its own."""
+"""End to end: a schedule becomes due, and a worker reconciles on a cluster of two, each part in its own process."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.services import until
 from tests.services.spark import SparkMaster, SparkWorker
 from tests.spark.conftest import QUICK
 from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
-from tests.support.target_contents import TABLE, InPostgres
+from tests.support.target_contents import TABLE, PostgresContents
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
 SMALL = QUICK["spark.driver.extraJavaOptions"]
-DRIFT = {"objects": len(KEYS), "held": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
+DRIFT = {"objects": len(KEYS), "target_rows": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
 PATIENCE = 240  # seconds for a run; on a quiet machine it takes fifteen
 
 
@@ -42,7 +42,7 @@ class Stage:
     whole: System
     worker: Role
     minio: services.MinIO
-    held: InPostgres
+    contents: PostgresContents
     cluster: list[SparkWorker]
     events: Path  # what Spark notes of its runs
 
@@ -104,15 +104,15 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
         start_all([master])
         start_all(cluster)
         parts.result()
-        held = InPostgres(postgres_server, database)
-        fill(minio, held)
+        contents = PostgresContents(postgres_server, database)
+        fill(minio, contents)
         nightly = {"reconcile": "* * * * *", "reconcile_repair": "on"}
         names = ["s3:ObjectCreated:*", "s3:ObjectRemoved:*"]
         whole.add_target(TARGET, BUCKET, names, connection_string=postgres_server.dsn(database), table=TABLE, **nightly)
-        yield Stage(whole, worker, minio, held, cluster, events)
+        yield Stage(whole, worker, minio, contents, cluster, events)
 
 
-def fill(minio: services.MinIO, held: InPostgres) -> None:
+def fill(minio: services.MinIO, contents: PostgresContents) -> None:
     """Old objects in a bucket, and the rows that a target of them has, but for some drift of every kind."""
     s3 = minio.boto3()
     s3.meta.events.register("before-sign.s3.PutObject", _long_ago)
@@ -127,7 +127,7 @@ def fill(minio: services.MinIO, held: InPostgres) -> None:
     rows["many/1/01"] = _document("many/1/01", "0" * 32, 9)
     rows["gone"] = _document("gone", "0" * 32, 1)
     rows["many/2/02"] = {"Records": []}
-    with held.server.connection(held.database) as connection, connection.cursor() as cursor:
+    with contents.server.connection(contents.database) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE TABLE {TABLE} (key varchar PRIMARY KEY, value jsonb)")
         pairs = [(f"{BUCKET}/{key}", psycopg2.extras.Json(document)) for key, document in rows.items()]
         psycopg2.extras.execute_values(cursor, f"INSERT INTO {TABLE} VALUES %s", pairs)
@@ -144,16 +144,16 @@ def _document(key: str, etag: str, size: int) -> dict[str, Any]:
     return {"Records": [record]}
 
 
-def test_what_a_schedule_asks_for_is_done_once_by_executors_of_every_machine(stage: Stage) -> None:
+def test_a_scheduled_run_is_executed_once_by_executors_on_every_machine(stage: Stage) -> None:
     begun = stage.awaited("running")
     [job] = stage.worker.children()
     job.send_signal(signal.SIGSTOP)  # so that it cannot have ended before the other one comes
     try:
-        said = by_hand(stage)
+        by_person = by_hand(stage)
     finally:
         job.send_signal(signal.SIGCONT)
-    assert (said.returncode, said.stdout) == (os.EX_TEMPFAIL, ""), said.stderr
-    assert f"{TARGET} is being reconciled with {BUCKET} since" in said.stderr
+    assert (by_person.returncode, by_person.stdout) == (os.EX_TEMPFAIL, ""), by_person.stderr
+    assert f"{TARGET} is already being reconciled with {BUCKET} (started " in by_person.stderr
     until(lambda: stage.last() != begun, PATIENCE, what="the end of the run")
     found = stage.run(begun.run)
     assert (found.state, found.problem) == ("drift", ""), stage.worker.said()
@@ -165,35 +165,35 @@ def test_what_a_schedule_asks_for_is_done_once_by_executors_of_every_machine(sta
     assert {worker["port"] for worker in stage.cluster[0].master.alive()} == {each.port for each in stage.cluster}
     assert executors(stage.events) == {"0", "1"}
 
-    told = stage.whole.ask("GET", "/v1/reconciliations").json()["reconciliations"][-1]
-    assert (told["run"], told["state"], told["missing"]) == (found.run, "drift", 2)
+    listed = stage.whole.ask("GET", "/v1/reconciliations").json()["reconciliations"][-1]
+    assert (listed["run"], listed["state"], listed["missing"]) == (found.run, "drift", 2)
     figure = f'bucketwire_reconcile_drift{{bucket="{BUCKET}",name="rows",type="postgresql"}} 5.0'
     until(lambda: figure in stage.whole.ask("GET", "/metrics").text, 30, what=figure)
     until(lambda: f"with {BUCKET}: drift: 5 differences" in stage.worker.said(), 30, what=stage.worker.said())
 
 
-def test_a_scheduled_run_that_is_not_the_first_repairs_where_the_target_says_so(stage: Stage) -> None:
+def test_a_scheduled_run_that_is_not_the_first_repairs_if_the_target_says_so(stage: Stage) -> None:
     stage.register_next()
     until(stage.repaired, PATIENCE, what="a run that repairs")
     [found] = stage.repaired()
     assert {name: count for name, count in found.counts.items() if count} == DRIFT | {"repaired": 5}
     until(stage.whole.settled, 60, what="the repairs delivered")
-    things = {path: row["Records"][0]["s3"]["object"] for path, row in stage.held.all().items()}
+    things = {path: row["Records"][0]["s3"]["object"] for path, row in stage.contents.all().items()}
     assert {path: (thing["eTag"], thing.get("size", 0)) for path, thing in things.items()} == {
         f"{BUCKET}/{key}": (md5(key.encode(), usedforsecurity=False).hexdigest(), len(key.encode())) for key in KEYS
     }
 
 
-def test_a_worker_that_is_asked_to_end_ends_its_job_which_says_so(stage: Stage) -> None:
+def test_a_stopped_worker_stops_its_job_and_the_run_is_recorded_as_failed(stage: Stage) -> None:
     stage.register_next()
     running = stage.awaited("running")
     stage.worker.stop()
     ended = stage.run(running.run)
-    assert (ended.state, ended.problem) == ("failed", "it was stopped before its end")
+    assert (ended.state, ended.problem) == ("failed", "the run was stopped before it finished")
 
 
 def by_hand(stage: Stage) -> subprocess.CompletedProcess[str]:
-    """The same reconciliation, started by a person meanwhile."""
+    """Start the same reconciliation by hand meanwhile."""
     argv = [BUCKETWIRE, "reconcile", BUCKET, "--target", TARGET]
     environment = os.environ | dict(stage.worker.settings)
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)

@@ -1,4 +1,4 @@
-"""What counts as a difference between a bucket and a row, on frames of a few rows."""
+"""Differences between a bucket and a target's rows, on frames of a few rows."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pyspark.testing import assertDataFrameEqual
 from app.config.arn import TargetId
 from app.outbox.reconcile.runs import COUNTS
 from app.rules.model import Rule
-from spark_jobs.jobs.drift import counts, documents, drift, namespace
+from spark_jobs.jobs.drift import count_findings, documents, find_drift, namespace
 from spark_jobs.reports.report import FINDINGS as FOLDER
-from spark_jobs.reports.report import NotShared, ReportHeader, check_whole, write_findings, write_page
+from spark_jobs.reports.report import NotShared, ReportHeader, check_complete, write_findings, write_page
 from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
 from tests.support.hostile_names import BUCKETS
@@ -43,18 +43,18 @@ def row(
     return key, sound, name, etag, size, version, "18E9", time
 
 
-def found(
+def findings_of(
     spark: SparkSession, listing: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]], *,
     rules: Sequence[Rule] = (rule(),), moving: Sequence[str] = (), **options: Any,
 ) -> DataFrame:  # fmt: skip
     chosen = {"bucket": "b", "policy": "mirror", "versioned": False, "young": T + 1_000_000} | options
     in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
     frames = spark.createDataFrame(listing, LISTING), spark.createDataFrame(rows, NAMESPACE)
-    return drift(*frames, in_flight, rules=rules, **chosen)
+    return find_drift(*frames, in_flight, rules=rules, **chosen)
 
 
 def kinds(findings: DataFrame) -> dict[str, str]:
-    """Key to kind, with what differs behind a colon and `~` before what is in flight."""
+    """Map keys to kinds, with the differences behind a colon, and `~` before what is in flight."""
     return {
         one["key"]: "~" * one["in_flight"] + one["kind"] + (f":{one['differs']}" if one["differs"] else "")
         for one in findings.collect()
@@ -71,7 +71,7 @@ def test_every_kind_of_drift_is_found_and_nothing_else(spark: SparkSession) -> N
         row("same"), row("odd +%é🎉"), row("etag", etag="e0"), row("size", size=6), row("time"), row("clocks"),
         row("orphan"), row("garbage", sound=False), row("garbage of nothing", sound=False),
     ]  # fmt: skip
-    findings = found(spark, listing, rows)
+    findings = findings_of(spark, listing, rows)
     assert kinds(findings) == {
         "gone": "missing",
         "etag": "stale:etag",
@@ -81,72 +81,72 @@ def test_every_kind_of_drift_is_found_and_nothing_else(spark: SparkSession) -> N
         "garbage": "malformed",
         "garbage of nothing": "malformed",
     }
-    assert counts(findings) == {
-        "missing": 1, "stale": 3, "orphaned": 1, "malformed": 2, "outside": 0, "in_flight": 0,
+    assert count_findings(findings) == {
+        "missing": 1, "stale": 3, "orphaned": 1, "malformed": 2, "unmatched": 0, "in_flight": 0,
     }  # fmt: skip
 
 
-def test_a_finding_tells_both_sides(spark: SparkSession) -> None:
+def test_a_finding_has_the_object_and_the_row(spark: SparkSession) -> None:
     listing = [thing("k", "e2", 7, T + 5, "v2")]
     rows = [("k", True, PUT, "e1", 5, "v1", "18E9", T)]
     expected = [("k", "stale", "etag,size,version", "e2", 7, T + 5, "v2", PUT, "e1", 5, "v1", "18E9", T, False)]
     assertDataFrameEqual(
-        found(spark, listing, rows, versioned=True), spark.createDataFrame(expected, FINDINGS), checkRowOrder=True
+        findings_of(spark, listing, rows, versioned=True), spark.createDataFrame(expected, FINDINGS), checkRowOrder=True
     )
 
 
-def test_what_is_on_its_way_is_no_drift(spark: SparkSession) -> None:
+def test_what_is_in_flight_is_no_drift(spark: SparkSession) -> None:
     listing, rows = [thing("moving"), thing("young", modified=T + 9), thing("missing")], [row("going")]
-    findings = found(spark, listing, rows, moving=["moving", "going", "going", "elsewhere"], young=T + 9)
+    findings = findings_of(spark, listing, rows, moving=["moving", "going", "going", "elsewhere"], young=T + 9)
     assert kinds(findings) == {
         "moving": "~missing", "going": "~orphaned", "young": "~missing", "missing": "missing",
     }  # fmt: skip
-    assert counts(findings)["in_flight"] == 3
+    assert count_findings(findings)["in_flight"] == 3
 
 
-def test_rules_say_which_keys_the_target_was_told_of(spark: SparkSession) -> None:
+def test_rules_decide_which_keys_a_target_should_have(spark: SparkSession) -> None:
     keys = spark.createDataFrame([("a/b.jpg",), ("a/c.txt",), ("z",)], "key string")
-    cases: list[tuple[list[Rule], str, str]] = [  # rules, keys of which creations are told, and removals
+    cases: list[tuple[list[Rule], str, str]] = [  # rules, keys whose creations are sent, keys whose removals are sent
         ([], "", ""),
         ([rule(bucket="other")], "", ""),
         ([rule(bucket="*")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
         ([rule("a/", ".jpg")], "a/b.jpg", "a/b.jpg"),
         ([rule("a/"), rule("z")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
-        ([rule("a/b.jp", "jpg")], "", ""),  # beginning and end may not overlap
+        ([rule("a/b.jp", "jpg")], "", ""),  # prefix and suffix must not overlap
         ([rule("a/?.t")], "a/c.txt", "a/c.txt"),
         ([rule("*/", "b.*")], "a/b.jpg", "a/b.jpg"),
         ([rule(events=["s3:ObjectCreated:*"])], "a/b.jpg a/c.txt z", ""),
         ([rule(events=["s3:ObjectRemoved:*"])], "", "a/b.jpg a/c.txt z"),
-        ([rule(events=[PUT])], "", ""),  # a listing does not tell whether an object was put or copied
+        ([rule(events=[PUT])], "", ""),  # a listing does not show whether an object was put or copied
         ([rule(events=["*"])], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
     ]
     columns = []
     for number, (rules, _, _) in enumerate(cases):
-        judged = rule_predicates(rules, "b", F.col("key"), versioned=False)
-        columns += [judged.expected.alias(f"e{number}"), judged.removable.alias(f"r{number}")]
+        predicates = rule_predicates(rules, "b", F.col("key"), versioned=False)
+        columns += [predicates.expected.alias(f"e{number}"), predicates.removable.alias(f"r{number}")]
     rows = keys.select("key", *columns).collect()
-    told = [
+    matched = [
         tuple(" ".join(one["key"] for one in rows if one[f"{kind}{number}"]) for kind in "er")
         for number in range(len(cases))
     ]
-    assert told == [case[1:] for case in cases]
+    assert matched == [case[1:] for case in cases]
 
 
-def test_rows_that_no_rule_leads_to_the_target_are_told_of_and_no_drift(spark: SparkSession) -> None:
+def test_rows_that_no_rule_matches_are_reported_and_are_no_drift(spark: SparkSession) -> None:
     listing, rows = [thing("a/b"), thing("z")], [row("a/x"), row("y"), row("z", etag="other")]
-    assert kinds(found(spark, listing, rows, rules=[rule("a/")])) == {
-        "a/b": "missing", "a/x": "orphaned", "y": "outside", "z": "outside",
+    assert kinds(findings_of(spark, listing, rows, rules=[rule("a/")])) == {
+        "a/b": "missing", "a/x": "orphaned", "y": "unmatched", "z": "unmatched",
     }  # fmt: skip
-    assert kinds(found(spark, listing, rows, rules=[rule(events=[PUT])])) == {}
+    assert kinds(findings_of(spark, listing, rows, rules=[rule(events=[PUT])])) == {}
 
 
 def test_versions_count_only_where_the_listing_has_them(spark: SparkSession) -> None:
     listing, rows = [thing("k", version="v2"), thing("null")], [row("k", version="v1"), row("null")]
-    assert kinds(found(spark, listing, rows, versioned=True)) == {"k": "stale:version"}
-    assert kinds(found(spark, listing, rows)) == {}
+    assert kinds(findings_of(spark, listing, rows, versioned=True)) == {"k": "stale:version"}
+    assert kinds(findings_of(spark, listing, rows)) == {}
 
 
-def test_policy_compatible_is_not_blamed_for_what_minio_does(spark: SparkSession) -> None:
+def test_policy_compatible_accepts_what_minio_does(spark: SparkSession) -> None:
     listing = [thing("read"), thing("read of other"), thing("lost"), thing("alive")]
     rows = [
         row("read", name=HEAD, size=None), row("read of other", name=HEAD, etag="e0"),
@@ -154,9 +154,9 @@ def test_policy_compatible_is_not_blamed_for_what_minio_does(spark: SparkSession
         row("never", name="s3:ObjectRemoved:NoOP", etag=None), row("alive", name=MARKER, etag=None), row("orphan"),
     ]  # fmt: skip
     common = {"read of other": "stale:etag", "alive": "stale:event", "orphan": "orphaned"}
-    assert kinds(found(spark, listing, rows, policy="compatible")) == common | {"lost": "missing"}
-    assert kinds(found(spark, listing, rows, policy="compatible", versioned=True)) == common
-    assert kinds(found(spark, listing, rows)) == common | {
+    assert kinds(findings_of(spark, listing, rows, policy="compatible")) == common | {"lost": "missing"}
+    assert kinds(findings_of(spark, listing, rows, policy="compatible", versioned=True)) == common
+    assert kinds(findings_of(spark, listing, rows)) == common | {
         "lost": "missing", "marked": "orphaned", "never": "orphaned",
     }  # fmt: skip
 
@@ -201,16 +201,16 @@ def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
 def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:
     listing = spark.createDataFrame([thing("a"), thing("b"), thing("c")], LISTING)
     rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
-    compared = drift(
+    compared = find_drift(
         listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
     )
     written = write_findings(compared.repartition(3, "key"), tmp_path)
     assert written.count() == 3
     parts = sorted((tmp_path / FOLDER).glob("part-*"), key=lambda part: part.stat().st_size)
-    parts[-1].unlink()  # as one that an executor has written on its own machine
+    parts[-1].unlink()  # as if an executor had written it on its own machine
     left = spark.read.schema(FINDINGS).parquet(str(tmp_path / FOLDER))
-    with pytest.raises(NotShared, match="a folder that all machines share"):
-        check_whole(left, 3, str(tmp_path / FOLDER))
+    with pytest.raises(NotShared, match="use a folder that all machines share"):
+        check_complete(left, 3, str(tmp_path / FOLDER))
 
 
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
@@ -221,13 +221,13 @@ def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Pa
         folder = tmp_path / str(number)
         folder.mkdir()
         every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
-        compared = drift(
+        compared = find_drift(
             listing, rows, moving, bucket=name, rules=[every], policy="mirror", versioned=False, young=T + 1_000_000
         )
         findings = write_findings(compared, folder)
-        found = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
-        told = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, found, f"it is {name}")
-        page = write_page(findings, told, folder).read_text()
+        counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
+        header = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, counts, f"it is {name}")
+        page = write_page(findings, header, folder).read_text()
         assert "&lt;script&gt;" in page
         assert "<script" not in page
     assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3"}

@@ -1,4 +1,4 @@
-"""Reports of S3 Inventory, written as AWS documents them, are read as the bucket's own listing is; or not at all."""
+"""S3 Inventory reports, written as AWS documents them, are read completely or not at all."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.listings.inventory import manifest
 from spark_jobs.listings.listing import BadListing, from_mc
 from tests import services
-from tests.spark.test_reading import fill, held
+from tests.spark.test_reading import fill, objects_of
 
 # The columns as AWS's guide has them for each format; what is not asked for is left out of a report.
 CSV = (
@@ -45,7 +45,7 @@ BEGUN = 1_795_000_000_000
 
 
 def entries(minio: services.MinIO, bucket: str, *, versioned: bool) -> list[dict[str, Any]]:
-    """What an inventory of the bucket tells, by the columns' names in ORC and Parquet."""
+    """Return the entries of an inventory of the bucket, by the column names in ORC and Parquet."""
     client, found = minio.boto3(), []
     try:
         for page in client.get_paginator("list_object_versions").paginate(Bucket=bucket):
@@ -67,13 +67,13 @@ def entries(minio: services.MinIO, bucket: str, *, versioned: bool) -> list[dict
 
 
 def as_csv(found: Sequence[dict[str, Any]]) -> bytes:
-    written = io.StringIO()
-    lines = csv.writer(written, quoting=csv.QUOTE_ALL, lineterminator="\n")
+    text = io.StringIO()
+    lines = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
     for one in found:
         time = one["last_modified_date"].strftime("%Y-%m-%dT%H:%M:%S.") + f"{one['last_modified_date']:%f}"[:3] + "Z"
         texts = one | {"key": quote_plus(one["key"], safe="/"), "last_modified_date": time}
         lines.writerow(str(value).lower() if isinstance(value, bool) else value for value in texts.values())
-    return gzip.compress(written.getvalue().encode())
+    return gzip.compress(text.getvalue().encode())
 
 
 def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path, kind: str) -> bytes:
@@ -84,9 +84,9 @@ def by_spark(spark: SparkSession, found: Sequence[dict[str, Any]], folder: Path,
     )
     frame = spark.createDataFrame([tuple(one.values()) for one in found], schema)
     spark.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MILLIS")  # as S3 does
-    made = folder / uuid4().hex
-    getattr(frame.coalesce(1).write, kind.lower())(str(made))
-    (file,) = made.glob(f"*.{kind.lower()}")
+    output = folder / uuid4().hex
+    getattr(frame.coalesce(1).write, kind.lower())(str(output))
+    (file,) = output.glob(f"*.{kind.lower()}")
     return file.read_bytes()
 
 
@@ -119,7 +119,7 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
     if not versioned:
         for columns in OF_VERSIONS:
             schema = schema.replace(columns, "")
-    made = Report(folder, {
+    written = Report(folder, {
         "sourceBucket": bucket, "destinationBucket": "arn:aws:s3:::reports", "version": "2016-11-30",
         "creationTimestamp": str(BEGUN), "fileFormat": kind, "fileSchema": schema, "files": [],
     })  # fmt: skip
@@ -128,41 +128,41 @@ def report(folder: Path, bucket: str, kind: str, contents: Sequence[bytes], *, v
         (folder / key).parent.mkdir(parents=True, exist_ok=True)
         (folder / key).write_bytes(content)
         digest = hashlib.md5(content).hexdigest()
-        made.content["files"].append({"key": key, "size": len(content), "MD5checksum": digest})
-    made.write()
-    return made
+        written.content["files"].append({"key": key, "size": len(content), "MD5checksum": digest})
+    written.write()
+    return written
 
 
 @pytest.mark.parametrize("versioned", [False, True])
-def test_a_report_tells_what_mc_tells(
+def test_a_report_has_the_same_entries_as_mc(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool
 ) -> None:
     bucket = f"b-{uuid4().hex[:8]}"
-    wanted = fill(at_minio, bucket, versioned=versioned)
+    expected = fill(at_minio, bucket, versioned=versioned)
     listed = tmp_path / "listing.json"
     lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{bucket}")
     listed.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     by_mc = from_mc(spark, str(listed), versioned=versioned)
-    assert held(by_mc) == wanted
+    assert objects_of(by_mc) == expected
     assert by_mc.entries is not None
 
     found = entries(at_minio, bucket, versioned=versioned)
     halves = found[::2], found[1::2]
     for kind in ("CSV", "ORC", "Parquet"):
         contents = [as_csv(half) if kind == "CSV" else by_spark(spark, half, tmp_path, kind) for half in halves]
-        made = report(tmp_path / kind, bucket, kind, contents, versioned=versioned)
-        read = manifest(str(made.manifest))
+        written = report(tmp_path / kind, bucket, kind, contents, versioned=versioned)
+        read = manifest(str(written.manifest))
         assert (read.begun, read.versioned) == (BEGUN, versioned)
         listing = read.listing(spark, bucket)
-        assert held(listing) == wanted
-        assert listing.bad_count == 0
+        assert objects_of(listing) == expected
+        assert listing.unreadable_count == 0
         assert listing.entries is not None
         assert listing.entries.count() == by_mc.entries.count() == len(found)
         assert {row["key"]: row["modified"] for row in listing.frame.collect()} == {
             row["key"]: row["modified"] for row in by_mc.frame.collect()
         }
     if versioned:
-        assert held(read.listing(spark, bucket, versions=False)) == wanted
+        assert objects_of(read.listing(spark, bucket, versions=False)) == expected
     else:
         with pytest.raises(BadListing, match="lists current versions only"):
             read.listing(spark, bucket, versions=True)
@@ -182,16 +182,16 @@ def test_a_report_in_s3_is_fetched(spark: SparkSession, at_minio: services.MinIO
         client.fput_object("reports", str(file.relative_to(small.folder)), str(file))
     place = f"s3://reports/{small.manifest.relative_to(small.folder)}"
     read = manifest(place, at_minio.url)
-    assert set(held(read.listing(spark, "b", endpoint=at_minio.url))) == {"one", "two"}
+    assert set(objects_of(read.listing(spark, "b", endpoint=at_minio.url))) == {"one", "two"}
     client.remove_object("reports", small.content["files"][1]["key"])
-    with pytest.raises(BadListing, match=r"csv.gz cannot be read: .*404.*Nothing of it is read"):
+    with pytest.raises(BadListing, match=r"csv.gz cannot be read: .*404.*Nothing of the report was read"):
         read.listing(spark, "b", endpoint=at_minio.url)
 
 
 def test_a_copy_is_found_by_the_ends_of_its_keys(spark: SparkSession, small: Report, tmp_path: Path) -> None:
     (tmp_path / "reports/source").rename(tmp_path / "copied")
     read = manifest(str(tmp_path / "copied/daily/2026-11-18T09-06Z/manifest.json"))
-    assert set(held(read.listing(spark, "b"))) == {"one", "two"}
+    assert set(objects_of(read.listing(spark, "b"))) == {"one", "two"}
 
 
 def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tmp_path: Path) -> None:
@@ -202,9 +202,9 @@ def test_times_in_orc_do_not_depend_on_the_machines_zone(spark: SparkSession, tm
         zones.setDefault(zones.getTimeZone("UTC"))  # where S3 writes
         spark.sql(f"SELECT {columns}").write.orc(str(tmp_path / "o"))
         (file,) = (tmp_path / "o").glob("*.orc")
-        made = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
+        written = report(tmp_path, "b", "ORC", [file.read_bytes()], versioned=False)
         zones.setDefault(zones.getTimeZone("Asia/Tokyo"))
-        frame = manifest(str(made.manifest)).listing(spark, "b").frame
+        frame = manifest(str(written.manifest)).listing(spark, "b").frame
         assert [row["modified"] for row in frame.collect()] == [1_794_992_800_123]
     finally:
         zones.setDefault(own)
@@ -224,33 +224,33 @@ def test_lines_that_cannot_be_read_are_counted_and_shown(spark: SparkSession, tm
     ]
     lines = [good % "a%2Fb+c", good.replace('"5"', '""').replace('"false","', '"true","') % "gone", *bad]
     content = gzip.compress("".join(f"{line}\n" for line in lines).encode())
-    made = report(tmp_path, "b", "CSV", [content], versioned=True)
-    listing = manifest(str(made.manifest)).listing(spark, "b")
-    assert held(listing) == {"a/b c": ("e", 5, "v")}
-    shown = [json.loads(row["line"]) for row in listing.bad.collect()]
+    written = report(tmp_path, "b", "CSV", [content], versioned=True)
+    listing = manifest(str(written.manifest)).listing(spark, "b")
+    assert objects_of(listing) == {"a/b c": ("e", 5, "v")}
+    shown = [json.loads(row["line"]) for row in listing.unreadable.collect()]
     keys = {one["encoded_key"] for one in shown if "broken_line" not in one}
     assert keys == {"elsewhere", "%zz", "latest+or+not", "size", "time"}
     assert [one["broken_line"] for one in shown if "broken_line" in one] == bad[:3]
 
 
-def _lose(made: Report) -> None:
-    made.files[1].unlink()
+def _lose(written: Report) -> None:
+    written.files[1].unlink()
 
 
-def _damage(made: Report) -> None:
-    content = bytearray(made.files[0].read_bytes())
+def _damage(written: Report) -> None:
+    content = bytearray(written.files[0].read_bytes())
     content[-1] ^= 1
-    made.files[0].write_bytes(content)
+    written.files[0].write_bytes(content)
 
 
 @pytest.mark.parametrize(
-    ("hurt", "words"), [(_lose, "cannot be read: .*No such file"), (_damage, "is damaged: its MD5")]
+    ("damage", "message"), [(_lose, "cannot be read: .*No such file"), (_damage, "is damaged: its MD5")]
 )
 def test_a_report_that_is_not_whole_is_not_read(
-    spark: SparkSession, small: Report, hurt: Callable[[Report], None], words: str
+    spark: SparkSession, small: Report, damage: Callable[[Report], None], message: str
 ) -> None:
-    hurt(small)
-    with pytest.raises(BadListing, match=f"{words}.*Nothing of it is read"):
+    damage(small)
+    with pytest.raises(BadListing, match=f"{message}.*Nothing of the report was read"):
         manifest(str(small.manifest)).listing(spark, "b")
 
 
@@ -260,31 +260,31 @@ def test_a_report_of_another_bucket_is_refused(spark: SparkSession, small: Repor
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         ({"sourceBucket": ""}, "sourceBucket is missing or empty"),
         ({"files": []}, "files is missing or empty"),
         ({"files": [{"key": "k"}]}, "MD5checksum is missing"),
         ({"files": ["k"]}, "key is missing"),
         ({"creationTimestamp": "yesterday"}, "milliseconds since 1970"),
-        ({"fileFormat": "Avro"}, "fileFormat Avro is not known"),
+        ({"fileFormat": "Avro"}, "fileFormat Avro is unknown"),
         ({"fileSchema": "Size, ETag"}, "no bucket and key"),
     ],
 )
-def test_a_manifest_says_what_is_wrong_with_it(small: Report, change: dict[str, Any], words: str) -> None:
+def test_a_manifest_says_what_is_wrong_with_it(small: Report, change: dict[str, Any], message: str) -> None:
     small.content |= change
-    with pytest.raises(BadListing, match=words):
+    with pytest.raises(BadListing, match=message):
         manifest(small.write())
 
 
-def test_a_manifest_that_is_none_is_told(small: Report, tmp_path: Path) -> None:
+def test_a_file_that_is_no_manifest_is_refused(small: Report, tmp_path: Path) -> None:
     with pytest.raises(BadListing, match="No such file"):
         manifest(str(tmp_path / "none.json"))
     small.manifest.write_text(small.manifest.read_text() + " ")
-    with pytest.raises(BadListing, match=r"manifest\.checksum beside it"):
+    with pytest.raises(BadListing, match=r"does not match the manifest\.checksum"):
         manifest(str(small.manifest))
     small.manifest.with_name("manifest.checksum").unlink()
-    for text, words in (("{", "is no JSON"), ("[]", "creationTimestamp is missing")):
+    for text, message in (("{", "is not JSON"), ("[]", "creationTimestamp is missing")):
         small.manifest.write_text(text)
-        with pytest.raises(BadListing, match=words):
+        with pytest.raises(BadListing, match=message):
             manifest(str(small.manifest))

@@ -1,4 +1,4 @@
-"""What was done: read from the log and from real targets, kept once in Parquet, told in a report."""
+"""The journal: read from the log and from real targets, kept once in Parquet, summed up in a report."""
 
 from __future__ import annotations
 
@@ -22,26 +22,33 @@ from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from spark_jobs.jobs.journal import (
-    ASIDE,
     ENTRIES,
     JOURNAL,
     OPERATIONS,
+    QUARANTINE,
     RECORDED,
-    by,
-    of_entries,
-    of_log,
+    not_in,
     operations,
-    unknown,
+    parse_entries,
+    parse_log,
+    sum_by,
 )
-from spark_jobs.jobs.journal_compact import EVENTS, SET_ASIDE, AlreadyCompacting, compact, journal, place
-from spark_jobs.reports.journal_report import chosen, write
+from spark_jobs.jobs.journal_compact import (
+    EVENTS,
+    QUARANTINED,
+    AlreadyCompacting,
+    compact,
+    journal_folder,
+    read_journal,
+)
+from spark_jobs.reports.journal_report import select, write
 from spark_jobs.stores import CannotRead
 from tests import provision, services
 from tests.spark.conftest import QUICK
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.hostile_names import BUCKETS
 from tests.support.service_processes import BUCKETWIRE
-from tests.support.target_contents import InMysql
+from tests.support.target_contents import MysqlContents
 from workers.delivery.outcomes import DELIVERED
 from workers.targets import create
 
@@ -64,8 +71,8 @@ def test_an_entry_is_read_in_every_shape_that_a_target_is_given(spark: SparkSess
     one = record()
     shapes = [f'{{"Records":[{one}]}}', f'[{{"Event":[{one}],"EventTime":"x"}}]', f'["x",[{one}]]']
     entries = spark.createDataFrame([(None, shape) for shape in (*shapes, shapes[0])], ENTRIES)
-    events, aside = of_entries(entries)
-    assert aside.count() == 0
+    events, quarantine = parse_entries(entries)
+    assert quarantine.count() == 0
     row = (T, PUT, "dir a/ü", "", 12, "e", "ann", "10.0.0.7", "2026-11-18", "b")
     expected = spark.createDataFrame([row] * 3, "time bigint, name string, key string, version string, size bigint, "
         "etag string, user string, address string, day string, bucket string")  # fmt: skip
@@ -75,13 +82,13 @@ def test_an_entry_is_read_in_every_shape_that_a_target_is_given(spark: SparkSess
     assert events.columns == ALL
 
 
-def test_what_is_no_event_is_set_aside_and_what_lacks_a_time_has_the_rows(spark: SparkSession) -> None:
+def test_what_is_no_event_is_quarantined_and_what_lacks_a_time_has_the_rows(spark: SparkSession) -> None:
     timeless = record(eventTime="yesterday", userIdentity=None)
     broken = [record(eventName=""), record(key="%zz"), record(s3={"bucket": {"name": "b"}})]
     bad = [None, "", "{", "[]", '{"Records":[]}', *(f'{{"Records":[{one}]}}' for one in broken)]
     texts = [*bad, f'{{"Records":[{timeless}]}}']
-    events, aside = of_entries(spark.createDataFrame([(T + DAY, text) for text in texts], ENTRIES))
-    assert sorted(str(found["document"]) for found in aside.collect()) == sorted(map(str, bad[:1] + bad[2:]))
+    events, quarantine = parse_entries(spark.createDataFrame([(T + DAY, text) for text in texts], ENTRIES))
+    assert sorted(str(found["document"]) for found in quarantine.collect()) == sorted(map(str, bad[:1] + bad[2:]))
     assertDataFrameEqual(
         events.select("time", "day", "user"),
         spark.createDataFrame([(T + DAY, "2026-11-19", "")], "time bigint, day string, user string"),
@@ -91,12 +98,12 @@ def test_what_is_no_event_is_set_aside_and_what_lacks_a_time_has_the_rows(spark:
 def test_the_logs_own_columns_count_where_it_has_them(spark: SparkSession) -> None:
     recorded = spark.createDataFrame([("i" * 32, T, HEAD, "c", "its key", "v", record())], RECORDED)
     expected = [("i" * 32, T, HEAD, "its key", "v", 12, "e", "ann", "10.0.0.7", record(), "2026-11-18", "c")]
-    assertDataFrameEqual(of_log(recorded), spark.createDataFrame(expected, JOURNAL), ignoreNullable=True)
+    assertDataFrameEqual(parse_log(recorded), spark.createDataFrame(expected, JOURNAL), ignoreNullable=True)
 
 
 def test_only_what_is_not_known_is_new(spark: SparkSession) -> None:
     found, known = (spark.createDataFrame([(one, 1) for one in ids], "id string, n int") for ids in ("abc", "bx"))
-    assertDataFrameEqual(unknown(found, known, "id"), spark.createDataFrame([("a", 1), ("c", 1)], "id string, n int"))
+    assertDataFrameEqual(not_in(found, known, "id"), spark.createDataFrame([("a", 1), ("c", 1)], "id string, n int"))
 
 
 def done(spark: SparkSession, rows: Sequence[tuple[int, str, str, str, int | None]]) -> DataFrame:
@@ -121,7 +128,7 @@ def test_operations_are_added_up_by_bucket_hour_user_and_type(spark: SparkSessio
     ]  # fmt: skip
     assertDataFrameEqual(found, spark.createDataFrame(expected, OPERATIONS), ignoreNullable=True)
     totals = spark.createDataFrame([("b", 5, 15), ("c", 1, 3)], "bucket string, operations bigint, bytes bigint")
-    assertDataFrameEqual(by(found, "bucket"), totals, ignoreNullable=True)
+    assertDataFrameEqual(sum_by(found, "bucket"), totals, ignoreNullable=True)
 
 
 def test_a_part_of_a_journal_is_chosen_by_time_and_bucket(spark: SparkSession) -> None:
@@ -129,7 +136,7 @@ def test_a_part_of_a_journal_is_chosen_by_time_and_bucket(spark: SparkSession) -
     whole = done(spark, rows)
 
     def sizes(**what: Any) -> list[int]:
-        return sorted(row["size"] for row in chosen(whole, **what).collect())
+        return sorted(row["size"] for row in select(whole, **what).collect())
 
     assert sizes() == [1, 2, 3]
     assert sizes(since=T + 1) == [2, 3]
@@ -139,7 +146,7 @@ def test_a_part_of_a_journal_is_chosen_by_time_and_bucket(spark: SparkSession) -
 
 def test_a_report_is_whole_in_itself_and_escapes_what_it_shows(spark: SparkSession, tmp_path: Path) -> None:
     rows = [(T + hour * HOUR, PUT, f"b{hour}", "<script>$x$", 5) for hour in range(20)]
-    reported = write(done(spark, rows), tmp_path / "new", source="redis:<b>", made=T)
+    reported = write(done(spark, rows), tmp_path / "new", source="redis:<b>", created_at=T)
     page = reported.page.read_text()
     assert reported.operations == 20
     assert "<script" not in page
@@ -152,8 +159,8 @@ def test_a_report_is_whole_in_itself_and_escapes_what_it_shows(spark: SparkSessi
     assert {path.name for path in (tmp_path / "new").glob("by-*.csv")} == {
         "by-bucket.csv", "by-hour.csv", "by-user.csv", "by-type.csv",
     }  # fmt: skip
-    empty = write(done(spark, []), tmp_path / "empty", source="the log", made=T)
-    assert (empty.operations, "nothing to show" in empty.page.read_text()) == (0, True)
+    empty = write(done(spark, []), tmp_path / "empty", source="the event log", created_at=T)
+    assert (empty.operations, "no operations in this period" in empty.page.read_text()) == (0, True)
 
 
 @contextmanager
@@ -187,21 +194,21 @@ def deliver(database: Database, target: TargetId, events: Sequence[Event]) -> No
 
 
 def keys(spark: SparkSession, kept: Path) -> list[tuple[str, str]]:
-    return sorted((row["bucket"], row["key"]) for row in journal(spark, kept).collect())
+    return sorted((row["bucket"], row["key"]) for row in read_journal(spark, kept).collect())
 
 
 def test_the_log_is_kept_once_and_stays_when_it_is_forgotten(
     spark: SparkSession, tmp_path: Path, postgres_server: services.Postgres
 ) -> None:
     events = happened()
-    wanted = sorted((one.bucket, one.key) for one in events)
+    expected = sorted((one.bucket, one.key) for one in events)
     for server in (None, postgres_server):
         folder = tmp_path / ("postgres" if server else "sqlite")
         with outbox(server) as database:
             add_target(database)
             Log(database).append([events[:8]])
             first = compact(spark, database, registry(database), folder)
-            assert (first.events, first.written, first.aside) == (8, 8, 0)
+            assert (first.events, first.written, first.quarantined) == (8, 8, 0)
             again = compact(spark, database, registry(database), folder)
             assert (again.events, again.written) == (8, 0)
             with database.writing() as connection:
@@ -209,9 +216,9 @@ def test_the_log_is_kept_once_and_stays_when_it_is_forgotten(
             Log(database).append([events[8:]])
             last = compact(spark, database, registry(database), folder)
             assert (last.events, last.written) == (4, 4)
-        kept = place(folder, None)
-        assert keys(spark, kept) == wanted
-        found = journal(spark, kept).collect()
+        kept = journal_folder(folder, None)
+        assert keys(spark, kept) == expected
+        found = read_journal(spark, kept).collect()
         assert {row["id"]: row["record"] for row in found} == {one.id: one.record for one in events}
         assert {path.name for path in (kept / EVENTS).glob("day=*/bucket=*")} == {"bucket=2026", "bucket=images"}
 
@@ -226,7 +233,7 @@ def test_no_name_of_a_bucket_stops_the_journal_or_its_report_or_leaves_its_folde
         first = compact(spark, database, registry(database), tmp_path / "kept")
         again = compact(spark, database, registry(database), tmp_path / "kept")
     assert (first.written, again.written) == (len(events), 0)
-    found = {row["id"]: row for row in journal(spark, place(tmp_path / "kept", None)).collect()}
+    found = {row["id"]: row for row in read_journal(spark, journal_folder(tmp_path / "kept", None)).collect()}
     for one in events:
         row = found[one.id]
         assert row["record"] == one.record
@@ -235,7 +242,12 @@ def test_no_name_of_a_bucket_stops_the_journal_or_its_report_or_leaves_its_folde
     assert {path.name for path in tmp_path.iterdir()} == {"kept"}
     assert len({row["bucket"] for row in found.values()}) == len(events), "none is taken for another"
 
-    reported = write(journal(spark, place(tmp_path / "kept", None)), tmp_path / "new", source="the log", made=T)
+    reported = write(
+        read_journal(spark, journal_folder(tmp_path / "kept", None)),
+        tmp_path / "new",
+        source="the event log",
+        created_at=T,
+    )
     page = reported.page.read_text()
     assert reported.operations == len(events)
     assert "<script" not in page
@@ -243,21 +255,21 @@ def test_no_name_of_a_bucket_stops_the_journal_or_its_report_or_leaves_its_folde
 
 
 def test_two_runs_do_not_write_into_one_folder(spark: SparkSession, tmp_path: Path) -> None:
-    kept = place(tmp_path, None)
+    kept = journal_folder(tmp_path, None)
     kept.mkdir()
     with outbox() as database, (kept / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(AlreadyCompacting, match="another run writes into"):
+        with pytest.raises(AlreadyCompacting, match="another run is writing to"):
             compact(spark, database, registry(database), tmp_path)
 
 
-def test_a_targets_entries_are_kept_and_told_of(
+def test_a_targets_entries_are_kept_and_reported(
     spark: SparkSession, tmp_path: Path, postgres_server: services.Postgres
 ) -> None:
     """Of PostgreSQL, by the real adapter; its report by the command."""
     name = f"journal_{tmp_path.name.replace('-', '_').lower()}"
     postgres_server.create_database(name)
-    target, kept = TargetId("postgresql", "log"), place(tmp_path, TargetId("postgresql", "log"))
+    target, kept = TargetId("postgresql", "log"), journal_folder(tmp_path, TargetId("postgresql", "log"))
     with outbox() as database:
         values = {"connection_string": postgres_server.dsn(name), "table": '"Odd Log"', "format": "access"}
         add_target(database, "log", type_name="postgresql", values=values)
@@ -268,14 +280,14 @@ def test_a_targets_entries_are_kept_and_told_of(
             connection.commit()
         for written in (12, 0):
             result = compact(spark, database, registry(database), tmp_path, target)
-            assert (result.events, result.written, result.aside) == (12, written, 2)
+            assert (result.events, result.written, result.quarantined) == (12, written, 2)
         assert keys(spark, kept) == sorted((one.bucket, one.key) for one in events)
-        assert spark.read.schema(ASIDE).parquet(str(kept / SET_ASIDE)).count() == 2
+        assert spark.read.schema(QUARANTINE).parquet(str(kept / QUARANTINED)).count() == 2
         later = compact(
             spark, database, registry(database), tmp_path, target, since=max(one.time for one in events) + 1
         )
         assert later.events == 0
-        with pytest.raises(CannotRead, match="only targets of format access"):
+        with pytest.raises(CannotRead, match="needs a target of format access"):
             compact(spark, database, registry(database), tmp_path, add_target(database, "hook"))
         more = {"BUCKETWIRE_DATABASE_URL": str(database.url), "BUCKETWIRE_DATA_DIR": str(services.new_folder("var"))}
         more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
@@ -286,9 +298,9 @@ def test_a_targets_entries_are_kept_and_told_of(
             timeout=240, check=False,
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr.decode()
-    told = orjson.loads(ran.stdout)
-    assert told["operations"] == 6
-    with Path(told["page"]).with_name("by-type.csv").open(newline="") as file:
+    result = orjson.loads(ran.stdout)
+    assert result["operations"] == 6
+    with Path(result["page"]).with_name("by-type.csv").open(newline="") as file:
         assert sorted(csv.reader(file))[:3] == [[HEAD, "2", "0"], [PUT, "2", "0"], [DELETE, "2", "0"]]
 
 
@@ -300,7 +312,7 @@ def test_entries_are_read_from_mysql_and_from_a_list_in_redis(
     events = happened()
     with outbox() as database, services.redis() as server:
         places = {
-            "mysql": {"dsn_string": InMysql(mysql_server, name).dsn, "table": "log"},
+            "mysql": {"dsn_string": MysqlContents(mysql_server, name).dsn, "table": "log"},
             "redis": {"address": f"{services.LOOPBACK}:{server.port}", "key": "log"},
         }
         for type_name, values in places.items():
@@ -308,5 +320,5 @@ def test_entries_are_read_from_mysql_and_from_a_list_in_redis(
             deliver(database, target, events)
             for written in (12, 0):
                 result = compact(spark, database, registry(database), tmp_path, target)
-                assert (result.events, result.written, result.aside) == (12, written, 0)
-            assert keys(spark, place(tmp_path, target)) == sorted((one.bucket, one.key) for one in events)
+                assert (result.events, result.written, result.quarantined) == (12, written, 0)
+            assert keys(spark, journal_folder(tmp_path, target)) == sorted((one.bucket, one.key) for one in events)

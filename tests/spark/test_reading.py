@@ -1,4 +1,4 @@
-"""Listings and namespaces as frames, read from real servers: every value arrives, whatever the key."""
+"""Read listings and targets' rows from real servers: every value arrives, whatever the key."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
-from spark_jobs.errors import reason
+from spark_jobs.errors import root_cause
 from spark_jobs.jobs.drift import namespace
 from spark_jobs.listings import s3_listing
 from spark_jobs.listings.listing import BadListing, Listing, from_mc, from_parquet
@@ -29,7 +29,7 @@ from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.support import minio_life
 from tests.support.hostile_names import BUCKETS
-from tests.support.target_contents import InElasticsearch, InMysql
+from tests.support.target_contents import ElasticsearchContents, MysqlContents
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target
 from workers.targets.elasticsearch.target import ElasticsearchTarget
@@ -54,8 +54,8 @@ def direct(
         server.create_database(database)
     return {
         "postgresql": {"connection_string": postgres_server.dsn(database) + " sslmode=disable", "table": "direct"},
-        "mysql": {"dsn_string": InMysql(mysql_server, database).dsn, "table": "direct"},
-        "elasticsearch": InElasticsearch(elasticsearch_server).login | {"index": "direct"},
+        "mysql": {"dsn_string": MysqlContents(mysql_server, database).dsn, "table": "direct"},
+        "elasticsearch": ElasticsearchContents(elasticsearch_server).login | {"index": "direct"},
     }
 
 
@@ -97,7 +97,7 @@ def fill(minio: services.MinIO, bucket: str, *, versioned: bool) -> dict[str, tu
     return found
 
 
-def held(listing: Listing) -> dict[str, tuple[str, int, str]]:
+def objects_of(listing: Listing) -> dict[str, tuple[str, int, str]]:
     collected = listing.frame.collect()
     assert all(one["modified"] > 1_700_000_000_000 for one in collected)
     found = {one["key"]: (one["etag"], one["size"], one["version"]) for one in collected}
@@ -110,24 +110,24 @@ def test_a_bucket_is_listed_by_ranges_of_keys_and_from_what_mc_wrote(
     spark: SparkSession, at_minio: services.MinIO, tmp_path: Path, versioned: bool
 ) -> None:
     name = f"b-{uuid4().hex[:8]}"
-    wanted = fill(at_minio, name, versioned=versioned)
-    bucket = s3_listing.Bucket.found(name, at_minio.url)
+    expected = fill(at_minio, name, versioned=versioned)
+    bucket = s3_listing.Bucket.from_boto3(name, at_minio.url)
     assert bucket.is_versioned() is versioned
-    assert held(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == wanted
+    assert objects_of(s3_listing.listing(spark, bucket, versioned=versioned, tasks=2)) == expected
     # By every key as an end of a range, no object may fall between two.
     alone = [
         row[0]
-        for after, until in s3_listing.between(wanted, 10 * len(wanted))
+        for after, until in s3_listing.between(expected, 10 * len(expected))
         for row in s3_listing.objects(bucket, (after, until), versioned=versioned)
     ]
-    assert sorted(alone) == sorted(wanted)
+    assert sorted(alone) == sorted(expected)
 
     file = tmp_path / "listing.json"
     lines = at_minio.mc("ls", "--recursive", *(["--versions"] if versioned else []), f"m/{name}")
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     written = from_mc(spark, str(file), versioned=versioned)
-    assert held(written) == wanted
-    assert (written.bad_count, written.problem) == (0, "")
+    assert objects_of(written) == expected
+    assert (written.unreadable_count, written.problem) == (0, "")
 
 
 def test_ranges_meet_and_cover_everything() -> None:
@@ -136,7 +136,7 @@ def test_ranges_meet_and_cover_everything() -> None:
     assert s3_listing.between("abcd", 4) == [("", "b"), ("b", "c"), ("c", "d"), ("d", None)]
 
 
-def test_lines_that_cannot_be_read_are_counted_and_a_failure_is_told(spark: SparkSession, tmp_path: Path) -> None:
+def test_unreadable_lines_are_counted_and_a_failure_is_reported(spark: SparkSession, tmp_path: Path) -> None:
     good: dict[str, Any] = {
         "status": "success", "type": "file", "lastModified": "2026-11-21T07:02:48.72Z", "size": 2, "key": "good",
         "etag": "e",
@@ -149,8 +149,8 @@ def test_lines_that_cannot_be_read_are_counted_and_a_failure_is_told(spark: Spar
     file = tmp_path / "listing.json"
     file.write_text("\n".join(lines))
     listing = from_mc(spark, str(file), versioned=False)
-    assert held(listing) == {"good": ("e", 2, "")}
-    assert listing.bad_count == 7
+    assert objects_of(listing) == {"good": ("e", 2, "")}
+    assert listing.unreadable_count == 7
     assert "Unable to list folder" in listing.problem
 
 
@@ -167,7 +167,7 @@ def test_an_inventory_in_parquet_is_read(spark: SparkSession, tmp_path: Path) ->
     spark.sql(f"SELECT * FROM VALUES {values} AS t({', '.join(columns)})").write.parquet(str(tmp_path / "p"))
     listing = from_parquet(spark, str(tmp_path / "p"), versioned=True)
     assert [tuple(row) for row in listing.frame.collect()] == [("k", "e2", 2, 1_794_992_800_123, "v2")]
-    assert listing.bad_count == 1
+    assert listing.unreadable_count == 1
     spark.sql("SELECT 'k' AS key, 1L AS size").write.parquet(str(tmp_path / "q"))
     with pytest.raises(BadListing, match="e_tag, last_modified_date"):
         from_parquet(spark, str(tmp_path / "q"), versioned=False)
@@ -228,7 +228,7 @@ def test_a_postgresql_table_is_read(spark: SparkSession, postgres_server: servic
 def test_an_elasticsearch_index_is_read(
     spark: SparkSession, elasticsearch_server: services.Elasticsearch, style: str
 ) -> None:
-    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    index = ElasticsearchContents(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
     values = index.login | {"index": index.index, "id_style": style}
     settings = load("elasticsearch", values)
     assert isinstance(settings, ElasticsearchSettings)
@@ -236,12 +236,12 @@ def test_an_elasticsearch_index_is_read(
     index.ask("PUT", "", {"settings": {"number_of_shards": 3}})
     deliver(ElasticsearchTarget(settings), "b")
 
-    held = index.all()
+    documents = index.all()
     index.put("b/broken", {"Records": []})
-    index.put("b/other", held["b/a+b"])
+    index.put("b/other", documents["b/a+b"])
     if style == "hash":
         # Under an id that is not its object's: of an object that has a document of its own, and of one that has none.
-        gone = orjson.loads(orjson.dumps(held["b/a+b"]).replace(b"a%2Bb", b"gone"))
+        gone = orjson.loads(orjson.dumps(documents["b/a+b"]).replace(b"a%2Bb", b"gone"))
         index.put("stray", gone)
         broken = {"gone": BROKEN}
     else:
@@ -252,37 +252,37 @@ def test_an_elasticsearch_index_is_read(
         check(elasticsearch.rows(spark, settings, "b", tasks=tasks, page=page), "b", broken)
 
 
-def test_what_goes_wrong_within_a_task_is_told_in_its_words(
+def test_the_error_of_a_task_is_described_by_its_message(
     spark: SparkSession, elasticsearch_server: services.Elasticsearch
 ) -> None:
-    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    index = ElasticsearchContents(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
     index.ask("PUT", "")
     found = rows(spark, load("elasticsearch", index.login | {"index": index.index}), "b", tasks=2)
     index.ask("DELETE", "")
     with pytest.raises(Py4JJavaError) as error:
         found.count()
-    said = f"Elasticsearch at {elasticsearch_server.url}/ answered 404: "
-    assert reason(error.value).startswith(said)
-    assert reason(ValueError("a\nb")) == "a"
-    assert reason(KeyboardInterrupt()) == "KeyboardInterrupt"
+    message = f"Elasticsearch at {elasticsearch_server.url}/ answered 404: "
+    assert root_cause(error.value).startswith(message)
+    assert root_cause(ValueError("a\nb")) == "a"
+    assert root_cause(KeyboardInterrupt()) == "KeyboardInterrupt"
 
 
 def test_who_may_read_an_index_and_who_may_not(elasticsearch_server: services.Elasticsearch) -> None:
-    index = InElasticsearch(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
+    index = ElasticsearchContents(elasticsearch_server, f"rows-{uuid4().hex[:8]}")
     index.ask("PUT", "")
     login = index.login | {"index": index.index}
 
     def read(**changes: str) -> list[Any]:
         settings = load("elasticsearch", {name: text for name, text in (login | changes).items() if text})
         assert isinstance(settings, ElasticsearchSettings)
-        found = elasticsearch.moment(settings, "b", tasks=1)
+        found = elasticsearch.open_point_in_time(settings, "b", tasks=1)
         assert found is not None
         return list(found.read(0))
 
     def key(*privileges: str) -> dict[str, str]:
         roles = {"r": {"cluster": ["monitor"], "index": [{"names": [index.index], "privileges": privileges}]}}
-        made = index.ask("POST", "/_security/api_key", {"name": "k", "role_descriptors": roles}).json()
-        return {"username": "", "password": "", "api_key": f"{made['id']}:{made['api_key']}"}
+        api_key = index.ask("POST", "/_security/api_key", {"name": "k", "role_descriptors": roles}).json()
+        return {"username": "", "password": "", "api_key": f"{api_key['id']}:{api_key['api_key']}"}
 
     place = index.login["url"].replace("https://", f"https://{index.login['username']}:{services.PASSWORD}@")
     assert read() == read(**key("read", "maintenance")) == read(url=place, username="", password="") == []
@@ -327,7 +327,7 @@ def test_a_table_of_a_minio_before_2022_is_read(spark: SparkSession, mysql_serve
             cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"b/{key}", text))
             cursor.execute("INSERT INTO direct VALUES (%s, %s)", (f"B/{key} of another bucket", text))
         connection.commit()
-    settings = load("mysql", {"dsn_string": InMysql(mysql_server, name).dsn, "table": "direct"})
+    settings = load("mysql", {"dsn_string": MysqlContents(mysql_server, name).dsn, "table": "direct"})
     found = namespace(rows(spark, settings, "b", tasks=2), "b").collect()
     assert {(one["key"], one["sound"], one["etag"]) for one in found} == {("a b/é+%", True, "e0"), ("z", True, "e1")}
 
@@ -368,7 +368,7 @@ def test_a_redis_hash_is_read(spark: SparkSession, redis_server: services.Redis)
         client.hset(key, "b/broken", b"\xff{")
         check(rows(spark, settings, "b", tasks=2), "b", {"broken": BROKEN})
         client.set(f"{key}-text", "x")
-    with pytest.raises(CannotRead, match="is no hash"):
+    with pytest.raises(CannotRead, match="is not a hash"):
         rows(spark, load("redis", values | {"key": f"{key}-text"}), "b", tasks=2)
 
 
@@ -384,12 +384,12 @@ def store(request: pytest.FixtureRequest) -> tuple[TargetSettings, type[Target]]
         redis: services.Redis = request.getfixturevalue("redis_server")
         return load("redis", {"address": f"{services.LOOPBACK}:{redis.port}", "key": name}), RedisTarget
     if request.param in ("hash", "plain"):
-        index = InElasticsearch(request.getfixturevalue("elasticsearch_server"), name)
+        index = ElasticsearchContents(request.getfixturevalue("elasticsearch_server"), name)
         values = index.login | {"index": name, "id_style": request.param}
         return load("elasticsearch", values), ElasticsearchTarget
     mysql: services.MySQL = request.getfixturevalue(f"{request.param}_server")
     mysql.create_database(name)
-    return load("mysql", {"dsn_string": InMysql(mysql, name).dsn, "table": "rows"}), MysqlTarget
+    return load("mysql", {"dsn_string": MysqlContents(mysql, name).dsn, "table": "rows"}), MysqlTarget
 
 
 def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
@@ -409,26 +409,28 @@ def test_a_name_of_a_bucket_is_nothing_but_a_name_to_any_store(
     finally:
         target.close()
     assert len(names) - len(paths) == (getattr(settings, "id_style", "") == "plain")
-    held = {(name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")}
+    expected = {
+        (name, path.removeprefix(f"{name}/")) for name in BUCKETS for path in paths if path.startswith(f"{name}/")
+    }
     frames = [rows(spark, settings, name, tasks=1).select(F.lit(name).alias("name"), "key") for name in BUCKETS]
     found = [tuple(row) for row in reduce(DataFrame.union, frames).collect()]
     # By its document, not by its path, an index knows a bucket whose name holds a slash.
     within = {("..", f"../etc/passwd/k{names.index('../../etc/passwd')}")}
     by_document = isinstance(settings, ElasticsearchSettings) and settings.id_style == "hash"
-    assert sorted(found) == sorted(held - within if by_document else held)
+    assert sorted(found) == sorted(expected - within if by_document else expected)
     for name in ("nul\0", "nul\0' OR 1=1 -- ", "\udcff"):
-        with pytest.raises(CannotRead, match="no text that a database can hold"):
+        with pytest.raises(CannotRead, match="databases cannot store it as text"):
             rows(spark, settings, name, tasks=1)
 
 
-def test_what_cannot_be_read_is_told_without_a_secret(spark: SparkSession) -> None:
-    def told(settings: TargetSettings) -> str:
+def test_an_error_of_a_store_contains_no_secret(spark: SparkSession) -> None:
+    def error_of(settings: TargetSettings) -> str:
         with pytest.raises(CannotRead) as error:
             rows(spark, settings, "b", tasks=2)
         return str(error.value)
 
     closed = f"host={services.LOOPBACK} port={services.free_port()} password=hush dbname=x user=u"
-    said = told(load("postgresql", {"connection_string": closed, "table": "rows"}))
-    assert "refused" in said
-    assert "hush" not in said
-    assert "records events" in told(load("redis", {"address": "h:1", "key": "k", "format": "access"}))
+    message = error_of(load("postgresql", {"connection_string": closed, "table": "rows"}))
+    assert "refused" in message
+    assert "hush" not in message
+    assert "format access" in error_of(load("redis", {"address": "h:1", "key": "k", "format": "access"}))

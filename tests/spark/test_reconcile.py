@@ -1,4 +1,4 @@
-"""The whole way: a real MinIO, the service, its tables; drift of every kind is found exactly and repaired exactly."""
+"""End to end with a real MinIO, the service and its targets: every kind of drift is found and repaired exactly."""
 
 from __future__ import annotations
 
@@ -23,17 +23,25 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.registry import Registry, open_registry
-from spark_jobs.api_client import Api, RepairLimits
+from spark_jobs.api_client import Api
 from spark_jobs.jobs.reconcile import ReconcileConfig, ReconcileResult, reconcile
 from spark_jobs.listings.inventory import manifest
 from spark_jobs.listings.listing import BadListing
+from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until
 from tests.spark import test_inventory as inventories
 from tests.spark.conftest import QUICK
 from tests.support.service_processes import BUCKETWIRE, System, system
-from tests.support.target_contents import TABLE, Held, InElasticsearch, InMysql, InPostgres, InRedis
+from tests.support.target_contents import (
+    TABLE,
+    ElasticsearchContents,
+    MysqlContents,
+    PostgresContents,
+    RedisContents,
+    TargetContents,
+)
 
 BUCKETS = {
     "postgresql:rows": "plain",
@@ -54,7 +62,7 @@ class Stage:
     spark: SparkSession
     whole: System
     minio: services.MinIO
-    stores: dict[str, Held]
+    stores: dict[str, TargetContents]
     folder: Path
     s3: Any
 
@@ -71,8 +79,8 @@ class Stage:
     def delete(self, bucket: str, key: str) -> None:
         self.s3.delete_object(Bucket=bucket, Key=key)
 
-    def holds(self, bucket: str) -> dict[str, tuple[str, int, str]]:
-        """What the bucket holds: path to ETag, size and version."""
+    def objects(self, bucket: str) -> dict[str, tuple[str, int, str]]:
+        """Return the bucket's objects: path to ETag, size and version."""
         found = {}
         for page in self.s3.get_paginator("list_object_versions").paginate(Bucket=bucket):
             for one in page.get("Versions", ()):
@@ -86,13 +94,13 @@ class Stage:
         registry: Registry = open_registry(self.whole.database, settings)
         kind, _, name = target.partition(":")
         chosen = {"grace": 0, "arrival": 0.0, "endpoint": self.minio.url, "folder": self.folder} | more
-        wanted = ReconcileConfig(bucket=bucket, target=TargetId(kind, name), **chosen)
-        return reconcile(self.spark, self.whole.database, registry, wanted, Api(self.whole.api.url))
+        config = ReconcileConfig(bucket=bucket, target=TargetId(kind, name), **chosen)
+        return reconcile(self.spark, self.whole.database, registry, config, Api(self.whole.api.url))
 
     def settle(self, target: str) -> None:
-        held, bucket = self.stores[target], BUCKETS[target]
+        contents, bucket = self.stores[target], BUCKETS[target]
         until(self.whole.settled, 60, what="everything delivered")
-        until(lambda: described(held.all()) == self.holds(bucket), 60, what="the rows to be those of the bucket")
+        until(lambda: described(contents.all()) == self.objects(bucket), 60, what="the rows to be those of the bucket")
 
 
 def described(rows: dict[str, Any]) -> dict[str, tuple[str, int, str]]:
@@ -112,8 +120,8 @@ def lines(result: ReconcileResult) -> dict[str, str]:
     found = {}
     for part in (result.page.parent / LINES).glob("*.json"):
         for one in map(orjson.loads, part.read_text().splitlines()):
-            told = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
-            found[one["key"]] = "~" * one["in_flight"] + told.removesuffix(",time")
+            kind = one["kind"] + (f":{one['differs']}" if one["differs"] else "")
+            found[one["key"]] = "~" * one["in_flight"] + kind.removesuffix(",time")
     return found
 
 
@@ -125,7 +133,7 @@ def stage(
     outbox, database = (f"{name}_{uuid4().hex[:12]}" for name in ("outbox", "target"))
     postgres_server.create_database(database)
     mysql_server.create_database(database)
-    tables, index = InMysql(mysql_server, database), InElasticsearch(elasticsearch_server)
+    tables, index = MysqlContents(mysql_server, database), ElasticsearchContents(elasticsearch_server)
     with postgres_server.connection(database) as connection, connection.cursor() as cursor:
         cursor.execute("CREATE TABLE rows (key varchar PRIMARY KEY, value jsonb)")  # as MinIO leaves one
     with ExitStack() as stack:
@@ -147,18 +155,18 @@ def stage(
         s3 = minio.boto3()
         stack.callback(s3.close)
         folder = services.new_folder("reports")
-        stores: dict[str, Held] = {
-            "postgresql:rows": InPostgres(postgres_server, database),
-            "redis:rows": InRedis(redis),
+        stores: dict[str, TargetContents] = {
+            "postgresql:rows": PostgresContents(postgres_server, database),
+            "redis:rows": RedisContents(redis),
             "mysql:rows": tables,
             "elasticsearch:rows": index,
         }
-        made = Stage(spark, whole, minio, stores, folder, s3)
+        stage = Stage(spark, whole, minio, stores, folder, s3)
         for bucket in BUCKETS.values():
             s3.create_bucket(Bucket=bucket)
-            made.notify(bucket, on=True)
+            stage.notify(bucket, on=True)
         s3.put_bucket_versioning(Bucket="versioned", VersioningConfiguration={"Status": "Enabled"})
-        yield made
+        yield stage
 
 
 def old(number: int) -> str:
@@ -166,7 +174,7 @@ def old(number: int) -> str:
     return f"old/{number % 9}/{number:04}"
 
 
-def fill_untold(stage: Stage, bucket: str) -> None:
+def fill_unreported(stage: Stage, bucket: str) -> None:
     """Objects that are older than the notifications, all in a request that MinIO unpacks."""
     stage.notify(bucket, on=False)
     contents = ((old(number), old(number).encode()) for number in range(OLD))
@@ -176,7 +184,7 @@ def fill_untold(stage: Stage, bucket: str) -> None:
 
 
 def fill(stage: Stage, bucket: str) -> None:
-    """Objects, some written again, some deleted (or covered by a marker), all of it told."""
+    """Objects, some written again, some deleted (or covered by a marker), all of them reported."""
     for key in [*ODD, *(f"many/{number % 3}/{number:03}" for number in range(COUNT))]:
         stage.put(bucket, key, key.encode())
     for key in ("a+b", "many/0/003"):
@@ -188,40 +196,40 @@ def fill(stage: Stage, bucket: str) -> None:
 @pytest.mark.parametrize("target", BUCKETS)
 def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage, target: str) -> None:
     bucket, rows, write = BUCKETS[target], stage.stores[target].all, stage.stores[target].set
-    fill_untold(stage, bucket)
-    first = stage.run(target, bucket, repair=True, brakes=RepairLimits(rate=100_000))
+    fill_unreported(stage, bucket)
+    first = stage.run(target, bucket, repair=True, limits=RepairLimits(rate=100_000))
     assert (first.state, lines(first)) == ("repaired", {old(number): "missing" for number in range(OLD)})
     fill(stage, bucket)
     stage.settle(target)
     clean = stage.run(target, bucket)
     assert (clean.state, lines(clean)) == ("clean", {})
-    assert clean.counts["objects"] == clean.counts["held"] == OLD + len(ODD) + COUNT - 2
+    assert clean.counts["objects"] == clean.counts["target_rows"] == OLD + len(ODD) + COUNT - 2
 
     before = rows()
-    wanted = {}
+    expected = {}
     for key in ("many/0/000", "x y+%41é🎉.txt", "日本/$x$", *map(old, range(20))):
         write(f"{bucket}/{key}", None)
-        wanted[key] = "missing"
+        expected[key] = "missing"
     changed = orjson.loads(orjson.dumps(before[f"{bucket}/many/0/006"]))
     changed["Records"][0]["s3"]["object"] |= {"eTag": "0" * 32, "size": 999}
     write(f"{bucket}/many/0/006", changed)
-    wanted["many/0/006"] = "stale:etag,size"
+    expected["many/0/006"] = "stale:etag,size"
     ghost = orjson.loads(orjson.dumps(before[f"{bucket}/a+b"]).replace(b"a%2Bb", b"gh%2Bost"))
     write(f"{bucket}/gh+ost", ghost)
-    wanted["gh+ost"] = "orphaned"
+    expected["gh+ost"] = "orphaned"
     write(f"{bucket}/many/0/009", {"Records": []})
     write(f"{bucket}/many/0/012", before[f"{bucket}/many/0/015"])
     write(f"{bucket}/nothing", {"of": "ours"})
-    wanted |= dict.fromkeys(["many/0/009", "many/0/012", "nothing"], "malformed")
+    expected |= dict.fromkeys(["many/0/009", "many/0/012", "nothing"], "malformed")
     if target == "elasticsearch:rows":
-        # The hash that is a document's id does not tell of which object it was.
-        wanted |= {"many/0/009": "missing", "many/0/012": "missing"}
-        del wanted["nothing"]
+        # The hash that is a document's id cannot be reversed to its object.
+        expected |= {"many/0/009": "missing", "many/0/012": "missing"}
+        del expected["nothing"]
     write("elsewhere/x", {"of": "somebody"})
-    stage.notify(bucket, on=False)  # events that nobody told
+    stage.notify(bucket, on=False)  # events that MinIO does not send
     stage.put(bucket, "many/2/002", b"other")
     stage.put(bucket, "quotes\"'`\\<&>", b"other")
-    stage.put(bucket, "new and untold", b"x")
+    stage.put(bucket, "new and unreported", b"x")
     again, deleted = [old(number) for number in range(20, 40)], [old(number) for number in range(40, 60)]
     for key in again:
         stage.put(bucket, key, b"other")
@@ -229,26 +237,33 @@ def test_drift_of_every_kind_is_found_exactly_and_repaired_exactly(stage: Stage,
         stage.delete(bucket, key)
     stage.notify(bucket, on=True)
     version = ",version" if bucket == "versioned" else ""
-    wanted |= dict.fromkeys(["many/2/002", "quotes\"'`\\<&>", *again], f"stale:etag,size{version}")
-    wanted |= dict.fromkeys(["many/0/018", "new\nline\ttab", *deleted], "orphaned") | {"new and untold": "missing"}
+    expected |= dict.fromkeys(["many/2/002", "quotes\"'`\\<&>", *again], f"stale:etag,size{version}")
+    expected |= dict.fromkeys(["many/0/018", "new\nline\ttab", *deleted], "orphaned") | {
+        "new and unreported": "missing"
+    }
 
-    gone = sum(kind == "orphaned" for kind in wanted.values()) + ("nothing" in wanted)
-    found = stage.run(target, bucket, repair=True, brakes=RepairLimits(most=0, removals=0, few=gone - 1))
-    assert (found.state, lines(found), found.counts["repaired"]) == ("drift", wanted, 0)
-    assert f"{gone} of" in found.problem
+    removals = sum(kind == "orphaned" for kind in expected.values()) + ("nothing" in expected)
+    found = stage.run(
+        target,
+        bucket,
+        repair=True,
+        limits=RepairLimits(max_repairs=0, max_removals=0, always_allowed_removals=removals - 1),
+    )
+    assert (found.state, lines(found), found.counts["repaired"]) == ("drift", expected, 0)
+    assert f"{removals} of" in found.problem
     page = found.page.read_text()
     assert "Drift by folder" in page
-    assert "new and untold" in page
+    assert "new and unreported" in page
 
     repaired = stage.run(target, bucket, repair=True)
-    assert (repaired.state, repaired.counts["repaired"]) == ("repaired", len(wanted))
+    assert (repaired.state, repaired.counts["repaired"]) == ("repaired", len(expected))
     write("elsewhere/x", None)
-    if "nothing" not in wanted:
+    if "nothing" not in expected:
         write(f"{bucket}/nothing", None)
     stage.settle(target)
-    untouched = {path: row for path, row in rows().items() if path.removeprefix(f"{bucket}/") not in wanted}
-    assert untouched == {path: row for path, row in before.items() if path.removeprefix(f"{bucket}/") not in wanted}
-    last = stage.run(target, bucket, kept=0)
+    untouched = {path: row for path, row in rows().items() if path.removeprefix(f"{bucket}/") not in expected}
+    assert untouched == {path: row for path, row in before.items() if path.removeprefix(f"{bucket}/") not in expected}
+    last = stage.run(target, bucket, retention=0)
     assert (last.state, lines(last)) == ("clean", {})
     states = [each.state for each in Reconciliations(stage.whole.database).list(limit=3)]
     assert states == ["clean", "repaired", "drift"]
@@ -299,35 +314,40 @@ def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) 
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
     result = stage.run(
-        "postgresql:rows", bucket, listing=str(listing), listed_at=now, repair=True, brakes=RepairLimits(removals=100)
+        "postgresql:rows",
+        bucket,
+        listing=str(listing),
+        listed_at=now,
+        repair=True,
+        limits=RepairLimits(max_removals=100),
     )
-    assert (result.counts["bad"], result.counts["repaired"]) == (1, 0)
+    assert (result.counts["unreadable"], result.counts["repaired"]) == (1, 0)
     assert result.counts["orphaned"] == len(out) - len(out) // 2
     assert "1 lines of the listing could not be read" in result.problem
     assert result.state == "drift"
 
 
-def test_of_an_inventory_all_is_believed_or_nothing(stage: Stage, tmp_path: Path) -> None:
-    bucket, held = "plain", stage.stores["postgresql:rows"]
+def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: Path) -> None:
+    bucket, contents = "plain", stage.stores["postgresql:rows"]
     stage.put(bucket, "in the inventory", b"x")
     stage.settle("postgresql:rows")
     found = inventories.entries(stage.minio, bucket, versioned=False)
     contents = [inventories.as_csv(half) for half in (found[::2], found[1::2])]
-    made = inventories.report(tmp_path, bucket, "CSV", contents, versioned=False)
+    written = inventories.report(tmp_path, bucket, "CSV", contents, versioned=False)
     with stage.whole.database.reading() as connection:
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
-    made.content["creationTimestamp"] = str(now)
-    report = manifest(made.write())
-    held.set(f"{bucket}/in the inventory", None)
-    more = {"inventory": report, "listed_at": report.begun, "repair": True, "brakes": RepairLimits(removals=100)}
+    written.content["creationTimestamp"] = str(now)
+    report = manifest(written.write())
+    contents.set(f"{bucket}/in the inventory", None)
+    more = {"inventory": report, "listed_at": report.begun, "repair": True, "limits": RepairLimits(max_removals=100)}
 
-    lost = made.files[0].read_bytes()
-    made.files[0].unlink()
+    lost = written.files[0].read_bytes()
+    written.files[0].unlink()
     with pytest.raises(BadListing, match="cannot be read"):
         stage.run("postgresql:rows", bucket, **more)
     (run,) = Reconciliations(stage.whole.database).list(limit=1)
     assert (run.state, run.counts["repaired"]) == ("failed", 0)
-    made.files[0].write_bytes(lost)
+    written.files[0].write_bytes(lost)
     result = stage.run("postgresql:rows", bucket, **more)
     assert (result.state, lines(result)) == ("repaired", {"in the inventory": "missing"})
     assert result.counts["objects"] == len(found)
@@ -348,21 +368,21 @@ def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
 
 
 def test_the_command_line_exits_with_2_on_drift_only_where_it_checks(stage: Stage) -> None:
-    code, _, said = bucketwire(stage, "plain")
-    assert (code, "Missing option '--target'" in said) == (2, True)
-    code, _, said = bucketwire(stage, "plain", "--target", "redis:rows", "--listing", "x")
-    assert (code, "belong together" in said) == (2, True)
-    code, _, said = bucketwire(stage, "plain", "--target", "redis:rows", "--inventory", "/nowhere/manifest.json")
-    assert (code, said) == (1, "bucketwire: /nowhere/manifest.json cannot be read: No such file or directory\n")
+    code, _, error = bucketwire(stage, "plain")
+    assert (code, "Missing option '--target'" in error) == (2, True)
+    code, _, error = bucketwire(stage, "plain", "--target", "redis:rows", "--listing", "x")
+    assert (code, "belong together" in error) == (2, True)
+    code, _, error = bucketwire(stage, "plain", "--target", "redis:rows", "--inventory", "/nowhere/manifest.json")
+    assert (code, error) == (1, "bucketwire: /nowhere/manifest.json cannot be read: No such file or directory\n")
     stage.put("plain", "for the command", b"x")
     stage.settle("postgresql:rows")
     stage.stores["postgresql:rows"].set("plain/for the command", None)
     options = ["--target", "postgresql:rows", "--grace", "0s", "--json"]
-    code, out, said = bucketwire(stage, "plain", *options, "--check", "--report", str(stage.folder / "mine"))
-    assert code == 2, said
-    told = json.loads(out)
-    assert (told["state"], told["missing"], told["orphaned"]) == ("drift", 1, 0)
-    assert Path(told["page"]).is_relative_to(stage.folder / "mine")
+    code, out, error = bucketwire(stage, "plain", *options, "--check", "--report", str(stage.folder / "mine"))
+    assert code == 2, error
+    result = json.loads(out)
+    assert (result["state"], result["missing"], result["orphaned"]) == ("drift", 1, 0)
+    assert Path(result["page"]).is_relative_to(stage.folder / "mine")
     runs = stage.whole.ask("GET", "/v1/reconciliations?limit=1").json()["reconciliations"]
     assert [(run["state"], run["target"], run["missing"]) for run in runs] == [
         ("drift", "arn:minio:sqs::rows:postgresql", 1)

@@ -1,4 +1,4 @@
-"""What a scan finds in listings of a few entries, and the events that it tells of it by."""
+"""The warnings of a scan of a few entries, and their events."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pyspark.testing import assertDataFrameEqual
 
 from app.events.minio_json import timestamp
 from app.events.parsing import parse
-from spark_jobs.jobs.scan import BIG, LARGE, MANY, Limits, excesses, record
-from spark_jobs.schemas import ENTRIES, EXCESSES
+from spark_jobs.jobs.scan import BIG_PREFIX, LARGE_VERSIONS, MANY_VERSIONS, ScanLimits, warning_event, warnings_of
+from spark_jobs.schemas import ENTRIES, WARNINGS
 
 DAY = 1_794_960_000_000  # the beginning of 2026-11-18
 NOON = DAY + 43_200_000
@@ -27,50 +27,56 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
     entries += [(f"just/{number}/", 0, False) for number in range(2)] + [("just/0/x", 1, False)]
     entries += [(f"gone/{number}/x\n/é+%", 0, True) for number in range(3)]  # under markers alone
     entries += [(f"flat/{number}", 1, False) for number in range(9)]  # objects are no folders
-    found = excesses(spark.createDataFrame(entries, ENTRIES), Limits(versions=3, size=1000, folders=2))
+    found = warnings_of(spark.createDataFrame(entries, ENTRIES), ScanLimits(versions=3, size=1000, folders=2))
     expected = [
-        (MANY, "many", 3, 2, None), (LARGE, "large", 2, 1000, None), (MANY, "both", 3, 1200, None),
-        (LARGE, "both", 3, 1200, None), (BIG, "big/", None, None, 3), (BIG, "gone/", None, None, 3),
-        (BIG, "", None, None, 4),
-    ]  # fmt: skip
-    assertDataFrameEqual(found, spark.createDataFrame(expected, EXCESSES))
+        (MANY_VERSIONS, "many", 3, 2, None),
+        (LARGE_VERSIONS, "large", 2, 1000, None),
+        (MANY_VERSIONS, "both", 3, 1200, None),
+        (LARGE_VERSIONS, "both", 3, 1200, None),
+        (BIG_PREFIX, "big/", None, None, 3),
+        (BIG_PREFIX, "gone/", None, None, 3),
+        (BIG_PREFIX, "", None, None, 4),
+    ]
+    assertDataFrameEqual(found, spark.createDataFrame(expected, WARNINGS))
 
 
 def test_nothing_is_found_where_there_is_nothing(spark: SparkSession) -> None:
-    assert excesses(spark.createDataFrame([], ENTRIES), Limits()).collect() == []
+    assert warnings_of(spark.createDataFrame([], ENTRIES), ScanLimits()).collect() == []
 
 
-def excess(name: str, **more: Any) -> dict[str, Any]:
+def warning(name: str, **more: Any) -> dict[str, Any]:
     return {"name": name, "key": "dir a/ü+", "versions": 1000, "size": 1 << 40, "folders": 50_001} | more
 
 
 @pytest.mark.parametrize(
     ("name", "numbers", "size"),
     [
-        (MANY, {"x-minio-versions": "1000"}, None),
-        (LARGE, {"x-minio-versions-count": "1000", "x-minio-versions-size": "1099511627776"}, None),
-        (BIG, {}, 50_001),
+        (MANY_VERSIONS, {"x-minio-versions": "1000"}, None),
+        (LARGE_VERSIONS, {"x-minio-versions-count": "1000", "x-minio-versions-size": "1099511627776"}, None),
+        (BIG_PREFIX, {}, 50_001),
     ],
 )
 def test_a_warning_has_the_shape_of_minios(name: str, numbers: dict[str, str], size: int | None) -> None:
-    made = record(excess(name), "images", NOON)
-    [event] = parse(orjson.dumps({"Records": [made]}), {}, now_ms=0).events
+    event_json = warning_event(warning(name), "images", NOON)
+    [event] = parse(orjson.dumps({"Records": [event_json]}), {}, now_ms=0).events
     assert (event.name, event.path, event.version, event.time) == (name, "images/dir a/ü+", "", DAY)
-    assert made["requestParameters"] is None
-    assert made["responseElements"] == numbers
-    assert made["s3"]["object"].get("size") == size
-    assert made["source"] == {"host": "", "port": "", "userAgent": "Scanner"}
-    assert made["eventTime"] == timestamp(DAY) == "2026-11-18T00:00:00.000Z"
+    assert event_json["requestParameters"] is None
+    assert event_json["responseElements"] == numbers
+    assert event_json["s3"]["object"].get("size") == size
+    assert event_json["source"] == {"host": "", "port": "", "userAgent": "Scanner"}
+    assert event_json["eventTime"] == timestamp(DAY) == "2026-11-18T00:00:00.000Z"
 
 
-def test_the_root_folder_is_told_of_by_an_empty_key() -> None:
-    [event] = parse(orjson.dumps(record(excess(BIG, key=""), "images", NOON)), {}, now_ms=0).events
+def test_the_root_folder_has_an_empty_key() -> None:
+    [event] = parse(orjson.dumps(warning_event(warning(BIG_PREFIX, key=""), "images", NOON)), {}, now_ms=0).events
     assert (event.key, event.path) == ("", "images/")
 
 
 def test_a_warning_is_the_same_event_all_day_while_its_numbers_are_the_same() -> None:
-    def id_of(looked: int, **more: Any) -> str:
-        [event] = parse(orjson.dumps(record(excess(MANY, **more), "images", looked)), {}, now_ms=0).events
+    def id_of(listed_at: int, **more: Any) -> str:
+        [event] = parse(
+            orjson.dumps(warning_event(warning(MANY_VERSIONS, **more), "images", listed_at)), {}, now_ms=0
+        ).events
         return event.id
 
     assert id_of(DAY) == id_of(DAY + 86_399_999) == id_of(NOON, folders=7)

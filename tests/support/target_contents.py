@@ -1,4 +1,4 @@
-"""What a target's store holds, as documents by path, read and changed behind the service's back."""
+"""Read and change the rows of a target's store directly: documents by path."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tests import services
 TABLE = "rows"
 
 
-class Held(Protocol):
-    """One table, hash or index of that name."""
+class TargetContents(Protocol):
+    """The rows of one table, hash or index."""
 
     def all(self) -> dict[str, Any]:
-        """Every document."""
+        """Return every document by path."""
 
     def set(self, path: str, document: Any) -> None:
-        """Put a document there, or with None take away what is there."""
+        """Write a document, or delete it with None."""
 
 
 @dataclass
-class InRedis:
+class RedisContents:
     server: services.Redis
 
     def all(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class InRedis:
 
 
 @dataclass
-class InPostgres:
+class PostgresContents:
     server: services.Postgres
     database: str
 
@@ -62,13 +62,13 @@ class InPostgres:
 
 
 @dataclass
-class InMysql:
+class MysqlContents:
     server: services.MySQL
     database: str
 
     @property
     def dsn(self) -> str:
-        """As the target's setting has it."""
+        """The value of the target's setting."""
         return f"{services.USER}:{services.PASSWORD}@tcp({services.LOOPBACK}:{self.server.port})/{self.database}"
 
     def all(self) -> dict[str, Any]:
@@ -87,42 +87,42 @@ class InMysql:
 
 
 @dataclass
-class InElasticsearch:
-    """With ids as MinIO makes them; what names no object is found by its id."""
+class ElasticsearchContents:
+    """With ids as MinIO makes them; a document that names no object is returned by its id."""
 
     server: services.Elasticsearch
     index: str = TABLE
 
     @property
     def login(self) -> dict[str, str]:
-        """As the target's settings have it."""
+        """The values of the target's settings."""
         trust = {"tls_ca": str(services.certificates().ca)}
         return {"url": self.server.url, "username": self.server.user_name, "password": services.PASSWORD} | trust
 
     def all(self) -> dict[str, Any]:
         self.ask("POST", "_refresh")
-        found = self.ask("GET", "_search?size=10000").json()["hits"]["hits"]
-        return {_path(hit["_source"]) or hit["_id"]: hit["_source"] for hit in found}
+        hits = self.ask("GET", "_search?size=10000").json()["hits"]["hits"]
+        return {_path(hit["_source"]) or hit["_id"]: hit["_source"] for hit in hits}
 
     def set(self, path: str, document: Any) -> None:
         (id_,) = document_ids([path])
         self.put(id_, document)
 
     def put(self, id_: str, document: Any) -> None:
-        """As `set`, under any id."""
+        """Do the same as `set`, under any id."""
         if document is None:
             self.ask("DELETE", f"_doc/{quote(id_, safe='')}")
         else:
             self.ask("PUT", f"_doc/{quote(id_, safe='')}", document)
 
     def ask(self, method: str, path: str, document: Any = None) -> httpx.Response:
-        """A request about the index, or with a path from the root; it has to succeed."""
+        """Send a request about the index, or about an absolute path; it has to succeed."""
         trust = ssl.create_default_context(cafile=str(services.certificates().ca))
         login = (self.server.user_name, services.PASSWORD)
         with httpx.Client(base_url=self.server.url, auth=login, verify=trust, timeout=60, trust_env=False) as client:
-            answer = client.request(method, path if path.startswith("/") else f"/{self.index}/{path}", json=document)
-        assert answer.is_success, answer.text
-        return answer
+            response = client.request(method, path if path.startswith("/") else f"/{self.index}/{path}", json=document)
+        assert response.is_success, response.text
+        return response
 
 
 def _path(document: Any) -> str | None:

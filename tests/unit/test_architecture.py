@@ -70,6 +70,7 @@ def test_app_knows_no_targets_driver() -> None:
         ("app/outbox", ["app.api", "app.cli", "app.supervisor"]),
         ("app/api", ["app.cli", "app.supervisor"]),
         ("app/supervisor", ["app.cli", "app.api"]),
+        ("app/cli_common", ["app.cli", "app.api", "app.supervisor", "app.manifest", "app.minio_import"]),
     ],
 )
 def test_arrows_in_app_point_inwards(folder: str, not_known: list[str]) -> None:
@@ -116,8 +117,9 @@ def test_nothing_knows_the_spark_jobs() -> None:
     assert [each for folder in ("app", "workers", "migrations") for each in crossings(folder, "spark_jobs")] == []
 
 
-def test_the_spark_jobs_know_app_and_neither_its_faces_nor_the_workers() -> None:
-    assert crossings("spark_jobs", "workers", "celery", "kombu", "migrations", "app.api", "app.supervisor") == []
+def test_the_spark_jobs_know_app_and_neither_its_interfaces_nor_the_workers() -> None:
+    not_known = ["workers", "celery", "kombu", "migrations", "app.api", "app.cli", "app.supervisor"]
+    assert crossings("spark_jobs", *not_known) == []
 
 
 def test_no_part_of_the_product_knows_its_tests() -> None:

@@ -1,4 +1,4 @@
-"""Events that repair: they set the row right, and never outrank what the bucket tells next."""
+"""Repair events: they correct the row, and are never newer than the bucket's next event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.events.model import Event
 from app.events.parsing import parse
 from app.events.sequencer import comparable
 from app.events.version_history import Absent, Entry, Present
-from spark_jobs.jobs.repair_events import body, record, sequencer
+from spark_jobs.jobs.repair_events import repair_event, request_body, sequencer
 from tests.unit.events.test_version_history import current
 
 TARGET = TargetId("postgresql", "rows")
@@ -22,14 +22,14 @@ MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 
 
 def finding(**more: Any) -> dict[str, Any]:
-    held = {"etag": "e1", "size": 5, "modified": T, "version": ""}
+    s3_object = {"etag": "e1", "size": 5, "modified": T, "version": ""}
     row = dict.fromkeys(["row_name", "row_etag", "row_size", "row_version", "row_sequencer", "row_time"])
-    return {"key": "dir a/ü+🎉", "kind": "missing", "differs": "", "in_flight": False} | held | row | more
+    return {"key": "dir a/ü+🎉", "kind": "missing", "differs": "", "in_flight": False} | s3_object | row | more
 
 
-def repaired(newest: str = "", target: TargetId = TARGET, looked: int = T + 9, **more: Any) -> Event:
-    """The event as the API takes it."""
-    sent = orjson.dumps(body([record(finding(**more), "b", target, newest, looked)]))
+def repaired(newest: str = "", target: TargetId = TARGET, listed_at: int = T + 9, **more: Any) -> Event:
+    """Return the event as the API parses it."""
+    sent = orjson.dumps(request_body([repair_event(finding(**more), "b", target, newest, listed_at)]))
     [event] = parse(sent, {}, now_ms=0).events
     return event
 
@@ -49,7 +49,7 @@ def test_a_repair_is_an_ordinary_event_of_the_object() -> None:
 
 
 def test_the_same_finding_is_the_same_event_and_another_targets_is_another() -> None:
-    assert repaired("18E9").id == repaired("18E9", looked=T + 5000).id
+    assert repaired("18E9").id == repaired("18E9", listed_at=T + 5000).id
     others = [repaired("18EA"), repaired("18E9", target=TargetId("redis", "rows")), repaired("18E9", etag="e2")]
     assert len({repaired("18E9").id, *(other.id for other in others)}) == 4
 
@@ -57,11 +57,11 @@ def test_the_same_finding_is_the_same_event_and_another_targets_is_another() -> 
 @pytest.mark.parametrize("known", [PUT_AT_T, f"{(T + 1000) * 1_000_000:X}", "18E9E739033E0000", "0055AED6DCD90281E5"])
 def test_a_repair_is_above_what_is_known_and_below_what_comes_next(known: str) -> None:
     for newest, row in ((known, ""), ("", known), (known, known)):
-        made = comparable(sequencer(newest, row, T))
-        assert comparable(known) < made
+        repair_sequencer = comparable(sequencer(newest, row, T))
+        assert comparable(known) < repair_sequencer
         if len(known) == 16:
             following = f"{max(int(known, 16) + 4096, (T + 1) * 1_000_000):X}"
-            assert made < comparable(following)
+            assert repair_sequencer < comparable(following)
 
 
 def test_a_late_event_of_an_object_that_nobody_knew_wins() -> None:

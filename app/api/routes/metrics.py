@@ -26,7 +26,7 @@ from app.outbox.delivery.due_work import OFFERED
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.reconcile.runs import latest
+from app.outbox.reconcile.runs import latest_results
 from app.outbox.registry import StoredTarget
 
 routes = Blueprint("metrics", __name__)
@@ -101,7 +101,7 @@ class Scrape:
                 queues = heartbeats.queues(connection)
                 now = database_now(connection)
                 busy = _busy(connection, now)
-                drifts = latest(connection)
+                drifts = latest_results(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:

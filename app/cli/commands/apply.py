@@ -6,7 +6,8 @@ from typing import IO, Any
 import click
 
 from app.cli.commands.config import show_targets
-from app.cli.context import CommandContext, count_noun, printable, with_context_or_url
+from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.output import count_noun, printable
 from app.manifest.document import parse_manifest, read_yaml, schema
 
 

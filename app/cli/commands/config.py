@@ -7,8 +7,9 @@ from typing import IO, Any
 import click
 import orjson
 
-from app.cli.context import CommandContext, printable, with_context, with_context_or_url
-from app.cli.errors import CommandError
+from app.cli.context import CommandContext, with_context, with_context_or_url
+from app.cli_common.errors import CommandError
+from app.cli_common.output import printable
 from app.config.arn import TargetId
 from app.config.errors import Problem
 from app.config.target_settings import BadSettings, from_config_json, merged, parse_line, parse_lines, to_line

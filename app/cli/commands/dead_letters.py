@@ -6,9 +6,10 @@ from typing import Any
 import click
 import orjson
 
-from app.cli.context import CommandContext, count_noun, printable, with_context_or_url
-from app.cli.errors import CommandError
-from app.cli.param_types import TARGET, TIME, iso
+from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.errors import CommandError
+from app.cli_common.output import count_noun, printable
+from app.cli_common.param_types import TARGET, TIME, iso
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 
 _NONE = Filter()

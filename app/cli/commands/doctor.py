@@ -7,9 +7,11 @@ from types import MappingProxyType
 import click
 import kombu
 
-from app.cli.context import CommandContext, count_noun, printable, with_context
-from app.cli.errors import CommandError, describe_exception
-from app.cli.param_types import format_age
+from app.cli.context import CommandContext, with_context
+from app.cli.errors import describe_exception
+from app.cli_common.errors import CommandError
+from app.cli_common.output import count_noun, printable
+from app.cli_common.param_types import format_age
 from app.config.target_settings import BadSettings
 from app.config.targets.base import without_effect
 from app.outbox.delivery import heartbeats
@@ -18,7 +20,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.engine.schema_version import current
 from app.outbox.reconcile.runs import RUNNING, Reconciliations
-from app.outbox.reconcile.schedule import Schedule, left_out
+from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 
 _NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
 
@@ -109,14 +111,14 @@ def _check_schedule(context: CommandContext) -> Iterator[Finding]:
     now, waiting = now_ms(), Schedule(context.database).waiting()
     at_work = any(each.state == RUNNING for each in Reconciliations(context.database).list())
     for run in waiting:
-        if now - run.since > _NOT_BEGUN and not at_work:
-            what = f"waits to be reconciled with {run.bucket} for {format_age(run.since, now)}"
+        if now - run.registered_at > _NOT_BEGUN and not at_work:
+            what = f"waits to be reconciled with {run.bucket} for {format_age(run.registered_at, now)}"
             yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
 
 
 def _look_at_unscheduled(context: CommandContext) -> Iterator[Finding]:
-    for target, number in Schedule(context.database).left_out().items():
-        yield Finding(str(target), "note", left_out(number))
+    for target, number in Schedule(context.database).unscheduled_buckets().items():
+        yield Finding(str(target), "note", describe_unscheduled(number))
 
 
 def _check_targets(context: CommandContext) -> Iterator[Finding]:

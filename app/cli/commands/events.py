@@ -4,7 +4,7 @@ import click
 import orjson
 
 from app.cli.context import CommandContext, with_context_or_url
-from app.cli.param_types import iso
+from app.cli_common.param_types import iso
 from app.events.trace import fields
 from app.outbox.delivery.object_history import DeliveryState
 

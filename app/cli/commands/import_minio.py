@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from app.cli.commands.apply import rule_words
-from app.cli.context import CommandContext, count_noun, printable, progress, with_context
-from app.cli.errors import CommandError
+from app.cli.context import CommandContext, with_context
+from app.cli_common.errors import CommandError
+from app.cli_common.output import count_noun, printable, progress
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.manifest.document import Manifest

@@ -13,9 +13,11 @@ import click
 
 from app import logs
 from app.api.server.gunicorn_options import command
-from app.cli.context import CommandContext, printable
-from app.cli.errors import CommandError, describe_exception
-from app.cli.param_types import parse_served_targets
+from app.cli.context import CommandContext
+from app.cli.errors import describe_exception
+from app.cli_common.errors import CommandError
+from app.cli_common.output import printable
+from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable

@@ -5,9 +5,10 @@ import time
 import click
 
 from app.cli.commands.rules import plain_names
-from app.cli.context import CommandContext, bar, count_noun, with_context_or_url
-from app.cli.errors import CommandError
-from app.cli.param_types import TARGET, TIME, iso
+from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.errors import CommandError
+from app.cli_common.output import bar, count_noun
+from app.cli_common.param_types import TARGET, TIME, iso
 from app.config.arn import TargetId
 from app.outbox.delivery.replays import BadSelection, Replay, Selection, UnknownReplay, checked
 from app.outbox.tables import NEVER

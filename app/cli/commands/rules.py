@@ -4,9 +4,10 @@ from typing import Any
 
 import click
 
-from app.cli.context import CommandContext, count_noun, with_context_or_url
-from app.cli.errors import CommandError
-from app.cli.param_types import TARGET, split_words
+from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.errors import CommandError
+from app.cli_common.output import count_noun
+from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
 from app.outbox.registry import StoredRule, UnknownTarget

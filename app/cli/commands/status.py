@@ -5,7 +5,7 @@ from typing import Any
 import click
 
 from app.cli.context import CommandContext, with_context_or_url
-from app.cli.param_types import format_age, iso
+from app.cli_common.param_types import format_age, iso
 from app.outbox.delivery.counters import read_counters, snapshot
 from app.outbox.engine.database import now_ms
 

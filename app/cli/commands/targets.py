@@ -6,8 +6,9 @@ import click
 
 from app.cli.commands.config import change, put_all
 from app.cli.commands.processes import TARGET_TEST, exec_process
-from app.cli.context import CommandContext, printable, with_context, with_context_or_url
-from app.cli.param_types import TARGET
+from app.cli.context import CommandContext, with_context, with_context_or_url
+from app.cli_common.output import printable
+from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, BadSettings, redacted
 from app.outbox.registry import StoredTarget

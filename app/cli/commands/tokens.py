@@ -3,7 +3,7 @@
 import click
 
 from app.cli.context import CommandContext, with_context
-from app.cli.param_types import iso, split_words
+from app.cli_common.param_types import iso, split_words
 from app.config.settings import SCOPES
 from app.outbox.tokens import Tokens
 

@@ -16,7 +16,7 @@ from app import logs
 from app.api.auth import check_listen
 from app.cli.commands.processes import check_spark, say
 from app.cli.context import CommandContext
-from app.cli.errors import CommandError
+from app.cli_common.errors import CommandError
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate
@@ -101,7 +101,7 @@ class _Service:
         """Whether a target is to be reconciled by schedule; False while nobody can say."""
         try:
             with closing(CommandContext()) as context:
-                return Schedule(context.database).is_wanted()
+                return Schedule(context.database).exists()
         except (CommandError, *DatabaseUnavailable):
             return False
 

@@ -7,8 +7,9 @@ import click
 import orjson
 
 from app.cli.commands.rules import names
-from app.cli.context import CommandContext, printable, with_context
-from app.cli.param_types import TIME, iso
+from app.cli.context import CommandContext, with_context
+from app.cli_common.output import printable
+from app.cli_common.param_types import TIME, iso
 from app.config.arn import TargetId
 from app.events.names import EVERY
 from app.outbox.log.log_reader import LogReader

@@ -14,10 +14,10 @@ from app.outbox.reconcile.runs import (
     AlreadyRunning,
     Reconciliations,
     UnlessChanged,
-    last_before,
-    mark,
+    keys_recorded_since,
+    last_seq_before,
+    log_mark,
     newest_sequencers,
-    recorded_since,
 )
 from app.outbox.registry import UnknownTarget
 from tests.support.builders import add_target, event
@@ -28,7 +28,7 @@ TARGET = TargetId("webhook", "x")
 def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Database) -> None:
     runs = Reconciliations(database)
     first = runs.begin(TARGET, "b", lease=60_000)
-    with pytest.raises(AlreadyRunning, match="webhook:x is being reconciled with b"):
+    with pytest.raises(AlreadyRunning, match="webhook:x is already being reconciled with b"):
         runs.begin(TARGET, "b", lease=60_000)
     other = runs.begin(TARGET, "c", lease=60_000)
     runs.end(first, "drift", {"missing": 3, "objects": 7}, report="/r", problem="x" * 3000)
@@ -39,15 +39,15 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     assert runs.renew(after, lease=60_000)
     states = {each.run: each.state for each in runs.list()}
     assert states == {first: "drift", other: "running", dead: "failed", after: "running"}
-    told = runs.list()[-1]
-    assert (told.counts["missing"], told.counts["objects"], told.counts["stale"], told.report) == (3, 7, 0, "/r")
-    assert told.finished_at >= told.started_at > 0
+    ended = runs.list()[-1]
+    assert (ended.counts["missing"], ended.counts["objects"], ended.counts["stale"], ended.report) == (3, 7, 0, "/r")
+    assert ended.finished_at >= ended.started_at > 0
 
 
 def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: Database) -> None:
     runs = Reconciliations(database)
     first = runs.begin(TARGET, "b", lease=60_000, state=BACKFILLING)
-    with pytest.raises(AlreadyRunning, match="webhook:x is being backfilled from b"):
+    with pytest.raises(AlreadyRunning, match="webhook:x is already being backfilled from b"):
         runs.begin(TARGET, "b", lease=60_000)
     runs.end(first, "backfilled", {"repaired": 3})
     dead = runs.begin(TARGET, "b", lease=-1, state=BACKFILLING)
@@ -69,8 +69,8 @@ def test_old_runs_are_forgotten_but_for_the_last_of_each_state(database: Databas
     clean, failed, newer, elsewhere = ended("clean"), ended("failed"), ended("clean"), ended("clean", "c")
     ended("clean", "c")
     running = runs.begin(TARGET, "b", lease=60_000)
-    assert runs.forget(TARGET, "b", 1) == {}
-    assert runs.forget(TARGET, "b", now_ms() + 60_000) == {clean: f"/reports/{clean}"}
+    assert runs.delete_old(TARGET, "b", 1) == {}
+    assert runs.delete_old(TARGET, "b", now_ms() + 60_000) == {clean: f"/reports/{clean}"}
     assert {each.run for each in runs.list()} > {failed, newer, elsewhere, running}
 
 
@@ -78,16 +78,16 @@ def test_what_is_on_its_way_is_known_by_key(database: Database) -> None:
     target = add_target(database)
     log = Log(database)
     log.append([[event("before"), event("odd +%é🎉"), event("elsewhere", bucket="other")]])
-    found = mark(database, target, "images")
-    assert found.moving == {"before", "odd +%é🎉"}
+    found = log_mark(database, target, "images")
+    assert found.in_flight == {"before", "odd +%é🎉"}
     log.append([[event("later"), event("elsewhere", bucket="other")]])
-    assert recorded_since(database, "images", seq=found.seq) == {"later"}
-    assert recorded_since(database, "images", seq=found.seq, received_at=0) == {"before", "odd +%é🎉", "later"}
+    assert keys_recorded_since(database, "images", seq=found.seq) == {"later"}
+    assert keys_recorded_since(database, "images", seq=found.seq, received_at=0) == {"before", "odd +%é🎉", "later"}
     with database.writing() as connection:  # as a worker that has delivered everything
         connection.execute(tables.cursors.update().values(position=1 << 40))
-    assert mark(database, target, "images").moving == frozenset()
+    assert log_mark(database, target, "images").in_flight == frozenset()
     with pytest.raises(UnknownTarget):
-        mark(database, TargetId("webhook", "none"), "images")
+        log_mark(database, TargetId("webhook", "none"), "images")
 
 
 def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
@@ -95,36 +95,36 @@ def test_the_newest_sequencer_of_a_key_is_found(database: Database) -> None:
     log.append([[event("a", sequencer="18E8"), event("a", sequencer="18EA00"), event("b", sequencer="")]])
     log.append([[event("a", sequencer="18FF", bucket="other"), event("c", name="s3:ObjectAccessed:Get")]])
     assert newest_sequencers(database, "images", ["a", "b", "c", "d"]) == {"a": "18EA"}
-    told = event("a", sequencer="18EB")
-    log.append([[told._replace(record=told.record.replace("minio:s3", "bucketwire:backfill"))]])
+    backfilled = event("a", sequencer="18EB")
+    log.append([[backfilled._replace(record=backfilled.record.replace("minio:s3", "bucketwire:backfill"))]])
     assert newest_sequencers(database, "images", ["a"]) == {"a": "18EB"}
-    assert newest_sequencers(database, "images", ["a"], but_of="bucketwire:backfill") == {"a": "18EA"}
+    assert newest_sequencers(database, "images", ["a"], excluding_source="bucketwire:backfill") == {"a": "18EA"}
 
 
 def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Database) -> None:
     target, _other = add_target(database), add_target(database, "other")
     log = Log(database)
     log.append([[event("a"), event("b")]])
-    seq = mark(database, target, "images").seq
+    seq = log_mark(database, target, "images").seq
     log.append([[event("b")]])
-    repairs, wanted = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
-    [receipt] = repairs.append([wanted])
+    repairs, events = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
+    [receipt] = repairs.append([events])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, receipt.repeated, repairs.overtaken) == (2, 0, 1)
     assert dict(receipt.matched) == {target: 2}
-    [again] = repairs.append([wanted])  # the answer was lost: the same once more
+    [again] = repairs.append([events])  # the response was lost: send the same again
     assert isinstance(again, Receipt)
     assert (again.recorded, again.repeated, repairs.overtaken) == (0, 2, 1)
     with database.reading() as connection:
-        query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([wanted[0].id, wanted[2].id]))
+        query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([events[0].id, events[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
 
 
 def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> None:
     target = add_target(database)
-    seq = mark(database, target, "images").seq
+    seq = log_mark(database, target, "images").seq
     removed, kinds = "s3:ObjectRemoved:Delete", ["read", "tagged", "warned", "repaired", "older", "newest", "plain"]
-    told = {key: event(key, version="" if key == "plain" else "v2") for key in kinds}
+    late = {key: event(key, version="" if key == "plain" else "v2") for key in kinds}
     repair = event("repaired")
     since = [
         event("read", name="s3:ObjectAccessed:Get"), event("tagged", name="s3:ObjectCreated:PutTagging"),
@@ -134,28 +134,30 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
     ]  # fmt: skip
     Log(database).append([since])
     repairs = UnlessChanged(database, target, seq)
-    [receipt] = repairs.append([list(told.values())])
+    [receipt] = repairs.append([list(late.values())])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, repairs.overtaken) == (5, 2)
     with database.reading() as connection:
-        wanted = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in told.values()]))
-        assert set(connection.execute(wanted).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
+        query = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in late.values()]))
+        assert set(connection.execute(query).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
 
 
 def test_creations_alone_can_count_as_being_on_their_way(database: Database) -> None:
     target = add_target(database)
     Log(database).append([[event("made"), event("read", name="s3:ObjectAccessed:Get")]])
-    assert mark(database, target, "images").moving == {"made", "read"}
-    assert mark(database, target, "images", only=["s3:ObjectCreated:Put"]).moving == {"made"}
+    assert log_mark(database, target, "images").in_flight == {"made", "read"}
+    assert log_mark(database, target, "images", event_names=["s3:ObjectCreated:Put"]).in_flight == {"made"}
 
 
 def test_the_end_of_the_log_at_a_moment_is_found(database: Database) -> None:
-    assert last_before(database, 1 << 60) == 0
+    assert last_seq_before(database, 1 << 60) == 0
     Log(database).append([[event("a"), event("b")]])
     with database.writing() as connection:
         connection.execute(tables.events.update().values(received_at=tables.events.c.seq * 10))
-    first, second = (seq * 10 for seq in range(last_before(database, 1 << 60) - 1, last_before(database, 1 << 60) + 1))
-    assert [last_before(database, at) for at in (first, first + 1, second + 1)] == [0, first // 10, second // 10]
+    first, second = (
+        seq * 10 for seq in range(last_seq_before(database, 1 << 60) - 1, last_seq_before(database, 1 << 60) + 1)
+    )
+    assert [last_seq_before(database, at) for at in (first, first + 1, second + 1)] == [0, first // 10, second // 10]
 
 
 def test_nothing_is_recorded_for_a_target_without_room_though_it_discards(database: Database) -> None:

@@ -54,10 +54,10 @@ def test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another(databa
     later = now_ms() + MINUTE
     assert schedule.register(later) == 1
     [found] = schedule.waiting()
-    assert (found.target, found.bucket, found.since, found.first) == (target, "bucket", later, False)
+    assert (found.target, found.bucket, found.registered_at, found.first) == (target, "bucket", later, False)
 
     by_hand = runs.begin(target, "bucket", lease=MINUTE)  # somebody comes before it: it goes on waiting
-    with pytest.raises(AlreadyRunning, match="redis:x is being reconciled with bucket"):
+    with pytest.raises(AlreadyRunning, match="redis:x is already being reconciled with bucket"):
         runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     runs.end(by_hand, "clean", {})
     assert runs.begin(target, "bucket", lease=MINUTE, run=found.run) == found.run
@@ -65,15 +65,15 @@ def test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another(databa
     with pytest.raises(AlreadyRunning):
         runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     runs.end(found.run, "drift", {"missing": 1})
-    with pytest.raises(AlreadyRunning, match="has been begun before"):
+    with pytest.raises(AlreadyRunning, match="has already been started"):
         runs.begin(target, "bucket", lease=MINUTE, run=found.run)
     assert [(each.run, each.state) for each in runs.list()][1] == (found.run, "drift")
     assert schedule.register(later) == 0
     assert schedule.register(later + MINUTE) == 1
 
     [found] = schedule.waiting()
-    assert schedule.give_up(found.run, "no Java " + "x" * 3000, now_ms())
-    assert not schedule.give_up(found.run, "again", now_ms())
+    assert schedule.fail(found.run, "no Java " + "x" * 3000, now_ms())
+    assert not schedule.fail(found.run, "again", now_ms())
     last = runs.list()[0]
     assert (last.run, last.state, last.problem[:8], schedule.waiting()) == (found.run, "failed", "no Java ", [])
     assert schedule.register(later + MINUTE) == 0
@@ -96,13 +96,13 @@ def test_only_buckets_with_names_that_a_storage_allows_are_scheduled(database: D
     Log(database).append([[event(bucket=name) for name in usable]])
     assert Schedule(database).register(now_ms()) == len(usable) + len(SCHEDULED)
     assert {bucket for _, bucket, _ in waiting(database)} == {*usable, *SCHEDULED}
-    assert Schedule(database).left_out() == {every: len(BUCKETS) - len(SCHEDULED)}
+    assert Schedule(database).unscheduled_buckets() == {every: len(BUCKETS) - len(SCHEDULED)}
 
 
 def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule_module, "MOST_BUCKETS", 5)
+    monkeypatch.setattr(schedule_module, "MAX_BUCKETS", 5)
     every = add_target(database, "all", type_name="redis", values=EACH_MINUTE)
     Log(database).append([[event(bucket="zzz-first")]])
     with database.writing() as connection:
@@ -113,6 +113,6 @@ def test_a_flood_of_names_is_scheduled_up_to_a_limit_and_pushes_out_nobody(
     flood = {("redis:all", f"flood-{number}", True) for number in (0, 1, 10)}
     mine = {("redis:all", "zzz-first", True), ("redis:all", "zzz-late", True), ("redis:one", "zzz-late", True)}
     assert waiting(database) == mine | flood
-    assert Schedule(database).left_out() == {every: 197}
+    assert Schedule(database).unscheduled_buckets() == {every: 197}
     registry(database).add_rule(Rule(bucket="no bucket"[:2], events=("*",), target=one))
-    assert Schedule(database).left_out() == {every: 198, one: 1}
+    assert Schedule(database).unscheduled_buckets() == {every: 198, one: 1}

@@ -8,7 +8,7 @@ from app.config.errors import BadValue
 from app.config.fields.cron import Cron, last_moment
 from app.config.target_settings import BadSettings, load
 from app.config.targets.postgresql import PostgresSettings
-from app.outbox.reconcile.schedule import MAX_DELAY, due
+from app.outbox.reconcile.schedule import MAX_DELAY, is_due
 
 HOST = {"host": "db", "table": "rows"}
 
@@ -47,13 +47,13 @@ def test_what_is_no_cron_expression_is_refused_with_one_that_is(text: str) -> No
 
 def test_a_run_is_due_once_for_each_moment_and_only_soon_after_it() -> None:
     three = at("2026-11-21T03:00:00")
-    assert not due("0 3 * * *", 0, three - 1)
-    assert due("0 3 * * *", 0, three)
-    assert due("0 3 * * *", three - 1, three + MAX_DELAY)
-    assert not due("0 3 * * *", three - 1, three + MAX_DELAY + 1)
-    assert not due("0 3 * * *", three, three + 1000)
-    assert not due("0 3 * * *", three + 500, three + 1000)
-    assert due("0 3 * * *", three + 500, three + 86_400_000)
+    assert not is_due("0 3 * * *", 0, three - 1)
+    assert is_due("0 3 * * *", 0, three)
+    assert is_due("0 3 * * *", three - 1, three + MAX_DELAY)
+    assert not is_due("0 3 * * *", three - 1, three + MAX_DELAY + 1)
+    assert not is_due("0 3 * * *", three, three + 1000)
+    assert not is_due("0 3 * * *", three + 500, three + 1000)
+    assert is_due("0 3 * * *", three + 500, three + 86_400_000)
 
 
 def test_a_schedule_is_a_setting_of_a_mirror_alone() -> None:

@@ -1,4 +1,4 @@
-"""The processes of scheduled reconciliations: they end when asked to, and with who started them."""
+"""The processes of scheduled reconciliations: they end when they are stopped, and with the worker that started them."""
 
 from __future__ import annotations
 
@@ -25,40 +25,42 @@ from tests.services import reaper, until
 from tests.support.builders import add_target, event, migrated
 from tests.support.hostile_names import BUCKETS, scheduled
 from workers import reconcile_jobs
-from workers.reconcile_jobs import Jobs, RunWakeUps, last_words
+from workers.reconcile_jobs import JobProcesses, RunWakeUps, last_message
 
-# As a job is: Ctrl-C ends it, SIGTERM is as that, and so is the end of its input.
-ENDING = "from spark_jobs import shutdown; shutdown.by_sigterm(); shutdown.with_input(); import time; "
+# Like a job: Ctrl-C, SIGTERM and the end of its input stop it.
+ENDING = "from spark_jobs import shutdown; shutdown.on_sigterm(); shutdown.on_end_of_input(); import time; "
 
 
 def python(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-def test_what_a_job_came_to_is_its_last_line_or_its_problem() -> None:
-    jobs = Jobs()
+def test_the_result_of_a_job_is_its_last_line_or_its_error() -> None:
+    jobs = JobProcesses()
     done = jobs.run(python("print('listing'); print('drift: 3 differences')"))
-    assert (done.code, done.said) == (0, "drift: 3 differences")
+    assert (done.code, done.message) == (0, "drift: 3 differences")
     failed = jobs.run(python("import sys; sys.exit('bucketwire: no such bucket\\n\\tat java.lang.Thread')"))
-    assert (failed.code, failed.said) == (1, "no such bucket")
-    assert last_words("", 137) == "it ended with 137 and said nothing"
+    assert (failed.code, failed.message) == (1, "no such bucket")
+    assert last_message("", 137) == "the job exited with code 137 and printed nothing"
 
 
-def test_a_job_that_is_asked_to_end_does_and_what_would_begin_then_does_not(tmp_path: Path) -> None:
-    jobs, begun = Jobs(), tmp_path / "begun"
+def test_stop_ends_running_jobs_and_those_that_start_later(tmp_path: Path) -> None:
+    jobs, begun = JobProcesses(), tmp_path / "begun"
     code = f"{ENDING}import pathlib; pathlib.Path({str(begun)!r}).touch(); time.sleep(300)"
     with ThreadPoolExecutor() as pool:
         running = pool.submit(jobs.run, python(code))
         until(begun.exists, 60)
         jobs.stop()
-        assert running.result(60).said == "it was stopped before its end"
+        assert running.result(60).message == "the run was stopped before it finished"
     assert jobs.run(python(code)).code != 0
 
 
 def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     code = f"{ENDING}import os, pathlib; pathlib.Path({str(begun)!r}).write_text(str(os.getpid())); time.sleep(300)"
-    worker = subprocess.Popen(python(f"from workers.reconcile_jobs import Jobs; Jobs().run({python(code)!r})"))
+    worker = subprocess.Popen(
+        python(f"from workers.reconcile_jobs import JobProcesses; JobProcesses().run({python(code)!r})")
+    )
     try:
         until(lambda: begun.exists() and begun.read_text(), 60)
         job = psutil.Process(int(begun.read_text()))
@@ -72,7 +74,7 @@ def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) ->
 
 
 def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -> None:
-    code = f"{ENDING}shutdown._PATIENCE = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    code = f"{ENDING}shutdown._EXIT_TIMEOUT = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     job = subprocess.Popen(python(code + "print(flush=True); time.sleep(300)"), stdin=subprocess.PIPE, stdout=-1)
     assert job.stdout is not None
     assert job.stdin is not None
@@ -87,41 +89,41 @@ def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -
         job.stdin.close()
 
 
-def test_what_waits_is_hinted_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    database, told, hints = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), RunWakeUps()
+def test_the_wake_up_of_a_waiting_run_is_repeated_at_intervals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    database, published, wake_ups = migrated(f"sqlite:///{tmp_path}/outbox.db"), list[WaitingRun](), RunWakeUps()
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule, bucket="bucket")
-    assert [hints.look(database, told.append) for _ in range(3)] == [1, 0, 0]
-    assert [(str(each.target), each.bucket) for each in told] == [("redis:x", "bucket")]
-    monkeypatch.setattr(reconcile_jobs, "AGAIN", 0)
-    assert hints.look(database, told.append) == 1
-    assert told[0] == told[1]
+    assert [wake_ups.publish_due(database, published.append) for _ in range(3)] == [1, 0, 0]
+    assert [(str(each.target), each.bucket) for each in published] == [("redis:x", "bucket")]
+    monkeypatch.setattr(reconcile_jobs, "REPEAT_INTERVAL", 0)
+    assert wake_ups.publish_due(database, published.append) == 1
+    assert published[0] == published[1]
     database.close()
 
 
-def test_no_name_of_a_bucket_passes_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = list[list[str]]()
     monkeypatch.setattr(reconcile_command, "exec_process", seen.append)
     for name in (*BUCKETS, "images"):
         arguments = reconcile_jobs.job_arguments(WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False))
         bucketwire.main(args=arguments, standalone_mode=False)
-        [_, command, *words] = seen[-1]  # what the job's process is started with
+        [_, command, *words] = seen[-1]  # the arguments of the job's process
         context = spark_commands.commands[command].make_context(command, words)
         assert context.params["bucket"] == name
         assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
     bucketwire.main(args=["reconcile", "--help"], standalone_mode=False)
-    assert seen[-1][-1] == "--help", "it is the job's own"
+    assert seen[-1][-1] == "--help", "the job prints its own help"
 
 
 @pytest.mark.parametrize("name", [*(name for name in BUCKETS if not scheduled(name)), "nul\0"])
-def test_a_run_that_was_registered_for_no_bucket_is_given_up(tmp_path: Path, name: str) -> None:
+def test_a_run_with_an_invalid_bucket_name_fails(tmp_path: Path, name: str) -> None:
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
     Schedule(database).register(now_ms())
-    with database.writing() as connection:  # as a version did that looked at no names
+    with database.writing() as connection:  # as if registered before names were validated
         connection.execute(tables.reconciliations.update().values(bucket=name))
-    assert reconcile_jobs.reconcile(database, target, name, "arn") == "no storage allows a bucket of this name"
+    assert reconcile_jobs.reconcile(database, target, name, "arn") == "the bucket's name is invalid"
     [run] = Reconciliations(database).list()
     assert (run.state, Schedule(database).waiting()) == ("failed", [])
     database.close()
@@ -132,6 +134,6 @@ def test_buckets_that_are_not_scheduled_are_logged(tmp_path: Path, caplog: pytes
     schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
     add_target(database, "x", type_name="redis", values=schedule)
     Log(database).append([[event(bucket="images"), event(bucket="x' OR '1'='1")]])
-    assert RunWakeUps().look(database, lambda _: None) == 1
+    assert RunWakeUps().publish_due(database, lambda _: None) == 1
     assert "redis:x: 1 of the buckets in its events are not reconciled by schedule" in caplog.text
     database.close()

@@ -1,0 +1,79 @@
+"""The service as the environment configures it, opened as far as a command needs it."""
+
+import os
+from collections.abc import Callable
+from functools import cached_property, update_wrapper
+from typing import Any, TypeVar
+
+import click
+
+from app.cli_common.errors import CommandError
+from app.cli_common.output import Output
+from app.config.settings import Settings
+from app.outbox.engine.database import Database
+from app.outbox.engine.schema_version import current, head, is_later
+from app.outbox.registry import Registry, open_registry
+
+R = TypeVar("R")
+
+
+class ServiceContext(Output):
+    """Settings, outbox database and registry of this service, each opened at its first use."""
+
+    @cached_property
+    def settings(self) -> Settings:
+        """The service's settings. Raises `BadSettings`."""
+        return Settings.from_environ(os.environ)
+
+    @cached_property
+    def database(self) -> Database:
+        """The outbox, at the schema of this code. Raises `CommandError` if it is missing or at another revision."""
+        path = self.bare_database.url.database
+        if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
+            raise CommandError(f"there is no outbox yet at {path}; `bucketwire up` or `bucketwire migrate` makes it")
+        revision, needed = current(self.bare_database), head()
+        if revision is not None and is_later(revision):
+            raise CommandError(
+                f"the outbox database stands at revision {revision}, which this version, of {needed}, does not know; "
+                "use the version that migrated it"
+            )
+        if revision != needed:
+            state = f"stands at revision {revision}" if revision else "has no tables yet"
+            raise CommandError(f"the outbox database {state}, this version needs {needed}; run `bucketwire migrate`")
+        return self.bare_database
+
+    @cached_property
+    def bare_database(self) -> Database:
+        """The outbox database in whatever state it is."""
+        return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
+
+    @cached_property
+    def registry(self) -> Registry:
+        """Targets and rules in the outbox."""
+        return open_registry(self.database, self.settings)
+
+    def close(self) -> None:
+        """Close the database if it was opened."""
+        if "bare_database" in self.__dict__:
+            self.bare_database.close()
+
+
+def pass_context(
+    context_type: Callable[..., ServiceContext],
+) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Return a decorator that adds the option `--json` and passes a context as the first argument, closed at the end.
+
+    It has to be the innermost decorator.
+    """
+
+    def decorate(function: Callable[..., R]) -> Callable[..., R]:
+        @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+        @click.pass_context
+        def command(click_context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
+            context = context_type(as_json=as_json)
+            click_context.call_on_close(context.close)
+            return function(context, *arguments, **options)
+
+        return update_wrapper(command, function)
+
+    return decorate

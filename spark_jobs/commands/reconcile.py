@@ -1,0 +1,81 @@
+"""`bucketwire reconcile`: compare a target with a bucket, and repair the drift."""
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import click
+
+from app.cli_common.context import ServiceContext
+from app.cli_common.output import count_noun
+from app.config.arn import TargetId
+from app.config.targets.base import NamespaceSettings
+from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.reconcile.schedule import Schedule
+from spark_jobs import shutdown
+from spark_jobs.commands import options
+from spark_jobs.repair_limits import RepairLimits
+
+_EXIT_DRIFT = 2  # the exit code of --check
+
+
+@click.command()
+@click.argument("bucket")
+@options.target_option
+@options.listing_options
+@options.grace_option
+@click.option("--check", is_flag=True, help="Exit with 2 if there is drift that was not repaired.")
+@click.option("--repair", is_flag=True, help="Repair the drift.")
+@options.limit_options
+@click.option(
+    "--report", metavar="FOLDER", help="The folder for reports; by default reconciliations/ in the data directory."
+)
+@options.url_option
+@click.option("--scheduled", default="", metavar="RUN", hidden=True, help="Begin a scheduled run; ends with its input.")
+@options.with_context
+def reconcile(
+    context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
+    check: bool, repair: bool, limits: RepairLimits, report: str | None, url: str, scheduled: str,
+) -> int:  # fmt: skip
+    """Compare the rows of TARGET with the objects of BUCKET, report every difference, and repair it with --repair.
+
+    Repairs are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
+    """
+    source = listing.source(bucket)
+    with options.spark_imports():
+        from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
+        from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - as above
+    if scheduled:
+        shutdown.on_end_of_input()
+    settings = context.settings
+    config = job.ReconcileConfig(
+        **source,
+        target=target,
+        folder=Path(report).absolute() if report else settings.folder / "reconciliations",
+        grace=listing.grace(grace),
+        repair=repair,
+        limits=limits,
+        retention=int(settings.report_retention * 1000),
+    )
+    if scheduled:
+        config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
+    open_session = partial(options.spark_session, context, f"bucketwire reconcile {bucket}")
+    result = job.run(open_session, context.database, context.registry, config, Api(*options.api_login(context, url)))
+    counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count) or "no objects, no rows"
+    sentence = f"{result.state}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
+    if result.problem:
+        click.echo(result.problem, err=True)
+    context.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
+    return _EXIT_DRIFT if check and result.state == "drift" else 0
+
+
+def may_repair(context: ServiceContext, target: TargetId, run: str) -> bool:
+    """Return whether a scheduled run repairs: if the target's settings say so, but never the first run.
+
+    Raises `AlreadyRunning` if the run does not wait any more.
+    """
+    waiting = next((waiting for waiting in Schedule(context.database).waiting() if waiting.run == run), None)
+    if waiting is None:
+        raise AlreadyRunning(f"the run {run} has already been started")
+    settings = context.registry.settings(context.registry.target(target))
+    return isinstance(settings, NamespaceSettings) and settings.reconcile_repair and not waiting.first
