@@ -102,7 +102,7 @@ def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_pru
     ("text", "said"),
     [
         ("targts: {{}}", "did you mean targets?"),
-        ("targets: {{redis:cache: {{adress: 127.0.0.1:1, key: k}}}}", "redis:cache: adress: is no setting here"),
+        ("targets: {{redis:cache: {{adress: 127.0.0.1:1, key: k}}}}", "redis:cache: adress: is not a known setting"),
         ("targets: {{redsi:cache: {{}}}}", "did you mean redis?"),
         ("rules: [{{bucket: a, evnts: put, target: redis:x}}]", "rules[0].evnts: is not known here; did you mean"),
         ("rules: [{{bucket: a, events: putt, target: redis:x}}]", "rules[0].events: “putt” is no event"),
