@@ -172,7 +172,7 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
 def test_a_server_that_cannot_be_asked_is_told_without_its_secret(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush-9f3")
-    for endpoint in (f"http://{services.LOOPBACK}:9", "no endpoint"):
+    for endpoint in (f"http://{services.LOOPBACK}:9", "not an endpoint"):
         refused = cli("import", "minio", "--from", endpoint)
         assert refused.code == 1
         assert endpoint in refused.err
