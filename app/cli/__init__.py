@@ -1,4 +1,4 @@
-"""`bucketwire …`: everything that an operator does.
+"""`bucketwire …`: the commands for operators.
 
 Exit codes: 0 done, 1 a problem, 2 wrong usage, 130 interrupted.
 """
@@ -44,14 +44,14 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 class Commands(click.Group):
-    """The commands by name; a command's file is imported when the command is asked for."""
+    """The commands by name; a command's module is imported only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Every command, in the order in which one meets them."""
+        """List every command in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command of that name."""
+        """Return the command of this name, or None."""
         if cmd_name not in COMMANDS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
@@ -72,7 +72,7 @@ def bucketwire() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and end the process with its exit code; BUCKETWIRE_DEBUG=1 shows where an error came from."""
+    """Run a command line and exit with its exit code; with BUCKETWIRE_DEBUG=1 errors show a stack trace."""
     run_command(bucketwire, arguments)
 
 
@@ -82,21 +82,21 @@ def run_command(
     words: Callable[[Exception], str | None] = lambda _: None,
     later: type[Exception] | tuple[type[Exception], ...] = (),
 ) -> NoReturn:
-    """As `main`, for any command; `words` has a sentence for errors that only the command knows, None for others.
+    """Run any command as `main` does; `words` describes errors that only the command knows, or returns None.
 
-    After one of the errors `later` the same may succeed another time: then the exit code is 75, as for sendmail.
+    Errors of the types `later` are temporary: the exit code is then 75, as sendmail's EX_TEMPFAIL.
     """
     try:
         code = command.main(arguments, prog_name="bucketwire", standalone_mode=False)
-    except click.exceptions.Exit as asked:
-        code = asked.exit_code
-    except click.UsageError as wrong:
-        wrong.show()
+    except click.exceptions.Exit as exit_request:
+        code = exit_request.exit_code
+    except click.UsageError as error:
+        error.show()
         code = 2
     except (KeyboardInterrupt, click.Abort):
         code = 130
     except BrokenPipeError:
-        # Whoever read the output has enough, as `head` has; nothing more must be written at the end either.
+        # The reader of the output has closed it, as `head` does; the flush at exit must not fail either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:

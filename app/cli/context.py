@@ -1,4 +1,4 @@
-"""What commands have in common: the service as it is configured, and answers for people or for programs."""
+"""What commands have in common: access to the configured service, and output for people or for programs."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,11 +34,11 @@ T = TypeVar("T")
 Row = Mapping[str, Any]
 
 _WIDTH_OF_FILES = 250
-printable = logs.printable  # what commands print may come from anywhere, as what is logged
+printable = logs.printable  # what commands print may be a remote's text, as in logs
 
 
 class CommandContext:
-    """The service that the environment describes, opened as far as a command needs it."""
+    """The service that the environment configures; each part is opened when a command needs it."""
 
     def __init__(self, *, as_json: bool = False, url: str = "", token: str = "") -> None:
         self.as_json = as_json
@@ -51,22 +51,22 @@ class CommandContext:
 
     @cached_property
     def database(self) -> Database:
-        """The outbox, at the schema of this code. Raises `CommandError` where it is not, or is not there at all."""
+        """The outbox database. Raises `CommandError` if it does not exist or has another schema revision."""
         path = self.bare_database.url.database
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
-            raise CommandError(f"there is no outbox yet at {path}; `bucketwire up` or `bucketwire migrate` makes it")
+            raise CommandError(f"there is no outbox yet at {path}; create it: `bucketwire up` or `bucketwire migrate`")
         found, needed = current(self.bare_database), head()
         if found is not None and is_later(found):
-            said = f"the outbox database stands at revision {found}, which this version, of {needed}, does not know"
-            raise CommandError(f"{said}; use the version that migrated it")
+            problem = f"the outbox database is at revision {found}, which is newer than this version's {needed}"
+            raise CommandError(f"{problem}; use the version that migrated it")
         if found != needed:
-            stands = f"stands at revision {found}" if found else "has no tables yet"
-            raise CommandError(f"the outbox database {stands}, this version needs {needed}; run `bucketwire migrate`")
+            state = f"is at revision {found}" if found else "has no tables yet"
+            raise CommandError(f"the outbox database {state}, this version needs {needed}; run `bucketwire migrate`")
         return self.bare_database
 
     @cached_property
     def bare_database(self) -> Database:
-        """The outbox database in whatever state it is."""
+        """The outbox database, whatever its schema revision."""
         return Database(self.settings.database_url, pool_size=1, patience=None)  # migrations, counts
 
     @cached_property
@@ -76,16 +76,16 @@ class CommandContext:
 
     @cached_property
     def remote(self) -> "ApiClient | None":
-        """The service at `--url`, where one was given. Raises `CommandError`."""
+        """The service at `--url`, None without one. Raises `CommandError`."""
         if not self._url:
             return None
-        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads httpx, which commands on the database need not wait for
+        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads httpx, which commands on the database do not need
 
         return ApiClient(self._url, self._token)
 
     @property
     def chosen(self) -> "Registry | ApiClient":
-        """Targets and rules, at `--url` or in the outbox."""
+        """The targets and rules, at `--url` or in the outbox."""
         return self.remote or self.registry
 
     @property
@@ -107,7 +107,7 @@ class CommandContext:
         return RemoteReplays(self.remote)
 
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
-        """An object's last events, oldest first, at `--url` or in the outbox."""
+        """Return an object's last events, oldest first, at `--url` or in the outbox."""
         if self.remote is None:
             return object_history(self.database, bucket, key, limit=limit)
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
@@ -122,7 +122,7 @@ class CommandContext:
     def apply(
         self, document: Manifest, *, dry_run: bool = False, prune: bool = False, force: bool = False
     ) -> dict[str, Any]:
-        """Make targets and rules as declared, or only plan it; the plan. Raises `BadSettings` or `TargetInUse`."""
+        """Apply a document, or only plan it; return the plan. Raises `BadSettings` or `TargetInUse`."""
         if self.remote:
             return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force)
         if dry_run:
@@ -130,34 +130,34 @@ class CommandContext:
         return plan_json(apply(self.registry, document, prune=prune, force=force))
 
     def rows(self, rows: Iterable[Row], columns: Mapping[str, str], nothing: str = "") -> None:
-        """Answer with rows: a JSON array of all their members, or a table of `columns` (header to member)."""
-        found = list(rows)
+        """Print rows: a JSON array of all their members, or a table of `columns` (header to member)."""
+        all_rows = list(rows)
         if self.as_json:
-            self.json(found)
-        elif not found:
+            self.json(all_rows)
+        elif not all_rows:
             click.echo(nothing or "nothing")
         else:
             table = rich.table.Table(box=rich.box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
             for header, member in columns.items():
-                numeric = all(isinstance(row[member], int) for row in found)
+                numeric = all(isinstance(row[member], int) for row in all_rows)
                 table.add_column(header, justify="right" if numeric else "left", overflow="fold")
-            for row in found:
+            for row in all_rows:
                 table.add_row(*(rich.text.Text(format_cell(row[member])) for member in columns.values()))
             console().print(table)
 
     def json(self, value: object) -> None:
-        """Answer a program."""
+        """Print a value as JSON."""
         click.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())
 
     def done(self, sentence: str, **facts: object) -> None:
-        """Answer that something was done: a sentence for people, `facts` for programs."""
+        """Print a result: a sentence for people, or `facts` as JSON for programs."""
         if self.as_json:
             self.json(facts)
         else:
             click.echo(printable(sentence))
 
     def close(self) -> None:
-        """Let go of the database or the connection."""
+        """Close the database and the connection, if open."""
         if self.__dict__.get("remote"):
             self.__dict__["remote"].close()
         if "bare_database" in self.__dict__:
@@ -165,9 +165,9 @@ class CommandContext:
 
 
 def with_context(function: Callable[..., R]) -> Callable[..., R]:
-    """A command that gets a `CommandContext` first and has the option `--json`."""
+    """Decorate a command: pass it a `CommandContext` first, and add the option `--json`."""
 
-    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.pass_context
     def command(click_context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
         context = CommandContext(as_json=as_json)
@@ -178,11 +178,13 @@ def with_context(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def with_context_or_url(function: Callable[..., R]) -> Callable[..., R]:
-    """As `with_context`, for a command that also works on a service elsewhere, by the options `--url` and `--token`."""
+    """Decorate as `with_context` does, and add `--url` and `--token` to use a remote service."""
 
-    @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="Ask the API there, not the database here.")
-    @click.option("--token", envvar="BUCKETWIRE_TOKEN", default="", help="For --url; better as BUCKETWIRE_TOKEN.")
-    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="Use the API at this URL instead of the database.")
+    @click.option(
+        "--token", envvar="BUCKETWIRE_TOKEN", default="", help="Bearer token for --url; prefer BUCKETWIRE_TOKEN."
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.pass_context
     def command(
         click_context: click.Context, /, *arguments: Any, as_json: bool, url: str, token: str, **options: Any
@@ -195,27 +197,27 @@ def with_context_or_url(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def console() -> rich.console.Console:
-    """Where tables go; in a file or a pipe they are not folded to a terminal's width."""
+    """Return the console for tables; in a file or a pipe they are not folded to a terminal's width."""
     plain = rich.console.Console(soft_wrap=False, highlight=False, emoji=False, markup=False)
     if not plain.is_terminal:
         plain.width = _WIDTH_OF_FILES
     return plain
 
 
-def progress(context: CommandContext, what: str, things: Iterable[T], total: int) -> Iterator[T]:
-    """The things, while a bar tells a person on a terminal how many have been seen; programs see none."""
-    with bar(context) as made:
-        yield from made.track(things, total, description=what)
+def progress(context: CommandContext, what: str, items: Iterable[T], total: int) -> Iterator[T]:
+    """Yield the items while a progress bar on the terminal counts them; programs get no bar."""
+    with bar(context) as progress_bar:
+        yield from progress_bar.track(items, total, description=what)
 
 
 def bar(context: CommandContext) -> rich.progress.Progress:
-    """A bar for long work, on standard error; nothing is seen of it with --json or where that is no terminal."""
-    there = rich.console.Console(stderr=True)
-    return rich.progress.Progress(console=there, disable=context.as_json or not there.is_terminal, transient=True)
+    """Return a progress bar on standard error; it is hidden with --json or without a terminal."""
+    stderr = rich.console.Console(stderr=True)
+    return rich.progress.Progress(console=stderr, disable=context.as_json or not stderr.is_terminal, transient=True)
 
 
 def format_cell(value: object) -> str:
-    """A table's cell."""
+    """Format a value for a table's cell."""
     match value:
         case None:
             return ""
@@ -228,10 +230,10 @@ def format_cell(value: object) -> str:
 
 
 def columns(*names: str) -> Mapping[str, str]:
-    """Columns that are called as their members are."""
+    """Return columns whose headers are the names of their members."""
     return {name.replace("_", " "): name for name in names}
 
 
 def count_noun(number: int, noun: str) -> str:
-    """`1 event`, `2 events`."""
+    """Format a count, such as `1 event` or `2 events`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -14,7 +14,7 @@ from tests.support.service_processes import Role
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/tutorial/first-event-to-kafka.md").read_text()
 BLOCK = re.compile(r"(<!-- by hand: [^\n]+ -->\n)?```sh\n(.*?)```", re.DOTALL)
-READY = "Ctrl-C ends all of it."
+READY = "Ctrl-C stops everything."
 
 
 def test_its_commands_bring_the_first_event_into_a_topic() -> None:

@@ -23,7 +23,7 @@ from tests.support.service_processes import BUCKETWIRE, Role
 
 def up(folder: Path, port: int, **more: str) -> Role:
     settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
-    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C ends all of it.")
+    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C stops everything.")
 
 
 def refused(folder: Path, port: int, **more: str) -> str:
@@ -92,7 +92,7 @@ def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None
     target = ["target", "set", "redis:rows", f"address={services.LOOPBACK}:1", "key=rows", "reconcile=0 3 * * *"]
     subprocess.run([BUCKETWIRE, *target], env=dict(running.settings), check=True)
     until(lambda: "a target has a schedule" in running.said(), 20, what="the news")
-    said = "its runs wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
+    said = "scheduled reconciliations wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
     assert said in running.said()
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
