@@ -44,7 +44,9 @@ def test_a_version_that_is_older_than_the_schema_does_not_ask_for_a_migration(ba
         database.execute("UPDATE alembic_version SET version_num = 'later'")
     refused = bare("status")
     assert refused.code == 1
-    assert refused.err.startswith("bucketwire: the outbox database is at revision later, which is newer than this version")
+    assert refused.err.startswith(
+        "bucketwire: the outbox database is at revision later, which is newer than this version"
+    )
     assert "use the version that migrated it" in refused.err
 
 

@@ -171,10 +171,12 @@ def test_the_doctor_finds_a_reconciliation_that_nobody_begins(cli: Cli, database
     mirror = add_target(database, "rows", type_name="redis", values=schedule, bucket="images")
 
     def found() -> list[str]:
-        return [one["text"] for one in cli("doctor", "--json").json["findings"] if "reconciled" in one["text"]]
+        return [one["text"] for one in cli("doctor", "--json").json["findings"] if "reconciliation" in one["text"]]
 
     Schedule(database).register(now_ms() - 1_200_000)
-    assert found() == ["has waited for its reconciliation with images for 20.0 m; is a `bucketwire worker --only spark` running?"]
+    assert found() == [
+        "has waited for its reconciliation with images for 20.0 m; is a `bucketwire worker --only spark` running?"
+    ]
     Reconciliations(database).begin(mirror, "other", lease=60_000)
     assert found() == []
 

@@ -91,7 +91,7 @@ def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
 def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None:
     target = ["target", "set", "redis:rows", f"address={services.LOOPBACK}:1", "key=rows", "reconcile=0 3 * * *"]
     subprocess.run([BUCKETWIRE, *target], env=dict(running.settings), check=True)
-    until(lambda: "a target has a schedule" in running.said(), 20, what="the news")
+    until(lambda: "scheduled reconciliations wait" in running.said(), 20, what="the news")
     said = "scheduled reconciliations wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
     assert said in running.said()
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
