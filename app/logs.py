@@ -1,7 +1,7 @@
-"""How the parts of the service write their logs: lines for people, or one JSON object a line.
+"""Configure the logs of all processes: text lines for people, or one JSON object per line.
 
-For people each part keeps the layout of the program that it runs in. In JSON every line of every part has the members
-`time` (UTC), `level`, `logger`, `pid` and `message`, those that the line brings itself, and `trace` with an exception.
+As text, each process keeps the layout of its program. As JSON, every line of every process has the members `time`
+(UTC), `level`, `logger`, `pid` and `message`, further members of its own, and `trace` with an exception.
 """
 
 import json
@@ -14,32 +14,32 @@ from typing import Any, Literal
 from pythonjsonlogger.json import JsonFormatter
 
 Form = Literal["text", "json"]
-_FOR_PEOPLE = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MEMBERS = ("asctime", "levelname", "name", "process", "message")
-_CALLED = {"asctime": "time", "levelname": "level", "name": "logger", "process": "pid", "exc_info": "trace"}
+_RENAMED = {"asctime": "time", "levelname": "level", "name": "logger", "process": "pid", "exc_info": "trace"}
 
 
 class Json(JsonFormatter):
-    """A record as one JSON object, in ASCII: whatever a remote has said, a line stays a line."""
+    """Format a record as one JSON object in ASCII, so that a remote's text never breaks a line."""
 
     def __init__(self) -> None:
-        super().__init__(_MEMBERS, rename_fields=_CALLED)
+        super().__init__(_MEMBERS, rename_fields=_RENAMED)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: ARG002, N802 - logging's
-        """RFC 3339, to the millisecond."""
+        """Format the time as RFC 3339 with milliseconds."""
         return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
 
 
 def configure(form: Form, level: int | str = logging.INFO) -> None:
-    """Have this process log to its standard error in this form, from this level on; nothing else stays in place."""
-    log = logging.StreamHandler(sys.__stderr__)
-    log.setFormatter(Json() if form == "json" else logging.Formatter(_FOR_PEOPLE))
-    logging.basicConfig(level=level, handlers=[log], force=True)
+    """Log to standard error in this form, from this level on; existing handlers are replaced."""
+    handler = logging.StreamHandler(sys.__stderr__)
+    handler.setFormatter(Json() if form == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level, handlers=[handler], force=True)
     logging.captureWarnings(capture=True)
 
 
 def line(message: str, level: str = "INFO", logger: str = "bucketwire", **members: Any) -> str:
-    """A line in JSON, for what is said outside of `logging`."""
+    """Return a log line in JSON, for messages that do not come from `logging`."""
     record = logging.makeLogRecord(
         {"msg": message, "levelname": level, "levelno": logging.getLevelName(level), "name": logger, **members}
     )
@@ -47,18 +47,18 @@ def line(message: str, level: str = "INFO", logger: str = "bucketwire", **member
 
 
 def members(text: str) -> Mapping[str, Any] | None:
-    """The members of a line in JSON; None for any other line."""
+    """Parse a log line in JSON; None for any other line."""
     if not text.startswith("{"):
         return None
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def printable(text: str) -> str:
-    """The text with its control characters spelt out: what a remote or a key says must not steer the terminal."""
+    """Escape control characters, so that a remote's text or a key cannot control the terminal."""
     return "".join(
         char if char.isprintable() or char == " " else char.encode("unicode_escape").decode() for char in text
     )

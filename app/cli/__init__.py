@@ -1,4 +1,4 @@
-"""`bucketwire …`: everything that an operator does.
+"""`bucketwire …`: the commands for operators.
 
 Exit codes: 0 done, 1 a problem, 2 wrong usage, 130 interrupted.
 """
@@ -43,14 +43,14 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
 
 
 class Commands(click.Group):
-    """The commands by name; a command's file is imported when the command is asked for."""
+    """The commands by name; a command's module is imported only when the command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
-        """Every command, in the order in which one meets them."""
+        """List every command in the order of `COMMANDS`."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's signature
-        """The command of that name."""
+        """Return the command of this name, or None."""
         if cmd_name not in COMMANDS:
             return None
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name.replace("-", "_")
@@ -71,7 +71,7 @@ def bucketwire() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command line and end the process with its exit code; BUCKETWIRE_DEBUG=1 shows where an error came from."""
+    """Run a command line and exit with its exit code; with BUCKETWIRE_DEBUG=1 errors show a stack trace."""
     run_command(bucketwire, arguments, _describe)
 
 

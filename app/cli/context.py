@@ -1,4 +1,4 @@
-"""What commands have in common: the service as it is configured, and answers for people or for programs."""
+"""What commands have in common: access to the configured service, and output for people or for programs."""
 
 from collections.abc import Callable
 from functools import cached_property, update_wrapper
@@ -30,16 +30,16 @@ class CommandContext(ServiceContext):
 
     @cached_property
     def remote(self) -> "ApiClient | None":
-        """The service at `--url`, where one was given. Raises `CommandError`."""
+        """The service at `--url`, None without one. Raises `CommandError`."""
         if not self._url:
             return None
-        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads httpx, which commands on the database need not wait for
+        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads httpx, which commands on the database do not need
 
         return ApiClient(self._url, self._token)
 
     @property
     def chosen(self) -> "Registry | ApiClient":
-        """Targets and rules, at `--url` or in the outbox."""
+        """The targets and rules, at `--url` or in the outbox."""
         return self.remote or self.registry
 
     @property
@@ -61,7 +61,7 @@ class CommandContext(ServiceContext):
         return RemoteReplays(self.remote)
 
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
-        """An object's last events, oldest first, at `--url` or in the outbox."""
+        """Return an object's last events, oldest first, at `--url` or in the outbox."""
         if self.remote is None:
             return object_history(self.database, bucket, key, limit=limit)
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
@@ -76,7 +76,7 @@ class CommandContext(ServiceContext):
     def apply(
         self, document: Manifest, *, dry_run: bool = False, prune: bool = False, force: bool = False
     ) -> dict[str, Any]:
-        """Make targets and rules as declared, or only plan it; the plan. Raises `BadSettings` or `TargetInUse`."""
+        """Apply a document, or only plan it; return the plan. Raises `BadSettings` or `TargetInUse`."""
         if self.remote:
             return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force)
         if dry_run:
@@ -84,7 +84,7 @@ class CommandContext(ServiceContext):
         return plan_json(apply(self.registry, document, prune=prune, force=force))
 
     def close(self) -> None:
-        """Close the database or the connection."""
+        """Close the database and the connection, if open."""
         if self.__dict__.get("remote"):
             self.__dict__["remote"].close()
         super().close()
@@ -94,11 +94,13 @@ with_context = pass_context(CommandContext)
 
 
 def with_context_or_url(function: Callable[..., R]) -> Callable[..., R]:
-    """As `with_context`, for a command that also works on a service elsewhere, by the options `--url` and `--token`."""
+    """Decorate as `with_context` does, and add `--url` and `--token` to use a remote service."""
 
-    @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="Ask the API there, not the database here.")
-    @click.option("--token", envvar="BUCKETWIRE_TOKEN", default="", help="For --url; better as BUCKETWIRE_TOKEN.")
-    @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+    @click.option("--url", envvar="BUCKETWIRE_URL", default="", help="Use the API at this URL instead of the database.")
+    @click.option(
+        "--token", envvar="BUCKETWIRE_TOKEN", default="", help="Bearer token for --url; prefer BUCKETWIRE_TOKEN."
+    )
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     @click.pass_context
     def command(
         click_context: click.Context, /, *arguments: Any, as_json: bool, url: str, token: str, **options: Any

@@ -6,5 +6,5 @@ from app.supervisor.start import CannotStart
 
 
 def describe_exception(error: Exception) -> str:
-    """Return one sentence, or one line per problem where there are several. Never a secret, never a stack trace."""
+    """Return one sentence, or one line for each of several problems, without secrets and stack traces."""
     return str(error) if isinstance(error, CannotStart | RedisMissing) else errors.describe_exception(error)

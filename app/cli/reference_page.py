@@ -1,6 +1,4 @@
-"""The reference page of the command line, made from the commands: `python -m app.cli.reference_page >
-docs/reference/cli.md`.
-"""
+"""Generate the reference page of the command line: `python -m app.cli.reference_page > docs/reference/cli.md`."""
 
 import inspect
 from collections.abc import Iterator
@@ -11,36 +9,36 @@ from app.cli import bucketwire
 
 _HEAD = """# The command line
 
-Made from the commands by `python -m app.cli.reference_page`; a test keeps it true. `bucketwire <command> --help`
-says the same.
+Generated from the commands by `python -m app.cli.reference_page`; a test compares them. `bucketwire <command> --help`
+prints the same text.
 
-Settings come from the environment. Commands work on the outbox database directly, so they need no API and no token;
-they need `BUCKETWIRE_DATABASE_URL` (or the service's folder) as the service has it. With `--json` a command answers a
-program, without it a person. A bar shows how far a long reading has come, on a terminal only.
+Settings come from the environment. Commands use the outbox database directly, so they need no API and no token; they
+need the same `BUCKETWIRE_DATABASE_URL` (or data folder) as the service. With `--json` a command prints JSON. On a
+terminal, long commands show a progress bar.
 
 `apply`, `config`, `dead-letter`, `event`, `events`, `replay`, `status` and `target` (except `target test`) also work on
-a remote service, over its API: `--url` or `BUCKETWIRE_URL` is its address, `BUCKETWIRE_TOKEN` a token with the required
-scope (`read` to list, `admin` to change). Secrets cannot be read that way, and references (`env:`, `file:`) are
-resolved there.
+a remote service through its API: set its URL with `--url` or `BUCKETWIRE_URL`, and a token with the required scope
+(`read` to show, `admin` to change) in `BUCKETWIRE_TOKEN`. Secrets cannot be read that way, and references (`env:`,
+`file:`) are resolved by the remote service.
 
 | exit code | |
 |---|---|
 | 0 | done |
-| 1 | a problem: standard error says which, and what to do; `doctor` found one; `import` left something to look at |
+| 1 | an error: standard error says what is wrong and what to do; `doctor` found a problem; `import` skipped something |
 | 2 | wrong usage |
 | 130 | interrupted |
 
-`bucketwire completion bash|zsh|fish` prints what a shell needs to complete commands and options.
+`bucketwire completion bash|zsh|fish` prints the completion script of a shell.
 """
 
 
 def page() -> str:
-    """The whole page, Markdown."""
+    """Return the whole page in Markdown."""
     root = click.Context(bucketwire, info_name="bucketwire")
-    return _HEAD + "".join(_described(root, bucketwire))
+    return _HEAD + "".join(_describe_commands(root, bucketwire))
 
 
-def _described(context: click.Context, group: click.Group) -> Iterator[str]:
+def _describe_commands(context: click.Context, group: click.Group) -> Iterator[str]:
     for name in group.list_commands(context):
         command = group.get_command(context, name)
         if command is None or command.hidden:
@@ -51,13 +49,13 @@ def _described(context: click.Context, group: click.Group) -> Iterator[str]:
         if not isinstance(command, click.Group) or command.invoke_without_command:
             usage = " ".join(command.collect_usage_pieces(inner))
             yield f"\n```\n{inner.command_path} {usage}\n```\n"
-            rows = [record for each in command.get_params(inner) if (record := each.get_help_record(inner))]
+            rows = [record for param in command.get_params(inner) if (record := param.get_help_record(inner))]
             rows = [(names, text) for names, text in rows if not names.endswith("--help")]
             if rows:
                 yield "\n| option | |\n|---|---|\n"
                 yield from (f"| `{_cell(names)}` | {_cell(text)} |\n" for names, text in rows)
         if isinstance(command, click.Group):
-            yield from _described(inner, command)
+            yield from _describe_commands(inner, command)
 
 
 def _text(command: click.Command) -> str:

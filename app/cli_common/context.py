@@ -30,15 +30,13 @@ class ServiceContext(Output):
         """The outbox, at the schema of this code. Raises `CommandError` if it is missing or at another revision."""
         path = self.bare_database.url.database
         if self.bare_database.dialect == "sqlite" and not (path and os.path.exists(path)):  # noqa: PTH110 - a text
-            raise CommandError(f"there is no outbox yet at {path}; `bucketwire up` or `bucketwire migrate` makes it")
+            raise CommandError(f"there is no outbox yet at {path}; create it: `bucketwire up` or `bucketwire migrate`")
         revision, needed = current(self.bare_database), head()
         if revision is not None and is_later(revision):
-            raise CommandError(
-                f"the outbox database stands at revision {revision}, which this version, of {needed}, does not know; "
-                "use the version that migrated it"
-            )
+            problem = f"the outbox database is at revision {revision}, which is newer than this version's {needed}"
+            raise CommandError(f"{problem}; use the version that migrated it")
         if revision != needed:
-            state = f"stands at revision {revision}" if revision else "has no tables yet"
+            state = f"is at revision {revision}" if revision else "has no tables yet"
             raise CommandError(f"the outbox database {state}, this version needs {needed}; run `bucketwire migrate`")
         return self.bare_database
 
@@ -67,7 +65,7 @@ def pass_context(
     """
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
-        @click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+        @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
         @click.pass_context
         def command(click_context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
             context = context_type(as_json=as_json)

@@ -25,7 +25,7 @@ def describe_exception(error: Exception) -> str:
     for kind, describe in _DESCRIPTIONS:
         if isinstance(error, kind):
             return describe(error)
-    return f"{type(error).__name__}: {error}; this is a bug, BUCKETWIRE_DEBUG=1 shows where"
+    return f"{type(error).__name__}: {error}; this is a bug, BUCKETWIRE_DEBUG=1 shows the stack trace"
 
 
 def describe_settings_error(error: BadSettings) -> str:
@@ -33,7 +33,7 @@ def describe_settings_error(error: BadSettings) -> str:
     about = f"{error.subject}: " if error.subject else ""
     if len(error.problems) == 1:
         return about + str(error.problems[0])
-    return "\n  ".join([f"{about}these settings cannot be used:", *map(str, error.problems)])
+    return "\n  ".join([f"{about}these settings are invalid:", *map(str, error.problems)])
 
 
 def _describe_value_error(error: BadValue) -> str:
@@ -48,10 +48,8 @@ _DESCRIPTIONS: Sequence[tuple[type[Exception] | tuple[type[Exception], ...], Cal
     (_SELF_DESCRIBING, str),
     (
         DatabaseUnavailable,
-        lambda error: (
-            f"the outbox database cannot be used: {describe_error(error)}; BUCKETWIRE_DATABASE_URL says where it is"
-        ),
+        lambda error: f"the outbox database is unavailable: {describe_error(error)}; check BUCKETWIRE_DATABASE_URL",
     ),
-    (sa.exc.SQLAlchemyError, lambda error: f"the outbox database refuses: {describe_error(error)}"),
+    (sa.exc.SQLAlchemyError, lambda error: f"the outbox database reports an error: {describe_error(error)}"),
     (OSError, lambda error: f"{error.filename}: {error.strerror}" if error.filename else str(error)),
 )

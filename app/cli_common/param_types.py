@@ -1,4 +1,4 @@
-"""Words of the command line that are read into values: targets, moments, lists."""
+"""Parameter types of the command line: targets, times, lists."""
 
 import re
 import time
@@ -21,7 +21,7 @@ class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
     name = "target"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> TargetId:
-        """The target that is meant."""
+        """Parse the target."""
         if isinstance(value, TargetId):
             return value
         try:
@@ -36,14 +36,14 @@ class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
     name = "time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The moment that is meant; an ISO time without a zone is UTC."""
+        """Parse the time; an ISO time without a zone is UTC."""
         if isinstance(value, int):
             return value
         try:
             return parse_time(value, time.time())
         except ValueError:
             self.fail(
-                f"{value!r} is no time; write how long ago (30m, 2h, 7d) or a time such as 2026-11-21T14:00:00Z",
+                f"{value!r} is not a time; write how long ago (30m, 2h, 7d) or a time such as 2026-11-21T14:00:00Z",
                 param, ctx,
             )  # fmt: skip
 
@@ -53,27 +53,27 @@ TIME = TimeParam()
 
 
 def milliseconds(time: str | None) -> int:
-    """Milliseconds since 1970 of a time as the API writes it; 0 for none."""
+    """Parse a time of the API to milliseconds since 1970; 0 for None."""
     return 0 if time is None else round(datetime.fromisoformat(time).timestamp() * 1000)
 
 
 def parse_time(text: str, now: float) -> int:
-    """Milliseconds since 1970 of a time or of how long ago it was. Raises `ValueError`."""
+    """Parse a time, or how long ago it was, to milliseconds since 1970. Raises `ValueError`."""
     if re.fullmatch(r"([0-9.]+[a-zµμ]+)+", text):
         return int((now - _PERIOD.parse(text)) * 1000)
-    found = datetime.fromisoformat(text)
-    return int((found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp() * 1000)
+    parsed = datetime.fromisoformat(text)
+    return int((parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def iso(at: int) -> str | None:
-    """Milliseconds since 1970 as people and programs read them; None for never."""
+    """Format milliseconds since 1970 as ISO 8601; None for 0, which means never."""
     if not at:
         return None
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def format_age(at: int, now: int) -> str:
-    """How long ago that was, in the unit that fits; empty for never."""
+    """Format how long ago a time was, in a suitable unit; empty for 0, which means never."""
     if not at:
         return ""
     seconds = max(0, now - at) / 1000
@@ -84,16 +84,16 @@ def format_age(at: int, now: int) -> str:
 
 
 def split_words(text: str) -> list[str]:
-    """The words of a list divided by commas."""
-    return [word for word in (each.strip() for each in text.split(",")) if word]
+    """Split a comma-separated list into its words."""
+    return [word for word in (part.strip() for part in text.split(",")) if word]
 
 
 def parse_served_targets(text: str) -> str:
-    """What a worker serves, as `BUCKETWIRE_WORKER_TARGETS` wants it. Raises `click.BadParameter`."""
-    found = []
+    """Check what a worker serves; return the value of `BUCKETWIRE_WORKER_TARGETS`. Raises `click.BadParameter`."""
+    served = []
     for word in split_words(text):
         if word == "*" or word in TYPES:
-            found.append(word)
+            served.append(word)
             continue
         try:
             target = parse_target(word)
@@ -102,8 +102,8 @@ def parse_served_targets(text: str) -> str:
                 f"{word!r} is neither a target type ({', '.join(TYPES)}) nor a target such as webhook:audit"
             ) from None
         if target.type not in TYPES:
-            raise click.BadParameter(f"{target.type!r} is no target type; there are {', '.join(TYPES)}")
-        found.append(str(target))
-    if not found:
+            raise click.BadParameter(f"{target.type!r} is not a known target type; known are {', '.join(TYPES)}")
+        served.append(str(target))
+    if not served:
         raise click.BadParameter("names no target; leave the option out to serve all of them")
-    return ",".join(found)
+    return ",".join(served)

@@ -1,1 +1,1 @@
-"""Settings: what a target or the service can be told, how it is written, read, checked and kept."""
+"""Settings of the service and of targets: their declarations, forms, parsing, checks and sealed secrets."""

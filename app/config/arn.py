@@ -14,9 +14,9 @@ _REGION = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 @dataclass(frozen=True, order=True, slots=True)
 class TargetId:
-    """Type and name of a target. The name keeps its case; `_` is the unnamed one. Raises `BadValue`.
+    """Type and name of a target. The name is case-sensitive; `_` is the unnamed target. Raises `BadValue`.
 
-    MinIO forbids only `:` in a name. Here a name also stands in queue names and in paths of the API, so it is
+    MinIO forbids only `:` in a name. Here a name is also part of queue names and of API paths, so it has
     1 to 64 letters, digits, `_`, `-` or `.`, and begins with a letter, a digit or `_`.
     """
 
@@ -25,10 +25,10 @@ class TargetId:
 
     def __post_init__(self) -> None:
         if not _TYPE.fullmatch(self.type):
-            raise BadValue("is no target type", "a type is a lower-case word such as redis, postgresql or webhook")
+            raise BadValue("is not a target type", "a type is a lower-case word such as redis, postgresql or webhook")
         if not _NAME.fullmatch(self.name):
             raise BadValue(
-                "is no target name",
+                "is not a target name",
                 "use 1 to 64 letters, digits, _ - or ., beginning with a letter, digit or _ (_ alone: unnamed)",
             )
 
@@ -36,12 +36,15 @@ class TargetId:
         return f"{self.type}:{self.name}"
 
     def arn(self, region: str = "") -> str:
-        """`arn:minio:sqs:<region>:<name>:<type>`; the region is empty unless the site has one."""
+        """Return `arn:minio:sqs:<region>:<name>:<type>`; the region is empty unless the site has one."""
         return f"{_PREFIX}{region}:{self.name}:{self.type}"
 
 
 def parse_arn(text: str) -> tuple[str, TargetId]:
-    """Region and target of an ARN. Raises `BadValue`. As MinIO: six parts, name and type not empty (§1.10)."""
+    """Parse an ARN into its region and target. Raises `BadValue`.
+
+    As in MinIO, an ARN has six parts, and name and type are not empty (§1.10).
+    """
     parts = text.split(":")
     if not text.startswith(_PREFIX) or len(parts) != 6 or not _REGION.fullmatch(parts[3]):
         raise BadValue("is not a target's ARN", "write arn:minio:sqs:<region>:<name>:<type>, the region may be empty")
@@ -50,10 +53,10 @@ def parse_arn(text: str) -> tuple[str, TargetId]:
 
 
 def parse_target(text: str) -> TargetId:
-    """The target that an ARN or `type:name` names. Raises `BadValue`."""
+    """Parse a target from `type:name` or an ARN. Raises `BadValue`."""
     if text.startswith("arn:"):
         return parse_arn(text)[1]
     type_, colon, name = text.partition(":")
     if not colon:
-        raise BadValue("names no target", "write type:name, such as redis:cache, or the target's ARN")
+        raise BadValue("is not a target", "write type:name, such as redis:cache, or the target's ARN")
     return TargetId(type_, name)

@@ -1,4 +1,4 @@
-"""What is wrong with something a person wrote: the place, the value, the reason and the way out."""
+"""Problems with settings and other user input: the key, the value, what is wrong and what to do."""
 
 import difflib
 from collections.abc import Iterable, Sequence
@@ -9,7 +9,7 @@ _SHOWN = 80
 
 
 class BadValue(ValueError):
-    """A text is not a value of its kind. The sentence never quotes the text: it may be a secret."""
+    """A text is not a valid value of its type. The message never quotes the text, which may be a secret."""
 
     def __init__(self, problem: str, hint: str = "") -> None:
         super().__init__(problem)
@@ -19,7 +19,7 @@ class BadValue(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. `value` is fit to be shown: secrets are already out of it."""
+    """One problem with a setting. `value` is safe to print: secrets are already redacted."""
 
     key: str
     value: str
@@ -43,18 +43,18 @@ class BadSettings(ValueError):
         super().__init__(f"{subject}: {text}" if subject else text)
 
     def about(self, subject: str) -> "BadSettings":
-        """The same problems, said of this target."""
+        """Return the same problems with this target as their subject."""
         return BadSettings(self.problems, subject)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The known word that is most like this one, or an empty text where none is."""
-    folded = {each.casefold(): each for each in known}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
-    return folded[close[0]] if close else ""
+    """Return the known word that is most similar to this one, or an empty text if none is similar."""
+    folded = {candidate.casefold(): candidate for candidate in known}
+    matches = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
+    return folded[matches[0]] if matches else ""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:
-    """A hint for an unknown word: the nearest known one, else all of them."""
+    """Return a hint for an unknown word: the nearest known word, or all of them if none is near."""
     close = nearest(word, known)
     return f"did you mean {close}?" if close else f"known are {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Which IP addresses are this machine's, and which of the public internet, by explicit tables.
+"""Classify IP addresses as loopback or public, by explicit tables.
 
 `ipaddress.is_global` changes with Python's patch level. These tables follow IANA's special-purpose registries
 (iana.org/assignments/iana-ipv4-special-registry, iana-ipv6-special-registry) as of 2026, and are stricter where an
@@ -21,7 +21,7 @@ def _ipv6(*networks: str) -> tuple[IPv6Network, ...]:
 _LOOPBACK = IPv4Network("127.0.0.0/8")
 _LOOPBACK_IPV6 = IPv6Address("::1")
 
-# IPv4: everything is public but these.
+# IPv4: every address is public except these.
 _NOT_PUBLIC_IPV4 = _ipv4(
     "0.0.0.0/8",  # this network
     "10.0.0.0/8",  # private use
@@ -41,7 +41,7 @@ _NOT_PUBLIC_IPV4 = _ipv4(
     "240.0.0.0/4",  # reserved, and the limited broadcast
 )
 
-# IPv6: nothing is public but global unicast, without these, and what wraps a public IPv4 address (below). So ::/96
+# IPv6: only global unicast without these networks, and what wraps a public IPv4 address (below), is public. So ::/96
 # (IPv4-compatible), ::ffff:0:0:0/96 (translated), 64:ff9b:1::/48 (local NAT64), 100::/64, 5f00::/16 (segment routing),
 # fc00::/7 (unique local), fe80::/10 (link-local), fec0::/10 (site-local, withdrawn) and ff00::/8 (multicast) are not.
 _GLOBAL_UNICAST = IPv6Network("2000::/3")
@@ -52,7 +52,7 @@ _NOT_PUBLIC_IPV6 = _ipv6(
     "3fff::/20",  # documentation
 )
 
-# Networks that hold an IPv4 address, and the bits to the right of it: that address decides.
+# Networks whose addresses embed an IPv4 address, and the number of bits to the right of it. The IPv4 address decides.
 _WRAPPING = (
     (IPv6Network("::ffff:0:0/96"), 0),  # IPv4-mapped
     (IPv6Network("64:ff9b::/96"), 0),  # NAT64, the well-known prefix
@@ -62,10 +62,10 @@ _ISATAP = (0x00005EFE, 0x02005EFE)  # the upper half of an interface identifier 
 
 
 def is_public(address: str) -> bool:
-    """Whether an address is one of the public internet, also when IPv6 wraps an IPv4 address.
+    """Return whether an address is on the public internet, also if IPv6 wraps an IPv4 address.
 
-    A NAT64 prefix of a network's own cannot be told from other global addresses. Raises `ValueError` for what is no
-    address.
+    A network's own NAT64 prefix cannot be distinguished from other global addresses. Raises `ValueError` for a text
+    that is not an address.
     """
     ip = ipaddress.ip_address(address)
     if isinstance(ip, IPv4Address):
@@ -80,7 +80,7 @@ def is_public(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host, a name or an address with or without brackets, is this machine and cannot be another."""
+    """Return whether a host (a name, or an address with or without brackets) can only be this machine."""
     try:
         ip = ipaddress.ip_address(host.strip("[]"))
     except ValueError:

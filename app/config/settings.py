@@ -19,13 +19,13 @@ from app.config.networks import is_loopback
 from app.config.secrets import parse_key
 
 _PREFIX = "BUCKETWIRE_"
-# Where the test set-up keeps its servers, how the CLI shows errors, and what it tells a worker to serve.
-_NOT_OURS = frozenset(
+# Not settings of the service: of the test set-up, of the CLI, and of a worker that the CLI starts.
+_NOT_SETTINGS = frozenset(
     {"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_TOKEN", "BUCKETWIRE_URL", "BUCKETWIRE_WORKER_TARGETS"}
 )
 SCOPES = ("ingest", "read", "admin")
 S3_SCOPES = ("read", "admin")
-_SOCKET_PATH = 107  # bytes that a unix socket's path may have
+_MAX_SOCKET_PATH = 107  # bytes
 
 
 class ApiToken(NamedTuple):
@@ -37,7 +37,7 @@ class ApiToken(NamedTuple):
 
 
 class ApiTokens(FieldType[tuple[ApiToken, ...]]):
-    """`name:scope+scope:token`, divided by commas."""
+    """Comma-separated `name:scope+scope:token`."""
 
     label = "name:scope+scope:token, …"
     empty = ()
@@ -45,7 +45,7 @@ class ApiTokens(FieldType[tuple[ApiToken, ...]]):
     _HINT = "write name:scopes:token with scopes of ingest, read and admin joined by +, such as minio:ingest:5f3c…"
 
     def parse(self, text: str) -> tuple[ApiToken, ...]:
-        """The tokens, hashed."""
+        """Parse the tokens and hash them."""
         tokens = [self._token(part.strip()) for part in text.split(",") if part.strip()]
         if len({token.name for token in tokens}) < len(tokens) or len({token.digest for token in tokens}) < len(tokens):
             raise BadValue("has a name or a token twice", "give each token a name of its own")
@@ -55,17 +55,17 @@ class ApiTokens(FieldType[tuple[ApiToken, ...]]):
         name, _, rest = text.partition(":")
         scopes, _, token = rest.partition(":")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name) or not set(scopes.split("+")) <= set(SCOPES):
-            raise BadValue("is no list of tokens", self._HINT)
+            raise BadValue("is not a list of tokens", self._HINT)
         if not re.fullmatch(r"[A-Za-z0-9._~+/=-]{16,512}", token):
             raise BadValue(
-                "has a token that is too short or has odd characters",
+                "has a token that is too short or has invalid characters",
                 "take 16 or more letters and digits: openssl rand -hex 32",
             )
         return ApiToken(name, frozenset(scopes.split("+")), hash_token(token))
 
 
 class S3Key(NamedTuple):
-    """A key of the S3 face: its name, what it may do, and the two parts that a client is given."""
+    """A key of the S3 API: its name, its scopes, and the access key and secret key of a client."""
 
     name: str
     scopes: frozenset[str]
@@ -73,12 +73,12 @@ class S3Key(NamedTuple):
     secret_key: str
 
     def __repr__(self) -> str:
-        """Without the secret: it must not come into a log with a trace."""
+        """Leave the secret out, so that no stack trace logs it."""
         return f"S3Key({self.name!r})"
 
 
 class S3Keys(FieldType[tuple[S3Key, ...]]):
-    """`name:scope+scope:access key:secret key`, divided by commas; the scopes are read and admin."""
+    """Comma-separated `name:scope+scope:access key:secret key`; the scopes are read and admin."""
 
     label = "name:scope+scope:access:secret, …"
     empty = ()
@@ -86,27 +86,25 @@ class S3Keys(FieldType[tuple[S3Key, ...]]):
     _HINT = "write name:scopes:access key:secret key with scopes of read and admin, such as watch:read:watcher:5f3c…"
 
     def parse(self, text: str) -> tuple[S3Key, ...]:
-        """The keys."""
         keys = tuple(self._key(part.strip()) for part in text.split(",") if part.strip())
         if len({key.name for key in keys}) < len(keys) or len({key.access_key for key in keys}) < len(keys):
             raise BadValue("has a name or an access key twice", "give each key a name and an access key of its own")
         return keys
 
     def _key(self, text: str) -> S3Key:
-        found = re.fullmatch(r"([A-Za-z0-9_.-]{1,64}):([a-z+]+):([A-Za-z0-9_.+=@-]{3,128}):([!-~]{8,128})", text)
-        if found is None or not set(found[2].split("+")) <= set(S3_SCOPES):
-            raise BadValue("is no list of S3 keys", self._HINT)
-        return S3Key(found[1], frozenset(found[2].split("+")), found[3], found[4])
+        match = re.fullmatch(r"([A-Za-z0-9_.-]{1,64}):([a-z+]+):([A-Za-z0-9_.+=@-]{3,128}):([!-~]{8,128})", text)
+        if match is None or not set(match[2].split("+")) <= set(S3_SCOPES):
+            raise BadValue("is not a list of S3 keys", self._HINT)
+        return S3Key(match[1], frozenset(match[2].split("+")), match[3], match[4])
 
 
 class SecretKeys(FieldType[tuple[str, ...]]):
-    """Fernet keys, the newest first, divided by commas."""
+    """Comma-separated Fernet keys, the newest first."""
 
     label = "Fernet keys, newest first"
     empty = ()
 
     def parse(self, text: str) -> tuple[str, ...]:
-        """The keys."""
         keys = tuple(part.strip() for part in text.split(",") if part.strip())
         for key in keys:
             parse_key(key)
@@ -114,7 +112,7 @@ class SecretKeys(FieldType[tuple[str, ...]]):
 
 
 class DatabaseUrl(FieldType[str]):
-    """`sqlite:////path`, `postgresql://…`, `mysql://…` or `mariadb://…`; the driver is filled in."""
+    """`sqlite:////path`, `postgresql://…`, `mysql://…` or `mariadb://…`; `parse` adds the driver."""
 
     label = "database URL"
     empty = ""
@@ -127,21 +125,20 @@ class DatabaseUrl(FieldType[str]):
     }
 
     def parse(self, text: str) -> str:
-        """The URL with its driver, for MySQL also with its character set."""
+        """Return the URL with its driver, for MySQL also with its character set."""
         scheme, divider, rest = text.partition("://")
         base, _, driver = scheme.partition("+")
         if base == "sqlite" and driver in ("", "pysqlite") and divider:
             if not rest.startswith("//"):
-                raise BadValue("is no SQLite file that every process finds", "write sqlite:/// and an absolute path")
+                raise BadValue("is not an absolute SQLite path", "write sqlite:/// and an absolute path")
             return text
         name, ours = self._DRIVERS.get(base, ("", ""))
         if not divider or driver not in ("", ours) or not name:
-            raise BadValue("is no outbox database", "write sqlite:////path, postgresql://… or mysql://…")
+            raise BadValue("is not a supported database URL", "write sqlite:////path, postgresql://… or mysql://…")
         split_url(text, needs_host=name == "mysql")
         return f"{name}+{ours}://{_with_charset(rest) if name == 'mysql' else rest}"
 
     def shown(self, text: str) -> str:
-        """The URL without its password."""
         return redacted_url(text)
 
 
@@ -159,134 +156,151 @@ class BrokerUrl(FieldType[str]):
             return text
         if not divider or scheme not in ("redis", "rediss", "amqp", "amqps"):
             raise BadValue(
-                "is no broker that can be used", "write redis://, rediss://, redis+socket:///path or amqp://"
+                "is not a supported broker URL", "write redis://, rediss://, redis+socket:///path or amqp://"
             )
         split_url(text)
         return text
 
     def shown(self, text: str) -> str:
-        """The URL without its password."""
         return redacted_url(text)
 
 
 @declared
 class Settings(Declared):
-    """The service's settings. Durations are seconds, sizes bytes; URLs and secrets never show in its text form."""
+    """The service's settings. Durations are seconds, sizes bytes; `repr` redacts URLs and secrets."""
 
     of_service = True
 
-    data_dir: str = setting(Text(), default="var", about="the service's own folder")
-    database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the folder")
+    data_dir: str = setting(Text(), default="var", about="the service's data folder")
+    database_url: str = setting(DatabaseUrl(), default="", about="the outbox; empty: SQLite in the data folder")
     database_timeout: float = setting(
-        Duration(1, 3600), default="20s", about="a connection whose server takes longer to answer is given up"
+        Duration(1, 3600), default="20s", about="how long to wait for the database server's answer"
     )
-    broker_url: str = setting(BrokerUrl(), default="", about="the task broker; empty: a Redis in the folder")
+    broker_url: str = setting(
+        BrokerUrl(), default="", about="the task broker; empty: an embedded Redis in the data folder"
+    )
     listen: HostPort = setting(Host(8730, any_port=True), default="127.0.0.1:8730", about="where the API listens")
     tls_cert: str = setting(
         Path(), default="", about="PEM chain of the API, read again when renewed; empty: plain HTTP"
     )
     tls_key: str = setting(Path(), default="", about="PEM key of `tls_cert`, without password")
     metrics_listen: HostPort = setting(
-        Host(any_port=True), default="", about="where a worker tells its figures, port 0: any; empty: nowhere"
+        Host(any_port=True), default="", about="where a worker serves its metrics, port 0: any; empty: nowhere"
     )
     log_format: Literal["text", "json"] = setting(
-        Choice("text", "json"), default="text", about="logs for people, or one JSON object a line"
+        Choice("text", "json"), default="text", about="log lines for people, or one JSON object per line"
     )
     api_tokens: tuple[ApiToken, ...] = setting(
         ApiTokens(), default="", secret=True, about="bearer tokens; scopes: ingest, read, admin"
     )
-    access_key: str = setting(Text(), default="", about="of the S3 surface, at least 3 characters")
-    secret_key: str = setting(Text(), default="", secret=True, about="of the S3 surface, at least 8 characters")
+    access_key: str = setting(Text(), default="", about="access key of the S3 API, at least 3 characters")
+    secret_key: str = setting(Text(), default="", secret=True, about="secret key of the S3 API, at least 8 characters")
     s3_keys: tuple[S3Key, ...] = setting(
-        S3Keys(), default="", secret=True, about="further keys of the S3 surface; scopes: read, admin"
+        S3Keys(), default="", secret=True, about="more keys of the S3 API; scopes: read, admin"
     )
     secrets_dir: str = setting(
-        Path(), default=SECRETS_DIR, about="the only folder whose files settings of targets may refer to"
+        Path(), default=SECRETS_DIR, about="the only folder whose files the settings of targets may refer to"
     )
     secret_keys: tuple[str, ...] = setting(
-        SecretKeys(), default="", secret=True, about="seal stored secrets; empty: a key made in the folder"
+        SecretKeys(), default="", secret=True, about="encrypt stored secrets; empty: a generated key in the data folder"
     )
-    region: str = setting(Text(), default="", about="in ARNs and in what the S3 surface answers")
+    region: str = setting(Text(), default="", about="the region in ARNs and in responses of the S3 API")
     retention: float = setting(Duration(days=True), default="7d", about="how long settled events can be replayed")
     report_retention: float = setting(
         Duration(days=True), default="90d", about="how long reconciliations and their reports are kept"
     )
-    drain_interval: float = setting(Duration(0.01, 10), default="100ms", about="how often work is looked for")
-    spool_dir: str = setting(Path(), default="", about="where events wait while the database is away; empty: refused")
-    partitions: int = setting(Number(1, 1024), default="16", about="ordered shares of the log; fixed when it is made")
+    drain_interval: float = setting(Duration(0.01, 10), default="100ms", about="how often the drain looks for due work")
+    spool_dir: str = setting(
+        Path(), default="", about="where the API keeps events while the database is unavailable; empty: refuse them"
+    )
+    partitions: int = setting(
+        Number(1, 1024), default="16", about="ordered shares of the event log; fixed when it is created"
+    )
     lease_ttl: float = setting(
-        Duration(1, 3600), default="6s", about="a worker's right to a partition, renewed while it works"
+        Duration(1, 3600), default="6s", about="how long a worker's right to a partition lasts, renewed while it works"
     )
     lease_max_work: float = setting(
-        Duration(0.1, 3600), default="5s", about="the longest that one task works off a partition"
+        Duration(0.1, 3600), default="5s", about="how long one task works on a partition at most"
     )
-    body_limit: int = setting(Size(1024, 2**40), default="64MiB", about="of one request, before and after unpacking")
-    record_limit: int = setting(Number(1, 10_000_000), default="10000", about="records in one request")
+    body_limit: int = setting(
+        Size(1024, 2**40), default="64MiB", about="largest request body, before and after decompression"
+    )
+    record_limit: int = setting(Number(1, 10_000_000), default="10000", about="most records in one request")
     allow_private: bool = setting(
-        Toggle(), default="", about="webhooks may go to private addresses; empty: only on the embedded default"
+        Toggle(), default="", about="allow webhooks to private addresses; empty: only with the embedded default"
     )
-    spark_master: str = setting(Text(), default="local[*]", about="where `bucketwire reconcile` runs, as Spark has it")
+    spark_master: str = setting(Text(), default="local[*]", about="the Spark master that runs `bucketwire reconcile`")
     spark_jars: str = setting(
-        Path(), default="", about="folder with Spark's database drivers; empty: Spark fetches them once"
+        Path(), default="", about="folder with JDBC drivers for Spark; empty: Spark downloads them once"
     )
-    spark_memory: str = setting(Text(), default="1g", about="of the job's own process, as Java has it")
+    spark_memory: str = setting(Text(), default="1g", about="memory of the Spark driver process, in Java's notation")
     sync_events: bool = setting(
-        Toggle(), default="off", env="MINIO_API_SYNC_EVENTS", about="sync mode for targets that do not say"
+        Toggle(), default="off", env="MINIO_API_SYNC_EVENTS", about="sync mode of targets whose `sync` is empty"
     )
     embedded_database: bool = False
     embedded_broker: bool = False
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> "Settings":
-        """The settings that the environment makes. Raises `BadSettings` with every problem, by variable.
+        """Read the settings from the environment. Raises `BadSettings` with every problem, by variable.
 
-        A relative folder is meant from the current one. An unknown `BUCKETWIRE_*` variable is refused.
+        A relative folder is relative to the current one. An unknown `BUCKETWIRE_*` variable is refused.
         """
         variables = {key.env or _PREFIX + name.upper(): name for name, key in fields_of(cls).items()}
-        given = {name: text for name, text in environ.items() if text.strip()}
+        set_variables = {name: text for name, text in environ.items() if text.strip()}
         problems = [
-            Problem(name, "", "is no setting", did_you_mean(name, list(variables)))
-            for name in given
-            if name.startswith(_PREFIX) and name not in variables and name not in _NOT_OURS
+            Problem(name, "", "is not a known setting", did_you_mean(name, list(variables)))
+            for name in set_variables
+            if name.startswith(_PREFIX) and name not in variables and name not in _NOT_SETTINGS
         ]
-        values = {variables[name]: text for name, text in given.items() if name in variables}
+        values = {variables[name]: text for name, text in set_variables.items() if name in variables}
         try:
             settings = parse(cls, values, environ)._with_defaults(values)
         except BadSettings as error:
-            named = {name: variable for variable, name in variables.items()}
-            problems += [dataclasses.replace(each, key=named.get(each.key, each.key)) for each in error.problems]
+            variable_of = {name: variable for variable, name in variables.items()}
+            problems += [
+                dataclasses.replace(problem, key=variable_of.get(problem.key, problem.key))
+                for problem in error.problems
+            ]
         if problems:
             raise BadSettings(problems)
         return settings
 
     def problems(self) -> Iterator[Problem]:
-        """What has to hold between the settings."""
+        """Check the settings against each other."""
         if bool(self.access_key) != bool(self.secret_key):
             missing = "secret_key" if self.access_key else "access_key"
-            yield Problem(missing, "", "is missing", "the S3 surface needs both keys or none")
+            yield Problem(missing, "", "is missing", "the S3 API needs both keys or none")
         if self.access_key and len(self.access_key) < 3:
-            yield Problem("access_key", self.access_key, "is too short", "as at MinIO, 3 or more characters")
+            yield Problem("access_key", self.access_key, "is too short", "use 3 or more characters, as MinIO requires")
         if self.secret_key and len(self.secret_key) < 8:
-            yield Problem("secret_key", "", "is too short", "as at MinIO, 8 or more characters")
+            yield Problem("secret_key", "", "is too short", "use 8 or more characters, as MinIO requires")
         if self.access_key in {key.access_key for key in self.s3_keys}:
-            yield Problem("s3_keys", "", "has the access key of BUCKETWIRE_ACCESS_KEY", "give each key one of its own")
+            yield Problem(
+                "s3_keys", "", "repeats the access key of BUCKETWIRE_ACCESS_KEY", "give each key its own access key"
+            )
         if bool(self.tls_cert) != bool(self.tls_key):
             missing = "tls_key" if self.tls_cert else "tls_cert"
-            yield Problem(missing, "", "is missing", "TLS needs a certificate and its key, plain HTTP neither")
+            yield Problem(
+                missing, "", "is missing", "TLS needs both a certificate and its key; plain HTTP needs neither"
+            )
         if self.lease_max_work >= self.lease_ttl:
             yield Problem(
-                "lease_max_work", "", "is not shorter than the lease", "shorten it, or lengthen BUCKETWIRE_LEASE_TTL"
+                "lease_max_work", "", "is not shorter than the lease", "shorten it, or raise BUCKETWIRE_LEASE_TTL"
             )
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
-            yield Problem("region", self.region, "is no region", "letters, digits and -, such as us-east-1")
-        if not self.broker_url and len(str(self.broker_socket).encode()) > _SOCKET_PATH:
+            yield Problem("region", self.region, "is not a region", "letters, digits and -, such as us-east-1")
+        if not self.broker_url and len(str(self.broker_socket).encode()) > _MAX_SOCKET_PATH:
             yield Problem(
-                "data_dir", self.data_dir, "is too long a path for a socket", "choose a shorter one, or set a broker"
+                "data_dir",
+                self.data_dir,
+                "is too long for the path of a unix socket",
+                "choose a shorter one, or set BUCKETWIRE_BROKER_URL",
             )
 
     @property
     def folder(self) -> FilePath:
-        """The service's own folder as an absolute path."""
+        """The data folder as an absolute path."""
         return FilePath(self.data_dir).absolute()
 
     @property
@@ -301,14 +315,14 @@ class Settings(Declared):
 
     @property
     def every_s3_key(self) -> tuple[S3Key, ...]:
-        """The keys of the S3 face; with none it is closed."""
+        """Every key of the S3 API; without one the S3 API is closed."""
         scopes = frozenset(S3_SCOPES)
         first = (S3Key("default", scopes, self.access_key, self.secret_key),) if self.access_key else ()
         return (*first, *self.s3_keys)
 
     @property
     def api_address(self) -> HostPort:
-        """Where this machine reaches the API: for one that listens on every address, its loopback address."""
+        """The API's address on this machine: the loopback address if it listens on every address."""
         with contextlib.suppress(ValueError):
             ip = ipaddress.ip_address(self.listen.host)
             if ip.is_unspecified:
@@ -317,15 +331,15 @@ class Settings(Declared):
 
     @property
     def api_url(self) -> str:
-        """The URL by which this machine reaches the API, without a slash at the end."""
+        """The API's URL on this machine, without a trailing slash."""
         return f"{'https' if self.tls_cert else 'http'}://{self.api_address}"
 
     @property
     def loopback(self) -> bool:
-        """Whether the API can be reached from this machine only."""
+        """Whether only this machine can reach the API."""
         return is_loopback(self.listen.host)
 
-    def _with_defaults(self, given: Mapping[str, str]) -> "Settings":
+    def _with_defaults(self, values: Mapping[str, str]) -> "Settings":
         embedded = not self.database_url and not self.broker_url
         return dataclasses.replace(
             self,
@@ -334,16 +348,16 @@ class Settings(Declared):
             broker_url=self.broker_url or f"redis+socket://{quote(str(self.broker_socket))}",
             embedded_database=not self.database_url,
             embedded_broker=not self.broker_url,
-            allow_private=self.allow_private if "allow_private" in given else embedded,
+            allow_private=self.allow_private if "allow_private" in values else embedded,
         )
 
 
 def hash_token(token: str) -> str:
-    """The SHA-256 of a bearer token in hexadecimal. Tokens are random, so no salt and no slow hash is needed."""
+    """Return the SHA-256 of a bearer token in hexadecimal. Tokens are random: they need no salt and no slow hash."""
     return hashlib.sha256(token.encode()).hexdigest()
 
 
 def _with_charset(rest: str) -> str:
-    place, _, query = rest.partition("?")
+    address, _, query = rest.partition("?")
     pairs = dict(parse_qsl(query, keep_blank_values=True))
-    return f"{place}?{urlencode({'charset': 'utf8mb4'} | pairs)}"
+    return f"{address}?{urlencode({'charset': 'utf8mb4'} | pairs)}"

@@ -1,4 +1,4 @@
-"""Settings of targets by the name of their type: what reads, checks, keeps or shows them begins here."""
+"""Load, check, merge, redact and format the settings of targets, by the name of the target type."""
 
 from collections.abc import Mapping
 from typing import overload
@@ -8,7 +8,7 @@ from app.config.errors import REDACTED, BadSettings, Problem
 from app.config.fields import fields
 from app.config.fields.fields import D
 from app.config.formats.config_json import from_config_json
-from app.config.formats.environment import Found, from_environ
+from app.config.formats.environment import ParsedTargets, from_environ
 from app.config.formats.notify_lines import parse_line, parse_lines, to_line
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
@@ -16,7 +16,7 @@ from app.config.targets.registry import settings_type
 __all__ = [
     "REDACTED",
     "BadSettings",
-    "Found",
+    "ParsedTargets",
     "Problem",
     "from_config_json",
     "from_environ",
@@ -38,9 +38,9 @@ def load(type_name: type[D], values: Mapping[str, object], environ: Mapping[str,
 def load(
     type_name: str | type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None
 ) -> TargetSettings | D:
-    """A target's settings, ready for use, from texts or JSON values; references in secrets are resolved.
+    """Load a target's settings from texts or JSON values; references in secrets are resolved.
 
-    Raises `BadSettings` with every problem at once, secrets left out.
+    Raises `BadSettings` with every problem at once, secrets redacted.
     """
     if isinstance(type_name, str):
         return fields.parse(settings_type(type_name), values, environ)
@@ -48,23 +48,26 @@ def load(
 
 
 def texts(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
-    """Values as they are kept: texts by the names of today. Raises `BadSettings` for what is no setting or no text."""
-    found, problems = fields.texts_of(settings_type(type_name), values)
+    """Return values as texts under their current names, as they are stored.
+
+    Raises `BadSettings` for an unknown key and for a value that cannot be written as text.
+    """
+    result, problems = fields.texts_of(settings_type(type_name), values)
     if problems:
         raise BadSettings(problems)
-    return found
+    return result
 
 
 def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, object]) -> dict[str, str]:
-    """The texts that result when `changes` are made to those stored, as MinIO's `config set` does (§3.1).
+    """Apply `changes` to the stored texts, as MinIO's `config set` does (§3.1).
 
-    A key that is left out stays, and so does one that is given back as it was shown (`*redacted*`). An empty value
-    or null takes the key back to its default. Raises `BadSettings`; what results is yet to be loaded.
+    A key that is left out keeps its value, and so does a secret that is sent back as `*redacted*`. An empty value or
+    null resets the key to its default. Raises `BadSettings`; the result is not checked until it is loaded.
     """
     cls = settings_type(type_name)
     result = dict(stored)
-    given = {key: "" if value is None else value for key, value in changes.items()}
-    for name, text in texts(type_name, given).items():
+    without_null = {key: "" if value is None else value for key, value in changes.items()}
+    for name, text in texts(type_name, without_null).items():
         if not text:
             result.pop(name, None)
         elif name not in stored or text != fields.fields_of(cls)[name].shown(stored[name]):
@@ -73,16 +76,16 @@ def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, obje
 
 
 def redacted(type_name: str, values: Mapping[str, str]) -> dict[str, str]:
-    """The texts as they may be printed, secrets as `*redacted*`."""
-    return fields.shown(settings_type(type_name), values)
+    """Return the texts as they may be printed, secrets as `*redacted*`."""
+    return fields.redact(settings_type(type_name), values)
 
 
 def invalid_targets(
-    found: Mapping[TargetId, Mapping[str, object]], environ: Mapping[str, str] | None = None
+    targets: Mapping[TargetId, Mapping[str, object]], environ: Mapping[str, str] | None = None
 ) -> dict[TargetId, BadSettings]:
-    """Those of the targets whose settings cannot be used, and why; each is judged by itself."""
+    """Return the targets whose settings are invalid, with the reason; each is checked by itself."""
     problems = {}
-    for target, values in found.items():
+    for target, values in targets.items():
         try:
             load(target.type, values, environ)
         except BadSettings as error:

@@ -1,1 +1,1 @@
-"""What an event is and how every frontend's body becomes events. Standard library and orjson only."""
+"""The event model, and the parsers that turn every frontend's body into events. Standard library and orjson only."""

@@ -1,11 +1,11 @@
-"""What is said of a body that cannot be taken, to the person who sent it."""
+"""The errors for a refused body, with messages for its sender."""
 
 import json
 from typing import Any
 
 
 class BadRecord(ValueError):
-    """One record cannot be taken: `field` is the member's path in it, `problem` reads on from that name."""
+    """One record is refused: `field` is the path of a member in it, `problem` continues the sentence after it."""
 
     def __init__(self, field: str, problem: str, offset: int | None = None) -> None:
         super().__init__(f"{field} {problem}")
@@ -15,11 +15,11 @@ class BadRecord(ValueError):
 
 
 class BadEvents(ValueError):
-    """Nothing of the body was taken. `problem` is a whole sentence that may be shown to the sender.
+    """The whole body is refused. `problem` is a complete sentence that may be shown to the sender.
 
-    `status` is the HTTP status that fits; `index` the record's place in the body from 0, `field` the member's path in
-    it, `offset` the byte of the body (or of the JSON text in a member) at which reading stopped; None where it does
-    not apply.
+    `status` is the HTTP status of the answer. `index` is the record's index in the body from 0, `field` the member's
+    path in it, `offset` the byte of the body (or of the JSON text in a member) at which parsing stopped; each is None
+    if it does not apply.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class BadEvents(ValueError):
 
 
 def excerpt(value: Any) -> str:
-    """The value as JSON for a message, cut to a readable length; of a container only its kind."""
+    """Return the value as JSON for a message, shortened; for a container only its type."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""HighwayHash-256 under the key of the MinIO server, and the document ids made of it (reference §4.8, §15).
+"""Compute HighwayHash-256 with the MinIO server's key, and the document ids made from it (reference §4.8, §15).
 
-No maintained wheel has this hash: the one binding there is comes as source that wants a C++ compiler. Computed one by
-one in Python an id takes 110 us, half of what Elasticsearch needs for the whole document. So many are computed at
-once: the state of all messages lies side by side in four long integers of 64-bit lanes, on which Python adds, masks
-and shifts at the speed of C. Only the 32-bit products are taken lane by lane. That is 20-25 us an id in batches of 500.
+No maintained wheel has this hash: the only binding is source code that needs a C++ compiler. Computed one at a time in
+Python, an id takes 110 us, half of what Elasticsearch needs for the whole document. So many are computed at once: the
+states of all messages are side by side in four long integers of 64-bit lanes, which Python adds, masks and shifts at
+the speed of C. Only the 32-bit products are computed lane by lane. That takes 20-25 us per id in batches of 500.
 """
 
 import base64
@@ -16,34 +16,34 @@ from operator import mul
 _KEY = bytes.fromhex("4be734fa8e238acd263e83e6bb968552040f935da39f441497e09d1322de36a0")
 _INIT0 = (0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3)
 _INIT1 = (0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377)
-# Which byte of each 16 goes where.
+# The origin of each byte in a block of 16.
 _ZIPPER = (3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7)
 _PACKET = 32
 _WORD = 0xFFFFFFFF
-_AT_ONCE = 500  # more gain nothing
+_AT_ONCE = 500  # larger batches are not faster
 
 
 def document_ids(paths: Sequence[str]) -> list[str]:
-    """The id of each `bucket/object` as the MinIO server makes it: 44 characters, URL-safe (as MinIO: §4.8)."""
-    return [base64.urlsafe_b64encode(each).decode() for each in digests([path.encode() for path in paths])]
+    """Return the id of each `bucket/object` as the MinIO server makes it: 44 characters, URL-safe (§4.8)."""
+    return [base64.urlsafe_b64encode(digest).decode() for digest in digests([path.encode() for path in paths])]
 
 
 def digests(messages: Sequence[bytes], key: bytes = _KEY) -> list[bytes]:
-    """The 32-byte digest of each message, under a key of 32 bytes."""
-    found: dict[int, bytes] = {}
-    # A message that ends in the middle of a packet takes a step more, so the two kinds go separately.
+    """Return the 32-byte digest of each message, with a key of 32 bytes."""
+    result: dict[int, bytes] = {}
+    # A message that ends within a packet needs an additional step, so the two kinds are computed separately.
     for whole in (True, False):
         group = [i for i, message in enumerate(messages) if (len(message) % _PACKET == 0) is whole]
         group.sort(key=lambda i: -len(messages[i]))
         for start in range(0, len(group), _AT_ONCE):
             part = group[start : start + _AT_ONCE]
-            found |= zip(part, _digests([messages[i] for i in part], key, whole=whole), strict=True)
-    return [found[i] for i in range(len(messages))]
+            result |= zip(part, _digests([messages[i] for i in part], key, whole=whole), strict=True)
+    return [result[i] for i in range(len(messages))]
 
 
 @dataclass(slots=True)
 class _State:
-    """The state of `count` messages; lane j of message i is the 64 bits from 256 i + 64 j on."""
+    """The state of `count` messages; lane j of message i is the 64 bits that begin at 256 i + 64 j."""
 
     count: int
     v0: int
@@ -54,7 +54,7 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Masks:
-    """Bits that stand at the same place for every lane, or for every message."""
+    """Bit masks that repeat for every lane, or for every message."""
 
     top: int  # the highest bit of each lane
     rest: int  # all others
@@ -84,8 +84,8 @@ def _masks(count: int) -> _Masks:
 
 
 def _digests(messages: Sequence[bytes], key: bytes, *, whole: bool) -> list[bytes]:
-    """The digests of messages that are sorted by length, the longest first, and all end alike."""
-    state = _begin(key, len(messages))
+    """Return the digests of messages that are sorted by length, the longest first, and end alike (`whole`)."""
+    state = _initial_state(key, len(messages))
     for start in range(0, len(messages[0]) - _PACKET + 1, _PACKET):
         packets = [message[start : start + _PACKET] for message in messages if len(message) >= start + _PACKET]
         part = _first(state, len(packets))
@@ -95,8 +95,8 @@ def _digests(messages: Sequence[bytes], key: bytes, *, whole: bool) -> list[byte
         _absorb_ends(state, messages)
     masks = _masks(state.count)
     for _ in range(10):
-        turned = (state.v0 >> 128) & masks.low_pairs | (state.v0 & masks.low_pairs) << 128
-        _update(state, (turned >> 32) & masks.low_words | (turned & masks.low_words) << 32)
+        swapped = (state.v0 >> 128) & masks.low_pairs | (state.v0 & masks.low_pairs) << 128
+        _update(state, (swapped >> 32) & masks.low_words | (swapped & masks.low_words) << 32)
     high = _sum(state.v1, state.m1, masks) & masks.modulus
     reduced = _sum(state.v0, state.m0, masks) ^ (high << 1) ^ (high << 2)
     flat = reduced.to_bytes(state.count * _PACKET, "little")
@@ -104,21 +104,21 @@ def _digests(messages: Sequence[bytes], key: bytes, *, whole: bool) -> list[byte
 
 
 @lru_cache(maxsize=64)
-def _begun(key: bytes, count: int) -> tuple[int, int, int, int]:
+def _initial_lanes(key: bytes, count: int) -> tuple[int, int, int, int]:
     lanes = struct.unpack("<4Q", key)
-    turned = [lane >> 32 | (lane & _WORD) << 32 for lane in lanes]
+    rotated = [lane >> 32 | (lane & _WORD) << 32 for lane in lanes]
     first = (
         [lane ^ init for lane, init in zip(lanes, _INIT0, strict=True)],
-        [lane ^ init for lane, init in zip(turned, _INIT1, strict=True)],
+        [lane ^ init for lane, init in zip(rotated, _INIT1, strict=True)],
         _INIT0,
         _INIT1,
     )
-    v0, v1, m0, m1 = (int.from_bytes(struct.pack("<4Q", *each) * count, "little") for each in first)
+    v0, v1, m0, m1 = (int.from_bytes(struct.pack("<4Q", *values) * count, "little") for values in first)
     return v0, v1, m0, m1
 
 
-def _begin(key: bytes, count: int) -> _State:
-    return _State(count, *_begun(key, count))
+def _initial_state(key: bytes, count: int) -> _State:
+    return _State(count, *_initial_lanes(key, count))
 
 
 def _first(state: _State, count: int) -> _State:
@@ -139,17 +139,17 @@ def _put_back(state: _State, part: _State) -> None:
 
 
 def _absorb_ends(state: _State, messages: Sequence[bytes]) -> None:
-    """Take in what is left of each message after its last whole packet, 1 to 31 bytes."""
+    """Absorb the rest of each message after its last whole packet, 1 to 31 bytes."""
     ends = [message[len(message) - len(message) % _PACKET :] for message in messages]
     sizes = int.from_bytes(b"".join(struct.pack("<I", len(end)) * 8 for end in ends), "little")
     state.v0 = _sum(state.v0, sizes, _masks(state.count))
     words = struct.Struct("<8I")
-    held = words.iter_unpack(state.v1.to_bytes(state.count * _PACKET, "little"))
-    turned = [
+    current = words.iter_unpack(state.v1.to_bytes(state.count * _PACKET, "little"))
+    rotated = [
         words.pack(*[(word << len(end) | word >> 32 - len(end)) & _WORD for word in eight])
-        for end, eight in zip(ends, held, strict=True)
+        for end, eight in zip(ends, current, strict=True)
     ]
-    state.v1 = int.from_bytes(b"".join(turned), "little")
+    state.v1 = int.from_bytes(b"".join(rotated), "little")
     _update(state, int.from_bytes(b"".join(map(_last_packet, ends)), "little"))
 
 
@@ -175,12 +175,12 @@ def _update(state: _State, packet: int) -> None:
 
 
 def _sum(a: int, b: int, masks: _Masks) -> int:
-    """Lane by lane modulo 2^64: without the highest bits no carry leaves its lane."""
+    """Add lane by lane modulo 2^64: without the highest bits no carry leaves its lane."""
     return (a & masks.rest) + (b & masks.rest) ^ (a ^ b) & masks.top
 
 
 def _products(a: int, b: int, masks: _Masks) -> int:
-    """In each lane the low half of `a` times the high half of `b`."""
+    """Multiply, in each lane, the low half of `a` by the high half of `b`."""
     low = masks.lows.unpack(a.to_bytes(masks.lows.size, "little"))
     high = masks.highs.unpack(b.to_bytes(masks.highs.size, "little"))
     return int.from_bytes(masks.lanes.pack(*map(mul, low, high)), "little")

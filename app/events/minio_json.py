@@ -1,4 +1,4 @@
-"""Texts as MinIO writes and reads them: a record's JSON (§1.5), a key in a record (§1.6), a time (§1.4)."""
+"""Read and write texts as MinIO does: a record's JSON (§1.5), a key in a record (§1.6), a time (§1.4)."""
 
 import hashlib
 import json
@@ -17,14 +17,14 @@ _HEX = "0123456789abcdefABCDEF"
 _BYTES = {f"{high}{low}".encode(): bytes.fromhex(high + low) for high in _HEX for low in _HEX}
 _NO_ZERO = re.compile(rb"[^0]")
 _ZERO_FOR_DIGITS = bytes.maketrans(b"123456789", b"000000000")
-_LONG_NUMBER = b"0" * 19  # the shortest number that 64 bits may not hold
+_LONG_NUMBER = b"0" * 19  # the shortest number that may not fit into 64 bits
 _SAFE_NESTING = 200  # the standard library recurses, orjson does not
 _BEFORE_NUMBER = b":[, \t\r\n"
 _ESCAPES = [(letter, f"\\u{ord(letter):04x}") for letter in "<>&\u2028\u2029"]
 
 
 class BadJson(ValueError):
-    """Bytes that are no JSON; `offset` counts bytes from the first."""
+    """Bytes that are not JSON; `offset` is the byte at which parsing stopped, from 0."""
 
     def __init__(self, problem: str, offset: int) -> None:
         super().__init__(problem)
@@ -33,17 +33,17 @@ class BadJson(ValueError):
 
 
 class TooDeep(ValueError):
-    """A value nested so deep that it cannot be written as JSON."""
+    """A value is nested too deeply to be written as JSON."""
 
 
 class BadKey(ValueError):
-    """A key that does not decode; the message says why."""
+    """A key cannot be decoded; the message names the reason."""
 
 
 def load(data: bytes, *, long_numbers: bool | None = None) -> Any:
-    """The value that the JSON text holds; integers of any length are kept. Raises `BadJson`.
+    """Parse JSON; integers of any length are kept. Raises `BadJson`.
 
-    A caller with many texts from one body asks `holds_long_numbers` once for all of them.
+    For many texts of one body, call `holds_long_numbers` once for the body and pass the result.
     """
     try:
         value = orjson.loads(data)
@@ -55,22 +55,22 @@ def load(data: bytes, *, long_numbers: bool | None = None) -> Any:
 
 
 def holds_long_numbers(data: bytes) -> bool:
-    """Whether a number in the JSON text may be longer than 64 bits, which orjson would silently make a float."""
+    """Return whether the JSON may contain a number of more than 64 bits, which orjson would silently make a float."""
     zeros = data.translate(_ZERO_FOR_DIGITS)
-    found = zeros.find(_LONG_NUMBER)
-    while found >= 0:
-        before = found - 2 if zeros[found - 1 : found] == b"-" else found - 1
+    position = zeros.find(_LONG_NUMBER)
+    while position >= 0:
+        before = position - 2 if zeros[position - 1 : position] == b"-" else position - 1
         if before < 0 or zeros[before] in _BEFORE_NUMBER:
             return True
-        ends = _NO_ZERO.search(zeros, found)  # digits within a text: a hash, a number in quotes
-        found = zeros.find(_LONG_NUMBER, ends.start()) if ends is not None else -1
+        digits = _NO_ZERO.search(zeros, position)  # digits within a text: a hash, a number in quotes
+        position = zeros.find(_LONG_NUMBER, digits.start()) if digits is not None else -1
     return False
 
 
 def _load_exactly(data: bytes, value: Any) -> Any:
     if deeper_than(value, _SAFE_NESTING):
         raise BadJson(f"it is nested more than {_SAFE_NESTING} deep", 0)
-    return json.loads(data)  # cannot fail: orjson has read it, and takes no number that Python would find too long
+    return json.loads(data)  # cannot fail: orjson has parsed it, and accepts no number that is too long for Python
 
 
 def _bad_json(data: bytes, problem: orjson.JSONDecodeError) -> BadJson:
@@ -82,39 +82,39 @@ def _bad_json(data: bytes, problem: orjson.JSONDecodeError) -> BadJson:
 
 
 def deeper_than(value: Any, limit: int) -> bool:
-    """Whether objects and arrays lie in each other more than `limit` deep. Does not recurse."""
+    """Return whether objects and arrays are nested more than `limit` deep. Does not recurse."""
     level = [value] if isinstance(value, dict | list) else []
     for _ in range(limit):
         level = [
             inner
-            for each in level
-            for inner in (each.values() if isinstance(each, dict) else each)
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
             if isinstance(inner, dict | list)
         ]
     return bool(level)
 
 
 def text(value: Any) -> str:
-    """The value as JSON text, spelt as Go's encoder spells it (as MinIO: §1.5); members in their order.
+    """Write the value as JSON as Go's encoder does (as MinIO: §1.5), members in their order.
 
-    Raises `TooDeep` for what nests more than some 200 deep.
+    Raises `TooDeep` for a value that is nested more than about 200 deep.
     """
     dumped = _dumps(value, 0).decode()
     for letter, escaped in _ESCAPES:
-        if letter in dumped:  # in a str this is some ten times as fast as in bytes
+        if letter in dumped:  # about ten times as fast in a str as in bytes
             dumped = dumped.replace(letter, escaped)
     return dumped
 
 
 def digest(value: Any) -> str:
-    """32 hex characters that stand for the value: BLAKE2b over its JSON with members sorted. Raises as `text` does."""
+    """Return a digest of the value, 32 hex characters: BLAKE2b of its JSON with sorted members. Raises `TooDeep`."""
     return hashlib.blake2b(_dumps(value, orjson.OPT_SORT_KEYS), digest_size=16).hexdigest()
 
 
 def _dumps(value: Any, option: int) -> bytes:
     try:
         return orjson.dumps(value, option=option)
-    except orjson.JSONEncodeError:  # an integer beyond 64 bits, or nested deeper than orjson writes
+    except orjson.JSONEncodeError:  # an integer of more than 64 bits, or nested deeper than orjson can write
         if deeper_than(value, _SAFE_NESTING):
             raise TooDeep from None
         sort = option == orjson.OPT_SORT_KEYS
@@ -122,43 +122,43 @@ def _dumps(value: Any, option: int) -> bytes:
 
 
 def encode_key(key: str) -> str:
-    """The key as it stands in a record: form encoding, `/` too (as MinIO: §1.6)."""
+    """Encode a key as in a record: form encoding, also of `/` (as MinIO: §1.6)."""
     return quote_plus(key, safe="")
 
 
 def decode_key(encoded: str) -> str:
-    """The key that a record's spelling stands for. Raises `BadKey` where MinIO would fail the delivery (§1.6)."""
-    plain = encoded.replace("%2F", "/")  # nearly every key needs no more than this
+    """Decode a key of a record. Raises `BadKey` where MinIO would fail the delivery (§1.6)."""
+    plain = encoded.replace("%2F", "/")  # enough for nearly every key
     if "%" not in plain and "+" not in plain:
         return plain
     first, *escaped = encoded.replace("+", " ").encode().split(b"%")
     try:
         return b"".join([first, *[_BYTES[part[:2]] + part[2:] for part in escaped]]).decode()
     except KeyError:
-        raise BadKey("has a stray %: two hex digits must follow it, and a literal % is spelt %25") from None
+        raise BadKey("has a stray %: two hex digits must follow it, and a literal % is written %25") from None
     except UnicodeDecodeError:
         raise BadKey("does not decode to UTF-8") from None
 
 
 def milliseconds(moment: str) -> int | None:
-    """Milliseconds since 1970 of an RFC 3339 time with up to 9 decimals; None if it is none, or lies before 1970.
+    """Parse an RFC 3339 time with up to 9 decimals to milliseconds since 1970; None if it is invalid or before 1970.
 
-    Finer decimals are cut, not rounded, so that a time never moves into the next second.
+    Further decimals are truncated, not rounded, so that a time never moves into the next second.
     """
     if len(moment) == 24 and moment[4:20:3] == "--T::." and moment[23] == "Z":
-        parsed = moment  # MinIO's own
+        parsed = moment  # MinIO's own format
     else:
         parts = _TIME.fullmatch(moment)
         if parts is None:
             return None
         parsed = f"{parts[1]}{(parts[2] or '.0')[:4].ljust(4, '0')}{parts[3]}"
     try:
-        found = (datetime.fromisoformat(parsed) - _EPOCH) // _MILLISECOND
+        result = (datetime.fromisoformat(parsed) - _EPOCH) // _MILLISECOND
     except ValueError:
         return None
-    return found if 0 <= found < _YEAR_10000 else None
+    return result if 0 <= result < _YEAR_10000 else None
 
 
 def timestamp(moment: int) -> str:
-    """Milliseconds since 1970 as MinIO writes a time: UTC, always three decimals (§1.4)."""
+    """Format milliseconds since 1970 as MinIO writes a time: UTC, always three decimals (§1.4)."""
     return (_EPOCH + timedelta(milliseconds=moment)).isoformat(timespec="milliseconds")[:-6] + "Z"

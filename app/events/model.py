@@ -1,26 +1,26 @@
-"""What an event is: one record of a bucket notification, normalised, with one id for its whole life."""
+"""The event: one normalized record of a bucket notification, with an id that never changes."""
 
 import enum
 from typing import NamedTuple
 
 
 class Effect(enum.Enum):
-    """What a namespace row becomes through an event; set for each target by workers, `NONE` until then."""
+    """The effect of an event on a namespace row; workers set it for each target, it is `NONE` until then."""
 
     NONE = "none"
     UPSERT = "upsert"
     REMOVE = "remove"
-    REMOVE_VERSION = "remove version"  # only if the row holds that version
+    REMOVE_VERSION = "remove version"  # only if the row has that version
 
 
 class Event(NamedTuple):
-    """One record. `record` is its JSON text as MinIO would encode it (§1.5); `time` is milliseconds since 1970.
+    """One record. `record` is its JSON as MinIO would encode it (§1.5); `time` is milliseconds since 1970.
 
-    `trace` is the trace context that it came with, as `app.events.trace` writes it; "" without one. It says how the
-    event came, not what happened: it is no part of the `id`.
+    `trace` is the trace context that came with it, as `app.events.trace` writes it; "" without one. It describes how
+    the event was sent, not what happened, so it is not part of the `id`.
 
-    A tuple, because one is made for each event on its way in and for each delivery on its way out: a frozen dataclass
-    takes 1.5 µs longer, a tenth of what an event costs.
+    A tuple, because one is created for each received event and for each delivery: a frozen dataclass takes 1.5 µs
+    longer, a tenth of the cost of an event.
     """
 
     id: str
@@ -36,5 +36,5 @@ class Event(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Bucket, `/` and decoded key: the envelope's `Field`, a namespace's key (§1.6)."""
+        """Bucket, `/` and decoded key: the `Key` of MinIO's envelope and the key of a namespace row (§1.6)."""
         return f"{self.bucket}/{self.key}"

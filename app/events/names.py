@@ -1,7 +1,7 @@
-"""The names that events have and that rules ask for: MinIO's (§1.1, §1.2), with those of Ceph (§12) and AWS (§13).
+"""The event names of events and rules: MinIO's (§1.1, §1.2), Ceph's (§12) and those of AWS (§13).
 
-Names are matched exactly and case-sensitively (as MinIO: §1.1). An event whose name stands nowhere here is kept; only
-a rule for `EVERY` asks for it.
+Names are matched exactly and case-sensitively (as MinIO: §1.1). An event with an unknown name is accepted; only a rule
+for `EVERY` matches it.
 """
 
 import difflib
@@ -40,7 +40,7 @@ _RESTORE = _family("s3:ObjectRestore", "Post", "Completed")
 _TRANSITION = _family("s3:ObjectTransition", "Failed", "Complete")
 _SCANNER = _family("s3:Scanner", "ManyVersions", "LargeVersions", "BigPrefix")
 
-# What MinIO sends. `:*` is part of the literal name of bucket events (§1.1); the guides write them without it.
+# The events of MinIO. `:*` is part of the literal name of bucket events (§1.1); MinIO's guides write them without it.
 MINIO: frozenset[str] = frozenset(
     (
         *_ACCESSED,
@@ -80,8 +80,8 @@ AWS: frozenset[str] = frozenset(
 
 KNOWN: frozenset[str] = MINIO | CEPH | AWS | {"s3:BucketCreated", "s3:BucketRemoved"}
 
-# As MinIO: §1.2. Beyond it: the Scanner family, which MinIO has no spelling for, the families of Ceph and AWS, and
-# AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` is in none of them.
+# As in MinIO (§1.2). In addition: the Scanner family, for which MinIO has no name, the families of Ceph and AWS, and
+# AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` belongs to none of them.
 AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
     {
         "s3:ObjectAccessed:*": frozenset(_ACCESSED),
@@ -122,52 +122,52 @@ SHORTHANDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 class UnknownEventName(ValueError):
-    """No event and no family of events has this name; the message says which name is nearest."""
+    """No event and no family of events has this name; the message suggests the nearest name."""
 
     def __init__(self, name: str, nearest: str | None) -> None:
         self.name = name
         self.nearest = nearest
-        hint = f"; did you mean {nearest!r}?" if nearest else "; `*` asks for every event"
-        super().__init__(f"{_shortened(name)} is not an event name{hint}")
+        hint = f"; did you mean {nearest!r}?" if nearest else "; write `*` for every event"
+        super().__init__(f"{_shorten(name)} is not an event name{hint}")
 
 
 def is_known(name: str) -> bool:
-    """Whether an event may have this name, as far as anyone has said; aggregates and `EVERY` are no event's name."""
+    """Return whether this is a known name of an event; aggregates and `EVERY` are not names of events."""
     return name in KNOWN
 
 
 def expand(name: str) -> frozenset[str]:
-    """The event names that a rule's name stands for: itself, or the members of an aggregate.
+    """Return the event names that a rule's name includes: itself, or the members of an aggregate.
 
-    `EVERY` stands for itself, as it includes names that nobody knows yet. A bucket event in either spelling stands for
-    both. `mc`'s words are not names: see `shorthand`. Raises `UnknownEventName`.
+    `EVERY` returns itself, because it includes unknown names. Either spelling of a bucket event returns both. `mc`'s
+    words are not names: see `shorthand`. Raises `UnknownEventName`.
     """
     if name == EVERY:
         return frozenset((EVERY,))
-    found = AGGREGATES.get(name) or _BOTH_SPELLINGS.get(name)
-    if found is not None:
-        return found
+    members = AGGREGATES.get(name) or _BOTH_SPELLINGS.get(name)
+    if members is not None:
+        return members
     if name in KNOWN:
         return frozenset((name,))
     raise UnknownEventName(name, nearest(name))
 
 
 def shorthand(word: str) -> tuple[str, ...]:
-    """The names that a word of `mc event add` stands for; any other text stands for itself, unchecked."""
+    """Return the names for a word of `mc event add`; any other text is returned unchecked."""
     return SHORTHANDS.get(word, (word,))
 
 
 def nearest(name: str) -> str | None:
-    """The name or aggregate that was probably meant, or None. `s3:` may be missing and letters of the wrong case."""
+    """Return the name or aggregate that was probably meant, or None. `s3:` may be missing, the case may be wrong."""
     if name == "s3:*":
         return EVERY
-    # Cut, because comparing costs the square of the length and the text is a stranger's.
+    # Truncated, because the comparison takes quadratic time and the text is not trusted.
     folded = name[:64].casefold()
     folded = folded if folded.startswith("s3:") else f"s3:{folded}"
     choices = {choice.casefold(): choice for choice in sorted(KNOWN | AGGREGATES.keys())}
-    found = difflib.get_close_matches(folded, choices, n=1, cutoff=0.6)
-    return choices[found[0]] if found else None
+    matches = difflib.get_close_matches(folded, choices, n=1, cutoff=0.6)
+    return choices[matches[0]] if matches else None
 
 
-def _shortened(name: str) -> str:
+def _shorten(name: str) -> str:
     return repr(name) if len(name) <= 80 else f"{name[:77]!r}…"

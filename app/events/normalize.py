@@ -1,4 +1,4 @@
-"""Make an event of a normalised record: read the members that the rest of the product goes by, and check them."""
+"""Make an event from a normalized record: read and check the members that the service uses."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from app.events.errors import BadRecord, excerpt
 from app.events.model import Event
 from app.events.names import is_known
 
-# What the outbox has room for; S3 itself ends long before, but for a key's 1,024 bytes.
+# The limits of the outbox's columns; all are above S3's own limits.
 _MAX_NAME = 255
 _MAX_BUCKET = 255
 _MAX_VERSION = 1024
@@ -15,14 +15,14 @@ _MAX_SEQUENCER = 64
 MAX_KEY_BYTES = 4096
 
 _KEYLESS = ("s3:Bucket", "s3:Scanner:")  # events of a bucket, or of the root folder
-_BEFORE_VERSIONS = "1"  # what MinIO sent until 2018 where there was no version (§1.9)
+_NO_VERSION = "1"  # sent by MinIO until 2018 if there was no version (§1.9)
 
 
 def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
-    """The event that the record is. Raises `BadRecord`.
+    """Make an event from a record. Raises `BadRecord`.
 
-    Its time is the record's, or `arrived` (milliseconds since 1970) if the record has none that can be read. The
-    record's members are neither added to nor changed. `nesting` is how deep objects and arrays may lie in each other.
+    Its time is the record's, or `arrived` (milliseconds since 1970) if the record has no valid time. The record is not
+    changed. `nesting` is how deep objects and arrays may be nested.
     """
     name = record.get("eventName")
     if type(name) is not str or not 0 < len(name) <= _MAX_NAME or "\0" in name:
@@ -36,9 +36,9 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
     except minio_json.BadKey as problem:
         raise BadRecord("s3.object.key", f"{excerpt(encoded)} {problem}") from None
     if "\0" in key:
-        raise BadRecord("s3.object.key", f"{excerpt(encoded)} holds U+0000, which no S3 key may")
+        raise BadRecord("s3.object.key", f"{excerpt(encoded)} contains U+0000, which no S3 key may contain")
     if len(key) > MAX_KEY_BYTES // 4 and len(key.encode()) > MAX_KEY_BYTES:
-        raise BadRecord("s3.object.key", f"is of {len(key.encode())} bytes; {MAX_KEY_BYTES} are the most")
+        raise BadRecord("s3.object.key", f"has {len(key.encode())} bytes; at most {MAX_KEY_BYTES} are allowed")
     version = _optional(thing, "versionId", _MAX_VERSION) if "versionId" in thing else ""
     sequencer = _optional(thing, "sequencer", _MAX_SEQUENCER) if "sequencer" in thing else ""
     moment = record.get("eventTime")
@@ -49,7 +49,7 @@ def event_of(record: dict[str, Any], arrived: int, nesting: int) -> Event:
         name,
         bucket,
         key,
-        "" if version == _BEFORE_VERSIONS else version,
+        "" if version == _NO_VERSION else version,
         sequencer,
         arrived if time is None else time,
         text,
@@ -67,8 +67,8 @@ def _bucket_and_object(record: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     if type(name) is not str or not 0 < len(name) <= _MAX_BUCKET or "\0" in name:
         raise _unusable("s3.bucket.name", name, "the bucket's name as text", _MAX_BUCKET)
     if name[-1] == " ":
-        # MySQL and MariaDB could not tell it from the name without.
-        raise BadRecord("s3.bucket.name", f"{excerpt(name)} ends with a blank, which no S3 bucket's name may")
+        # MySQL and MariaDB could not distinguish it from the name without the space.
+        raise BadRecord("s3.bucket.name", f"{excerpt(name)} ends with a space, which no S3 bucket name may")
     thing = s3.get("object", {})
     if type(thing) is not dict:
         raise _unusable("s3.object", thing, "an object with the object's key")
@@ -80,12 +80,12 @@ def _may_lack_key(name: str) -> bool:
 
 
 def _optional(thing: dict[str, Any], member: str, longest: int) -> str:
-    found = thing.get(member)
-    if found is None:
+    value = thing.get(member)
+    if value is None:
         return ""
-    if type(found) is not str or len(found) > longest or "\0" in found:
-        raise _unusable(f"s3.object.{member}", found, "text, or left out", longest)
-    return found
+    if type(value) is not str or len(value) > longest or "\0" in value:
+        raise _unusable(f"s3.object.{member}", value, "text, or left out", longest)
+    return value
 
 
 def _text(record: dict[str, Any], nesting: int) -> str:
@@ -93,7 +93,7 @@ def _text(record: dict[str, Any], nesting: int) -> str:
         text = minio_json.text(record)
     except minio_json.TooDeep:
         raise _too_deep(nesting) from None
-    # Counting is cheap and tells of nearly every record that it cannot be too deep; looking is cheaper still.
+    # Counting brackets is cheap and shows for nearly every record that it is not too deep; `in` is cheaper still.
     opened = text.count("{") + (text.count("[") if "[" in text else 0)
     if opened > nesting and minio_json.deeper_than(record, nesting):
         raise _too_deep(nesting)
@@ -104,8 +104,8 @@ def _too_deep(nesting: int) -> BadRecord:
     return BadRecord("it", f"is nested more than {nesting} deep")
 
 
-def _unusable(field: str, value: Any, wanted: str, longest: int | None = None) -> BadRecord:
+def _unusable(field: str, value: Any, expected: str, longest: int | None = None) -> BadRecord:
     if value is None:
-        return BadRecord(field, f"is missing; it must be {wanted}")
+        return BadRecord(field, f"is missing; it must be {expected}")
     limit = f" of at most {longest} characters, none of them U+0000" if longest and value else ""
-    return BadRecord(field, f"is {excerpt(value)}; it must be {wanted}{limit}")
+    return BadRecord(field, f"is {excerpt(value)}; it must be {expected}{limit}")

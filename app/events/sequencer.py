@@ -1,4 +1,4 @@
-"""Which of two events of one object is the newer: the sequencer as text that compares (§1.7)."""
+"""Compare sequencers to decide which of two events of an object is newer (§1.7)."""
 
 import re
 
@@ -8,21 +8,21 @@ _HEX = re.compile("[0-9A-F]+")
 
 
 def comparable(sequencer: str) -> str:
-    """The sequencer so that comparing texts of one object follows §1.7; "" if there is none or it is not hex.
+    """Return the sequencer in a form whose text order follows §1.7; "" if there is none or it is not hexadecimal.
 
-    The rule pads the shorter with zeros on the right; stripping the zeros instead gives the same order without
-    knowing the other. Applying it twice changes nothing.
+    §1.7 pads the shorter one with zeros on the right; stripping the zeros instead gives the same order without knowing
+    the other one. It is idempotent.
     """
-    found = sequencer.upper()
-    return found.rstrip("0") if _HEX.fullmatch(found) else ""
+    upper = sequencer.upper()
+    return upper.rstrip("0") if _HEX.fullmatch(upper) else ""
 
 
 def states_content(name: str, version: str) -> bool:
-    """Whether the event says what the bucket holds now under its key, so that its sequencer supersedes older ones.
+    """Return whether the event determines the key's current content, so that it supersedes older events.
 
-    Not so access, tags, locks and the like, and not the removal of one concrete version, which need not be the newest.
+    Access, tags and locks do not, nor does the removal of a concrete version, which need not be the newest.
     """
-    found = content_change(name)
-    if found is ContentChange.REMOVED:
+    change = content_change(name)
+    if change is ContentChange.REMOVED:
         return not is_concrete(version)
-    return found is not ContentChange.NOTHING
+    return change is not ContentChange.NOTHING

@@ -1,15 +1,15 @@
-"""How large an event is where it is stored."""
+"""Estimate the size of an event in the outbox database."""
 
 from app.events.model import Event
 
-UNLIMITED = 500_000_000  # bytes: above it PostgreSQL and SQLite refuse a row, as they hold a text of at most 1 GB
-_OTHERS = 1024  # bytes for numbers and names of columns
+UNLIMITED = 500_000_000  # bytes; PostgreSQL and SQLite refuse larger rows, as a text has at most 1 GB
+_OTHERS = 1024  # bytes for numbers and column names
 
 
 def stored_size(event: Event) -> int:
-    """The most bytes that the event has in an SQL statement, escaped in whichever way.
+    """Return an upper bound of the event's bytes in an SQL statement, whatever the escaping.
 
-    JSON has its control characters escaped already, so that only quotes and backslashes of the record grow.
+    JSON control characters are escaped already, so only quotes and backslashes of the record grow.
     """
     record = event.record
     size = len(record.encode()) + record.count('"') + record.count("'") + record.count("\\")
@@ -18,6 +18,6 @@ def stored_size(event: Event) -> int:
 
 
 def is_larger(event: Event, most: int) -> bool:
-    """Whether `stored_size` is above `most`; nearly free for an event that is far below it."""
-    # No character takes more than 4 bytes, and none of one byte more than 2. The other members have 20 KB at the most.
+    """Return whether `stored_size` exceeds `most`; nearly free for an event far below it."""
+    # A character takes at most 4 bytes, an escaped single-byte one at most 2. The other members have at most 20 KB.
     return len(event.record) * 4 + 32_768 > most and stored_size(event) > most

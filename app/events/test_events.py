@@ -1,17 +1,17 @@
-"""The events of a trial: marked, so that a consumer knows them, and such that no namespace keeps an object of them."""
+"""Make the events of a target test: consumers can recognize them, and a namespace keeps no object of them."""
 
 from app.events.model import Effect, Event
 from app.events.normalize import event_of
 
-TEST_BUCKET = "bucketwire-test"  # reserved for trials; every consumer may leave its events aside
-NAME = "s3:TestEvent"  # as AWS calls the message by which it tries a notification out
+TEST_BUCKET = "bucketwire-test"  # reserved for target tests; consumers may ignore its events
+NAME = "s3:TestEvent"  # AWS's name for the message that tests a notification
 PUT, DELETE = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
 
 
 def make_test_events(mark: str, now_ms: int, written: str, *, namespace: bool) -> list[Event]:
-    """One `s3:TestEvent`; for a namespace the PUT of an object and its DELETE, so that a row comes and goes.
+    """Make one `s3:TestEvent`; for a namespace, an object's PUT and DELETE, which add a row and remove it.
 
-    `mark` is what the object's key ends with, `written` the time `now_ms` (milliseconds since 1970) as MinIO writes it.
+    `mark` is the object's key, `written` the time `now_ms` (milliseconds since 1970) as MinIO writes it.
     """
     names = (PUT, DELETE) if namespace else (NAME,)
     effects = (Effect.UPSERT, Effect.REMOVE) if namespace else (Effect.NONE,)
@@ -22,7 +22,7 @@ def make_test_events(mark: str, now_ms: int, written: str, *, namespace: bool) -
 
 
 def _record(name: str, mark: str, written: str, sequencer: str) -> dict[str, object]:
-    """A record with the members of MinIO's (§1.4)."""
+    """Return a record with the same members as MinIO's (§1.4)."""
     return {
         "eventVersion": "2.0",
         "eventSource": "bucketwire:test",

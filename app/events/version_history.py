@@ -1,8 +1,8 @@
-"""What the bucket holds under one key, from the events that are known of it: the `mirror` policy on versioned keys.
+"""Derive the bucket's content under one key from its known events: the `mirror` policy for versioned keys.
 
-Pure. Every version and every delete marker is a layer at the place that its sequencer gives it, and the layer on top
-is what the bucket holds. The knowledge is folded event by event and kept per version, so that the cost of an event does
-not depend on how many came before it; that removals name their version makes late and repeated events harmless.
+Pure functions. Every version and every delete marker is a layer, ordered by its sequencer, and the topmost layer is the
+current content. Events are folded one by one into a state per version, so the cost of an event does not depend on how
+many came before it. Because removals name their version, late and repeated events are harmless.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from app.events.sequencer import comparable
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event of the key's history; `seq` is its place in the log, `sequencer` as sent or comparable."""
+    """One event of the key's history; `seq` is its position in the log, `sequencer` is as sent or comparable."""
 
     seq: int
     name: str
@@ -24,28 +24,28 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Present:
-    """The bucket holds the object that the entry with this seq created."""
+    """The bucket contains the object that the entry with this seq created."""
 
     seq: int
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """The bucket holds nothing under the key, or a delete marker."""
+    """The bucket contains nothing under the key, or a delete marker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The events that would tell are not in the history."""
+    """The events that would decide it are not in the history."""
 
 
 Holding = Present | Absent | Unknown
-Place = tuple[str, int, int]  # sequencer, rank, seq: where in the key's life an entry belongs
+Place = tuple[str, int, int]  # sequencer, rank, seq: the position of an entry in the key's history
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Something that lies on what is older: an object, or the absence of one."""
+    """An object, or the absence of one, on top of older layers."""
 
     place: Place
     is_object: bool
@@ -53,20 +53,20 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class VersionState:
-    """Everything that the events of one version amount to. Each field only grows, so repeats change nothing."""
+    """The folded events of one version. Each field only grows, so repeated events change nothing."""
 
     created: Place | None = None  # of its newest creation
     removed: Place | None = None  # of its newest removal
     marked_first: Place | None = None
     marked_last: Place | None = None
-    marked_sequencer: str = ""  # one that a mention as a marker carried
-    undeleted: bool = False  # mentioned as a marker with two sequencers: the marker was itself removed (§1.1)
+    marked_sequencer: str = ""  # the sequencer of an event that named it as a marker
+    undeleted: bool = False  # named as a marker with two sequencers: the marker itself was removed (§1.1)
 
     def layer(self, version: str) -> Layer | None:
-        """The layer that the version is now; None if it is gone or was never more than a name.
+        """Return the version's current layer; None if it was removed or never created.
 
-        Removing a concrete version takes its layer away, whenever that is recorded: its name is never used again. Of
-        the null version there is one at a time, object or marker, so the newest event of it counts.
+        The removal of a concrete version removes its layer, whenever it is recorded, because a version id is never
+        reused. The null version exists once, as object or marker, so its newest event decides.
         """
         if version == NULL:
             newest = max(filter(None, (self.created, self.removed, self.marked_last)), default=None)
@@ -80,12 +80,12 @@ class VersionState:
         return None
 
     def unexplained(self, version: str) -> bool:
-        """Whether the version is gone but was never seen to come."""
-        came = self.created is not None or (version != NULL and self.marked_first is not None)
-        return self.removed is not None and not came
+        """Return whether the version was removed but its creation is not known."""
+        creation_known = self.created is not None or (version != NULL and self.marked_first is not None)
+        return self.removed is not None and not creation_known
 
     def after(self, change: ContentChange, place: Place, sequencer: str) -> "VersionState":
-        """What it amounts to with one event more."""
+        """Return the state after one more event."""
         if change is ContentChange.CREATED:
             return replace(self, created=_later(self.created, place))
         if change is ContentChange.REMOVED:
@@ -101,19 +101,19 @@ class VersionState:
 
 @dataclass(slots=True)
 class KeyState:
-    """What the events of one key amount to, apart from those of its single versions."""
+    """The folded events of one key, apart from the states of its versions."""
 
     folded: int = -1  # every event of the key up to this seq is folded
-    latest: str = ""  # greatest sequencer of all
-    cover: Place | None = None  # whatever is older than this is gone or covered for good
-    created: bool = False  # some version was seen to come
-    unexplained: int = 0  # versions that are gone and were never seen to come
+    latest: str = ""  # the greatest sequencer
+    cover: Place | None = None  # everything older than this is permanently removed or covered
+    created: bool = False  # the creation of some version is known
+    unexplained: int = 0  # removed versions whose creation is not known
     trimmed: bool = False  # the oldest layers are no longer known
 
     def holding(self, top: Layer | None) -> Holding:
-        """What the bucket holds, by the topmost of all layers and the cover.
+        """Return the bucket's content, from the topmost of all layers and the cover.
 
-        Where nothing is left, the answer is `Unknown` if what is gone was never seen to come: there may be more.
+        If no layer is left, it is `Unknown` if the creation of a removed version is not known: there may be others.
         """
         if top is not None:
             return Present(top.place[2]) if top.is_object else Absent()
@@ -122,17 +122,16 @@ class KeyState:
 
 
 class Fold:
-    """Fold events of one key, in order of seq, into what is known of it.
+    """Fold events of one key, in order of seq, into its state.
 
-    `versions` holds the state of the versions that the events name; of others nothing needs to be known. Events that
-    are folded already are passed over. `moved` is whether there were others; `changed` names the versions whose state
-    is another than before.
+    `versions` has the states of the versions that the events name; other versions are not needed. Events that are
+    already folded are skipped. `moved` is whether any event was new; `changed` names the versions whose state changed.
 
     * A creation is a layer; creating a version again, or the null version, replaces its layer.
-    * A marker is a layer without object. Its version named again with a newer sequencer means that the marker was
-      itself removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7).
-    * A removal without version, all versions' removal, and a marker without a version of its own (Ceph names the
-      version beneath, §12.2) cover all that was before.
+    * A marker is a layer without object. If its version is named again with a newer sequencer, the marker itself was
+      removed (as MinIO: §1.1); with the same sequencer it is a repeat (§1.7).
+    * A removal without version, the removal of all versions, and a marker without its own version (Ceph names the
+      version beneath, §12.2) cover everything older.
     """
 
     def __init__(self, key: KeyState | None = None, versions: Mapping[str, VersionState] | None = None) -> None:
@@ -142,7 +141,7 @@ class Fold:
         self.moved = False
 
     def add(self, entries: Iterable[Entry]) -> None:
-        """Fold these, too."""
+        """Fold more events."""
         for entry in entries:
             change = content_change(entry.name)
             if change is not ContentChange.NOTHING and entry.seq > self.key.folded:
@@ -170,7 +169,7 @@ class Fold:
             self.changed.add(version)
 
     def top(self) -> Layer | None:
-        """The topmost of the cover and the layers of `versions`."""
+        """Return the topmost of the cover and the layers of `versions`."""
         layers = [state.layer(version) for version, state in self.versions.items()]
         if self.key.cover is not None:
             layers.append(Layer(self.key.cover, is_object=False))
@@ -178,16 +177,19 @@ class Fold:
 
 
 def version_of(entry: Entry) -> str:
-    """The version that an event is about: an object without version is the null version; "" where it is the key."""
+    """Return the version that an event concerns: the null version for a creation without version, "" for the key."""
     return entry.version or (NULL if content_change(entry.name) is ContentChange.CREATED else "")
 
 
-def _later(one: Place | None, other: Place) -> Place:
-    return other if one is None else max(one, other)
+def _later(first: Place | None, second: Place) -> Place:
+    return second if first is None else max(first, second)
 
 
 def _rank(change: ContentChange, sequencer: str) -> int:
-    """The order at one sequencer: what removes an object may carry the object's own, what has none came as it came."""
+    """Return the order of events with equal sequencers: a removal may carry the created object's sequencer.
+
+    Events without a sequencer are ordered by seq.
+    """
     if not sequencer:
         return 2
     return 0 if change is ContentChange.CREATED else 1

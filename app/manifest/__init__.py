@@ -1,1 +1,1 @@
-"""Targets and rules declared together in one document: what it may say, what it would change, and changing it."""
+"""Declare targets and rules in one document: parse it, plan the changes and apply them."""

@@ -1,4 +1,4 @@
-"""The document of `bucketwire apply`: targets and rules, from YAML or JSON, every problem told with its place."""
+"""Parse the document of `bucketwire apply`: targets and rules in YAML or JSON. Every problem names its position."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,21 +19,21 @@ RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "id")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is declared. The settings are as they were given, yet to be checked against their types."""
+    """The declared targets and rules. The settings are not checked against their types yet."""
 
     targets: Mapping[TargetId, Mapping[str, object]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
 
 class _Texts(yaml.BaseLoader):
-    """YAML whose scalars are all texts, as settings are: `on` stays on, `0123` stays 0123; no key twice."""
+    """Load YAML with text scalars, as settings are: `on` stays on, `0123` stays 0123. No key may occur twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """A mapping. Raises `yaml.YAMLError` for a key that is given twice or is no text."""
+        """Construct a mapping. Raises `yaml.YAMLError` for a key that occurs twice or is not text."""
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key has to be text", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key.start_mark)
             if key.value in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"{key.value!r} is given twice", key.start_mark)
             seen.add(key.value)
@@ -41,33 +41,33 @@ class _Texts(yaml.BaseLoader):
 
 
 def read_yaml(content: bytes) -> object:
-    """The value that a YAML text (JSON is YAML) holds. Raises `BadSettings` with line and column, never the text."""
+    """Parse YAML (JSON is YAML). Raises `BadSettings` with line and column, never with the text."""
     try:
-        return yaml.load(content, Loader=_Texts)  # noqa: S506 - makes texts, lists and mappings and nothing else
+        return yaml.load(content, Loader=_Texts)  # noqa: S506 - it creates only texts, lists and mappings
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
-        raise BadSettings([Problem(place, "", f"is no YAML here: {error.problem}", "")]) from None
+        position = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the file"
+        raise BadSettings([Problem(position, "", f"is not valid YAML: {error.problem}", "")]) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise BadSettings([Problem("the file", "", f"is no YAML: {str(error).splitlines()[0]}", "")]) from None
+        raise BadSettings([Problem("the file", "", f"is not valid YAML: {str(error).splitlines()[0]}", "")]) from None
 
 
-def parse_manifest(given: object) -> Manifest:
-    """The declared targets and rules. Raises `BadSettings` with every problem that the document has by itself."""
-    if given is None or given == "":
-        given = {}
-    if not isinstance(given, Mapping):
-        raise BadSettings([Problem("the document", "", "is no mapping", "write targets: and rules:")])
-    problems = list(_unknown("", given, MEMBERS))
-    targets = _targets(given.get("targets"), problems)
-    rules = _rules(given.get("rules"), problems)
+def parse_manifest(document: object) -> Manifest:
+    """Parse the declared targets and rules. Raises `BadSettings` with every problem of the document itself."""
+    if document is None or document == "":
+        document = {}
+    if not isinstance(document, Mapping):
+        raise BadSettings([Problem("the document", "", "is not a mapping", "write targets: and rules:")])
+    problems = list(_unknown_members("", document, MEMBERS))
+    targets = _parse_targets(document.get("targets"), problems)
+    rules = _parse_rules(document.get("rules"), problems)
     if problems:
         raise BadSettings(problems)
     return Manifest(targets, tuple(rules))
 
 
 def schema() -> dict[str, Any]:
-    """JSON Schema 2020-12 of the document, for editors; made from the declarations of the target types."""
+    """Return the JSON Schema 2020-12 of the document, for editors, from the declarations of the target types."""
     text = {"type": ["string", "number", "boolean", "null"]}
     types = {
         f"^{kind}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$": {
@@ -97,7 +97,7 @@ def schema() -> dict[str, Any]:
             "prefix": {"type": "string", "description": "how the object's key begins"},
             "suffix": {"type": "string", "description": "how the object's key ends"},
             "target": {"type": "string", "description": "type:name or ARN"},
-            "id": {"type": "string", "description": "the rule's id on the S3 face"},
+            "id": {"type": "string", "description": "the rule's id in the S3 API"},
         },
     }
     return {
@@ -112,68 +112,68 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _targets(given: object, problems: list[Problem]) -> dict[TargetId, Mapping[str, object]]:
-    found: dict[TargetId, Mapping[str, object]] = {}
-    if given in (None, ""):
-        return found
-    if not isinstance(given, Mapping):
-        problems.append(Problem("targets", "", "is no mapping", "write type:name: and its settings below"))
-        return found
-    for name, settings in given.items():
-        place = f"targets.{name}"
+def _parse_targets(value: object, problems: list[Problem]) -> dict[TargetId, Mapping[str, object]]:
+    targets: dict[TargetId, Mapping[str, object]] = {}
+    if value in (None, ""):
+        return targets
+    if not isinstance(value, Mapping):
+        problems.append(Problem("targets", "", "is not a mapping", "write type:name: and its settings below"))
+        return targets
+    for name, settings in value.items():
+        path = f"targets.{name}"
         try:
             target = parse_target(str(name))
             settings_type(target.type)
         except BadValue as error:
-            problems.append(Problem(place, "", error.problem, error.hint))
+            problems.append(Problem(path, "", error.problem, error.hint))
             continue
         except BadSettings as error:
-            problems += [Problem(place, "", each.problem, each.hint) for each in error.problems]
+            problems += [Problem(path, "", problem.problem, problem.hint) for problem in error.problems]
             continue
         if settings not in (None, "") and not isinstance(settings, Mapping):
-            problems.append(Problem(place, "", "is no mapping", "write its settings as key: value"))
-        elif target in found:
-            problems.append(Problem(place, "", "is declared twice", "also by its ARN; keep one of them"))
+            problems.append(Problem(path, "", "is not a mapping", "write its settings as key: value"))
+        elif target in targets:
+            problems.append(Problem(path, "", "is declared twice", "also by its ARN; keep one of them"))
         else:
-            found[target] = settings or {}
-    return found
+            targets[target] = settings or {}
+    return targets
 
 
-def _rules(given: object, problems: list[Problem]) -> list[Rule]:
-    if given in (None, ""):
+def _parse_rules(value: object, problems: list[Problem]) -> list[Rule]:
+    if value in (None, ""):
         return []
-    if not isinstance(given, list):
-        problems.append(Problem("rules", "", "is no list", "begin each rule with a dash"))
+    if not isinstance(value, list):
+        problems.append(Problem("rules", "", "is not a list", "begin each rule with a dash"))
         return []
-    found: dict[Any, Rule] = {}
-    for number, members in enumerate(given):
-        place = f"rules[{number}]"
+    rules: dict[Any, Rule] = {}
+    for number, members in enumerate(value):
+        path = f"rules[{number}]"
         if not isinstance(members, Mapping):
-            problems.append(Problem(place, "", "is no mapping", "write bucket:, events: and target:"))
+            problems.append(Problem(path, "", "is not a mapping", "write bucket:, events: and target:"))
             continue
-        wrong = [*_unknown(f"{place}.", members, RULE_MEMBERS), *_not_texts(place, members)]
-        if not wrong:
-            rule = _rule(place, members, wrong)
-            if rule is not None and identity(rule) in found:
-                wrong.append(Problem(place, "", "is the same as one before it", "leave one of them out"))
+        rule_problems = [*_unknown_members(f"{path}.", members, RULE_MEMBERS), *_non_text_members(path, members)]
+        if not rule_problems:
+            rule = _parse_rule(path, members, rule_problems)
+            if rule is not None and identity(rule) in rules:
+                rule_problems.append(Problem(path, "", "repeats an earlier rule", "leave one of them out"))
             elif rule is not None:
-                found[identity(rule)] = rule
-        problems += wrong
-    return list(found.values())
+                rules[identity(rule)] = rule
+        problems += rule_problems
+    return list(rules.values())
 
 
 def identity(rule: Rule) -> tuple[object, ...]:
-    """What makes two rules the same: the order of its event names does not count."""
+    """Return a key that is equal for equal rules; the order of event names does not matter."""
     return rule.bucket, frozenset(rule.events), rule.prefix, rule.suffix, rule.target, rule.rule_id
 
 
-def _rule(place: str, members: Mapping[str, Any], wrong: list[Problem]) -> Rule | None:
+def _parse_rule(path: str, members: Mapping[str, Any], problems: list[Problem]) -> Rule | None:
     events = members.get("events", [])
     words = [word.strip() for word in events.split(",")] if isinstance(events, str) else events
     try:
         target = parse_target(members.get("target") or "")
     except BadValue as error:
-        wrong.append(Problem(f"{place}.target", members.get("target") or "", error.problem, error.hint))
+        problems.append(Problem(f"{path}.target", members.get("target") or "", error.problem, error.hint))
         return None
     rule = Rule(
         bucket=members.get("bucket") or "",
@@ -183,18 +183,20 @@ def _rule(place: str, members: Mapping[str, Any], wrong: list[Problem]) -> Rule 
         suffix=members.get("suffix") or "",
         rule_id=members.get("id") or "",
     )
-    wrong += [Problem(f"{place}.{each.key}", each.value, each.problem, each.hint) for each in problems_of(rule)]
+    problems += [
+        Problem(f"{path}.{problem.key}", problem.value, problem.problem, problem.hint) for problem in problems_of(rule)
+    ]
     return rule
 
 
-def _not_texts(place: str, members: Mapping[str, Any]) -> Iterator[Problem]:
+def _non_text_members(path: str, members: Mapping[str, Any]) -> Iterator[Problem]:
     for name, value in members.items():
-        many = name == "events" and isinstance(value, list)
-        if not all(isinstance(each, str) for each in (value if many else [value])) and value is not None:
-            yield Problem(f"{place}.{name}", "", "is no text", "put it in quotes")
+        is_list = name == "events" and isinstance(value, list)
+        if not all(isinstance(item, str) for item in (value if is_list else [value])) and value is not None:
+            yield Problem(f"{path}.{name}", "", "is not text", "put it in quotes")
 
 
-def _unknown(place: str, given: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Problem]:
-    for name in given:
+def _unknown_members(prefix: str, members: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Problem]:
+    for name in members:
         if name not in known:
-            yield Problem(f"{place}{name}", "", "is not known here", did_you_mean(str(name), list(known)))
+            yield Problem(f"{prefix}{name}", "", "is not a known key", did_you_mean(str(name), list(known)))

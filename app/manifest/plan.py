@@ -1,4 +1,4 @@
-"""What a document would change, decided without changing anything, and the change itself in one transaction."""
+"""Plan the changes that a document requires, and apply them in one transaction."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from app.rules.model import Rule
 
 @dataclass(frozen=True, slots=True)
 class CurrentTarget:
-    """A target as it stands: its settings as texts with secrets open, and whether the environment owns it."""
+    """A stored target: its settings as texts with secrets unsealed, and whether the environment owns it (`fixed`)."""
 
     texts: Mapping[str, str]
     origin: str
@@ -25,7 +25,7 @@ class CurrentTarget:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a target's settings were and what they are to be, as texts, secrets open. New: there was none."""
+    """A target's settings before and after, as texts with secrets unsealed. `new`: the target does not exist yet."""
 
     target: TargetId
     new: bool
@@ -34,7 +34,7 @@ class Change:
 
     @property
     def lines(self) -> list[str]:
-        """A line for each key that changes: `-` what it was, `+` what it is to be; secrets say that they change."""
+        """The lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
         before, after = redacted(self.target.type, self.before), redacted(self.target.type, self.after)
         lines = []
         for key in sorted(self.before.keys() | self.after.keys()):
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything that has to change. `left_targets` and `left_rules` are not declared and stay: no prune was asked."""
+    """The required changes. `left_targets` and `left_rules` are not declared and kept, because prune is off."""
 
     targets: tuple[Change, ...] = ()
     added: tuple[Rule, ...] = ()
@@ -58,11 +58,11 @@ class Plan:
     @property
     def changes(self) -> tuple[Change, ...]:
         """The targets that are new or change."""
-        return tuple(each for each in self.targets if each.new or each.lines)
+        return tuple(change for change in self.targets if change.new or change.lines)
 
     @property
     def empty(self) -> bool:
-        """Whether everything is as it was declared."""
+        """Whether nothing has to change."""
         return not (self.changes or self.added or self.removed or self.removed_targets)
 
 
@@ -74,85 +74,86 @@ def decide(
     prune: bool,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
-    """The plan that makes it as declared. Raises `BadSettings` with every problem of every target and rule.
+    """Plan the changes that a document requires. Raises `BadSettings` with every problem of every target and rule.
 
-    A declared target is declared as a whole: a key that is left out is its default. What is not declared stays unless
-    `prune`; targets of the environment and the sample stay even then, and so do the rules of the sample.
+    A target is declared as a whole: a key that is left out gets its default. What is not declared is kept unless
+    `prune`; targets of the environment, the sample target and its rules are always kept.
     """
     problems: list[Problem] = []
     changes = [
-        _change(target, given, stored.get(target), problems, environ) for target, given in document.targets.items()
+        _plan_target(target, settings, stored.get(target), problems, environ)
+        for target, settings in document.targets.items()
     ]
     known = stored.keys() | document.targets.keys()
     for number, rule in enumerate(document.rules):
         if rule.target not in known:
-            hint = did_you_mean(str(rule.target), [str(each) for each in known]) if known else "declare it"
-            problems.append(Problem(f"rules[{number}].target", str(rule.target), "is no target", hint))
+            hint = did_you_mean(str(rule.target), [str(target) for target in known]) if known else "declare it"
+            problems.append(Problem(f"rules[{number}].target", str(rule.target), "is not a known target", hint))
     if problems:
         raise BadSettings(problems)
     declared = {identity(rule) for rule in document.rules}
-    there = {identity(each.rule) for each in rules}
+    existing = {identity(row.rule) for row in rules}
     named = document.targets.keys() | {rule.target for rule in document.rules}
-    spare = [target for target, each in stored.items() if each.origin == "stored" and target not in named]
-    spare_rules = [
-        each
-        for each in rules
-        if identity(each.rule) not in declared
-        and (each.rule.target not in stored or stored[each.rule.target].origin != "sample")
+    undeclared = [target for target, current in stored.items() if current.origin == "stored" and target not in named]
+    undeclared_rules = [
+        row
+        for row in rules
+        if identity(row.rule) not in declared
+        and (row.rule.target not in stored or stored[row.rule.target].origin != "sample")
     ]
     return Plan(
-        targets=tuple(each for each in changes if each),
-        added=tuple(rule for rule in document.rules if identity(rule) not in there),
-        removed=tuple(spare_rules) if prune else (),
-        removed_targets=tuple(spare) if prune else (),
-        left_targets=() if prune else tuple(spare),
-        left_rules=0 if prune else len(spare_rules),
+        targets=tuple(change for change in changes if change),
+        added=tuple(rule for rule in document.rules if identity(rule) not in existing),
+        removed=tuple(undeclared_rules) if prune else (),
+        removed_targets=tuple(undeclared) if prune else (),
+        left_targets=() if prune else tuple(undeclared),
+        left_rules=0 if prune else len(undeclared_rules),
     )
 
 
 def make_plan(registry: Registry, document: Manifest, *, prune: bool = False) -> Plan:
-    """The plan against what the registry holds. Raises `BadSettings`."""
+    """Plan the changes to the stored targets and rules. Raises `BadSettings`."""
     stored = {}
-    for each in registry.targets():
+    for row in registry.targets():
         try:
-            found = registry.texts(each)
-        except BadSettings:  # sealed with a key that is gone, or of another version: all of it is to be set anew
-            found = {}
-        stored[each.target] = CurrentTarget(found, each.origin, each.origin == "environment" and each.enabled)
+            current = registry.texts(row)
+        except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
+            current = {}
+        stored[row.target] = CurrentTarget(current, row.origin, row.origin == "environment" and row.enabled)
     return decide(document, stored, registry.rules(), prune=prune)
 
 
 def apply(registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False) -> Plan:
-    """Make it as declared, all of it or nothing, and say what that took. Again, it takes nothing.
+    """Apply a document, all of it or nothing, and return the changes. It is idempotent.
 
-    Raises `BadSettings`, or `TargetInUse` when a target that is to be removed holds events or dead letters and
-    `force` is not given.
+    Raises `BadSettings`, or `TargetInUse` if a target to remove has undelivered events or dead letters and `force` is
+    not given.
     """
     plan = make_plan(registry, document, prune=prune)
     if plan.empty:
         return plan
-    with registry.at_once() as one:
-        plan = make_plan(one, document, prune=prune)  # nobody changes anything from here on
+    with registry.at_once() as locked:
+        plan = make_plan(locked, document, prune=prune)  # from here on no one else changes targets or rules
         if plan.removed:
-            one.remove_rules([each.row_id for each in plan.removed])
+            locked.remove_rules([row.row_id for row in plan.removed])
         for target in plan.removed_targets:
-            one.remove(target, force=force)
+            locked.remove(target, force=force)
         for change in plan.changes:
-            one.put(change.target, change.after)
-        one.add_rules(plan.added)
+            locked.put(change.target, change.after)
+        locked.add_rules(plan.added)
     return plan
 
 
 def plan_json(plan: Plan) -> dict[str, Any]:
-    """The plan as JSON, secrets left out."""
+    """Return the plan as JSON, secrets redacted."""
     return {
         "targets": [
-            {"target": str(each.target), "new": each.new, "changes": each.lines} for each in plan.targets
+            {"target": str(change.target), "new": change.new, "changes": change.lines} for change in plan.targets
         ],
         "rules_added": [_rule_json(rule) for rule in plan.added],
-        "rules_removed": [_rule_json(each.rule) | {"number": each.row_id} for each in plan.removed],
-        "targets_removed": [str(each) for each in plan.removed_targets],
-        "not_declared": {"targets": [str(each) for each in plan.left_targets], "rules": plan.left_rules},
+        "rules_removed": [_rule_json(row.rule) | {"number": row.row_id} for row in plan.removed],
+        "targets_removed": [str(target) for target in plan.removed_targets],
+        "not_declared": {"targets": [str(target) for target in plan.left_targets], "rules": plan.left_rules},
     }  # fmt: skip
 
 
@@ -163,35 +164,40 @@ def _rule_json(rule: Rule) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _change(
+def _plan_target(
     target: TargetId,
-    given: Mapping[str, object],
+    settings: Mapping[str, object],
     stored: CurrentTarget | None,
     problems: list[Problem],
     environ: Mapping[str, str] | None,
 ) -> Change | None:
     before = dict(stored.texts) if stored else {}
     try:
-        after = {"enable": "on"} | _kept(target.type, before, texts(target.type, given))
+        after = {"enable": "on"} | _keep_secrets(target.type, before, texts(target.type, settings))
         load(target.type, after, environ)
     except BadSettings as error:
-        problems += [Problem(f"{target}: {each.key}", each.value, each.problem, each.hint) for each in error.problems]
+        problems += [
+            Problem(f"{target}: {problem.key}", problem.value, problem.problem, problem.hint)
+            for problem in error.problems
+        ]
         return None
     if stored and stored.fixed:
         if after == {"enable": "on"} | before:
             return None
         problems.append(
-            Problem(str(target), "", "is set by MINIO_NOTIFY_… variables", "change it there; rules may name it")
+            Problem(
+                str(target), "", "is set by MINIO_NOTIFY_… variables", "change the variables; rules may name the target"
+            )
         )
         return None
     return Change(target, stored is None, {"enable": "on"} | before if stored else {}, after)
 
 
-def _kept(type_name: str, before: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """The texts that are to be stored: none that are empty, and for a secret given as it was shown, the secret."""
+def _keep_secrets(type_name: str, before: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the texts to store: without empty ones, and with the stored secret for each `*redacted*` one."""
     keys = fields_of(settings_type(type_name))
     return {
         name: before[name] if REDACTED in text and name in before and text == keys[name].shown(before[name]) else text
-        for name, text in given.items()
+        for name, text in settings.items()
         if text
     }

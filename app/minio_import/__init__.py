@@ -1,1 +1,1 @@
-"""Taking over from MinIO: the events that its targets have not got yet, and the rules of its buckets."""
+"""Import from MinIO: the undelivered events of its targets and the rules of its buckets."""

@@ -1,4 +1,4 @@
-"""The rules of every bucket of a running MinIO, asked for by the calls of S3."""
+"""Read the rules of every bucket of a running MinIO through its S3 API."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,15 +15,16 @@ _ONCE = {"total_max_attempts": 2}
 
 
 class MinioUnreachable(Exception):
-    """The server does not answer as S3 does; the message says what it said instead. Never a secret."""
+    """The server is unreachable or does not answer like S3; the message describes the error, without secrets."""
 
 
 def bucket_rules(
     endpoint: str, access_key: str, secret_key: str, *, region: str = "us-east-1", ca: str = ""
 ) -> Iterator[Rule | tuple[str, str]]:
-    """Every rule of every bucket, or bucket and reason for what is no rule here. Raises `MinioUnreachable`.
+    """Yield every rule of every bucket, or the bucket and the reason if a rule cannot be imported.
 
-    `ca` is a PEM file of the only authorities to trust; without one the system's count.
+    `ca` is a PEM file of the only authorities to trust; without one the system's are trusted. Raises
+    `MinioUnreachable`.
     """
     config = botocore.config.Config(
         s3={"addressing_style": "path"}, connect_timeout=5, read_timeout=30, retries=_ONCE, proxies={}
@@ -34,14 +35,14 @@ def bucket_rules(
             aws_secret_access_key=secret_key, config=config, verify=ca or None,
         )  # fmt: skip
     except ValueError:
-        raise MinioUnreachable(f"{endpoint!r} is no endpoint; write http://host:9000") from None
+        raise MinioUnreachable(f"{endpoint!r} is not an endpoint URL; write http://host:9000") from None
     try:
         for bucket in client.list_buckets()["Buckets"]:
             name = str(bucket["Name"])
             document = client.get_bucket_notification_configuration(Bucket=name)
             for queue in document.get("QueueConfigurations", ()):
                 yield _rule(name, queue)
-            if any(document.get(other) for other in ("TopicConfigurations", "LambdaFunctionConfigurations")):
+            if any(document.get(name) for name in ("TopicConfigurations", "LambdaFunctionConfigurations")):
                 yield name, "has rules for topics or functions, which MinIO does not have"
     except (botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
         raise MinioUnreachable(f"{endpoint}: {error}") from None
@@ -55,7 +56,7 @@ def _rule(bucket: str, queue: Mapping[str, Any]) -> Rule | tuple[str, str]:
     except BadValue as error:
         return bucket, f"{queue['QueueArn']} {error.problem}"
     filters = {
-        each["Name"].lower(): each["Value"] for each in queue.get("Filter", {}).get("Key", {}).get("FilterRules", ())
+        rule["Name"].lower(): rule["Value"] for rule in queue.get("Filter", {}).get("Key", {}).get("FilterRules", ())
     }
     return Rule(
         bucket=bucket,

@@ -1,8 +1,8 @@
-"""The undelivered events in the `queue_dir` of a MinIO (reference §5), read without changing anything there.
+"""Read the undelivered events in the `queue_dir` of a MinIO (reference §5), without changing anything there.
 
-`<queue_dir>/minio-<type>-<name>/<uuid>.event` holds one record as JSON, `<count>:<uuid>.event.snappy` several in
-lines, as one S2 block. MinIO takes whatever lies there for an event, and one that it cannot read blocks its target;
-here each such file is told of and passed over.
+`<queue_dir>/minio-<type>-<name>/<uuid>.event` contains one record as JSON; `<count>:<uuid>.event.snappy` contains
+several, one per line, as one S2 block. MinIO treats every file there as an event, and an unreadable file blocks its
+target; here such a file is reported and skipped.
 """
 
 import os
@@ -25,7 +25,7 @@ _LIMITS = Limits(records=1_000_000)
 
 @dataclass(frozen=True, slots=True)
 class QueueFile:
-    """A file, the events it holds, and what cannot be taken of it, each a sentence; `empty`: it holds nothing."""
+    """A file, its events, and a sentence for each problem; `empty`: it contains no event."""
 
     path: Path
     events: tuple[Event, ...] = ()
@@ -34,66 +34,66 @@ class QueueFile:
 
 
 def files(folder: Path) -> list[Path]:
-    """What lies in a `queue_dir`, or in the folder of one of its targets, oldest file first.
+    """List the files in a `queue_dir`, or in the folder of one of its targets, oldest file first.
 
-    Raises `OSError`. Folders of other names are left alone.
+    Raises `OSError`. Folders with other names are ignored.
     """
-    places = [folder, *(each for each in folder.iterdir() if _FOLDER.fullmatch(each.name) and each.is_dir())]
-    found = []
-    for place in places:
-        for path in place.iterdir():
+    folders = [folder, *(child for child in folder.iterdir() if _FOLDER.fullmatch(child.name) and child.is_dir())]
+    entries = []
+    for parent in folders:
+        for path in parent.iterdir():
             try:
-                about = path.lstat()
+                status = path.lstat()
             except FileNotFoundError:
-                continue  # MinIO has delivered it just now
-            if not stat.S_ISDIR(about.st_mode):
-                found.append((about.st_mtime_ns, str(path), path))
-    return [path for _, _, path in sorted(found)]
+                continue  # MinIO has delivered it meanwhile
+            if not stat.S_ISDIR(status.st_mode):
+                entries.append((status.st_mtime_ns, str(path), path))
+    return [path for _, _, path in sorted(entries)]
 
 
 def read(paths: list[Path]) -> Iterator[QueueFile]:
-    """What each file holds. Never raises for a file; one that is gone by now was delivered by MinIO."""
+    """Read each file. Never raises for a file; a file that no longer exists was delivered by MinIO."""
     for path in paths:
         try:
-            content = _content(path)
+            content = _read_file(path)
             if not content.strip():
                 yield QueueFile(path, empty=True)
                 continue
             packed = path.name.endswith(".snappy")
-            yield _parsed(path, unpack(content, _LARGEST) if packed else content)
+            yield _parse_file(path, unpack(content, _LARGEST) if packed else content)
         except FileNotFoundError:
             continue
         except BadBlock as error:
-            yield QueueFile(path, problems=(f"is no whole S2 or Snappy block: {error}",))
+            yield QueueFile(path, problems=(f"is not a complete S2 or Snappy block: {error}",))
         except BadEvents as error:
             yield QueueFile(path, problems=(error.problem,))
         except OSError as error:
             yield QueueFile(path, problems=(f"cannot be read: {error.strerror or error}",))
 
 
-def _content(path: Path) -> bytes:
-    # What is no plain file, such as a pipe, would never end or lead elsewhere.
+def _read_file(path: Path) -> bytes:
+    # Reading a pipe might never end, and a link might lead elsewhere.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(file.fileno())
-        if not stat.S_ISREG(about.st_mode):
-            raise OSError(0, "it is no plain file")
-        if about.st_size > _LARGEST:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(0, "it is not a regular file")
+        if status.st_size > _LARGEST:
             raise OSError(0, f"it has more than {_LARGEST} bytes")
         return file.read()
 
 
-def _parsed(path: Path, content: bytes) -> QueueFile:
+def _parse_file(path: Path, content: bytes) -> QueueFile:
     lines = [line for line in content.split(b"\n") if line.strip()]
-    # Each as MinIO would post it, so that it has the same id as the event that came by a webhook.
+    # Wrap each line as MinIO would post it, so that it gets the same id as the same event from a webhook.
     body = b"\n".join(b'{"Records":[' + line + b"]}" for line in lines)
     parsed = parse(body, _LINES, now_ms=int(time.time() * 1000), limits=_LIMITS, partial=True)
-    problems = [each.problem for each in parsed.refused]
+    problems = [refusal.problem for refusal in parsed.refused]
     if parsed.more_refused:
-        problems.append(f"{parsed.more_refused} more of its records cannot be taken")
+        problems.append(f"{parsed.more_refused} more of its records cannot be recorded")
     if parsed.ignored:
-        problems.append(f"{parsed.ignored} of its records say nothing of an object")
+        problems.append(f"{parsed.ignored} of its records do not concern an object")
     count = path.name.partition(":")[0]
     if count.isdecimal() and path.name.endswith(".snappy") and int(count) != len(lines):
-        problems.append(f"its name says {count} events, it holds {len(lines)}")
+        problems.append(f"its name announces {count} events, but it contains {len(lines)}")
     return QueueFile(path, tuple(parsed.events), tuple(problems), empty=not (parsed.events or problems))

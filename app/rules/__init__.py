@@ -1,1 +1,1 @@
-"""Rules: which events of which buckets go to which targets."""
+"""Rules: which events of which buckets are sent to which targets."""

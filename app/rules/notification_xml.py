@@ -1,6 +1,6 @@
-"""A bucket's rules as the XML of S3 (reference §2.1), both ways, with every refusal of §2.3.
+"""Parse and write a bucket's rules as the XML of S3 (reference §2.1), with every error of §2.3.
 
-Read without entities and without a document type, so that a body can neither grow nor fetch.
+XML is parsed without entities and document types, so that a body can neither expand nor fetch anything.
 """
 
 import re
@@ -36,7 +36,7 @@ QUEUES_ONLY = "Only queue notifications are supported, not those of topics and f
 
 
 class BadConfiguration(ValueError):
-    """A document that cannot be taken: the S3 code (its status is 400) and a sentence in MinIO's words, then ours."""
+    """A refused document: the S3 error code (with status 400), and MinIO's message followed by our detail."""
 
     def __init__(self, code: str, message: str, detail: str = "") -> None:
         super().__init__(f"{message}: {detail}" if detail else f"{message}.")
@@ -44,18 +44,18 @@ class BadConfiguration(ValueError):
 
 
 def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Callable[[TargetId], bool]) -> list[Rule]:
-    """The rules that the document gives the bucket; none of an empty one. Raises `BadConfiguration`.
+    """Parse the rules of a document; an empty document has none. Raises `BadConfiguration`.
 
-    `region` is the site's, "" for none, and `configured` says whether a target is there. Elements that are not known
-    are passed over (as MinIO: §2.1). Stricter than MinIO in one point: filter values are checked (§10).
+    `region` is the site's, "" for none; `configured` returns whether a target exists. Unknown elements are ignored, as
+    in MinIO (§2.1). Stricter than MinIO in one point: filter values are checked (§10).
     """
     try:
         root = fromstring(body, forbid_dtd=True)
-    except (ParseError, DefusedXmlException, ValueError, LookupError):  # LookupError: of an unknown encoding
+    except (ParseError, DefusedXmlException, ValueError, LookupError):  # LookupError: unknown encoding
         raise BadConfiguration("MalformedXML", MALFORMED) from None
     if _name(root) != "NotificationConfiguration":
         raise BadConfiguration("MalformedXML", MALFORMED, "the outermost element must be NotificationConfiguration")
-    rules = [_rule(element, bucket, region) for element in _all(root, "QueueConfiguration")]
+    rules = [_parse_rule(element, bucket, region) for element in _children(root, "QueueConfiguration")]
     seen = set()
     for rule in rules:
         if not configured(rule.target):
@@ -69,7 +69,7 @@ def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Ca
 
 
 def configuration(rules: Iterable[Rule], region: str) -> bytes:
-    """The document of a bucket's rules, in their order, ARNs with the site's region."""
+    """Write a bucket's rules as a document, in their order, with the site's region in ARNs."""
     root = Element("NotificationConfiguration", xmlns=NAMESPACE)
     for rule in rules:
         element = SubElement(root, "QueueConfiguration")
@@ -78,9 +78,9 @@ def configuration(rules: Iterable[Rule], region: str) -> bytes:
         if filters:
             key = SubElement(SubElement(element, "Filter"), "S3Key")
             for name, value in filters:
-                one = SubElement(key, "FilterRule")
-                add(one, "Name", name)
-                add(one, "Value", value)
+                filter_rule = SubElement(key, "FilterRule")
+                add(filter_rule, "Name", name)
+                add(filter_rule, "Value", value)
         for name in rule.events:
             add(element, "Event", name)
         add(element, "Queue", rule.target.arn(region))
@@ -88,30 +88,30 @@ def configuration(rules: Iterable[Rule], region: str) -> bytes:
 
 
 def document(root: Element) -> bytes:
-    """An XML document as S3 sends it."""
+    """Serialize an XML document as S3 sends it."""
     written: bytes = tostring(root, "utf-8", short_empty_elements=False)
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + written
 
 
 def add(parent: Element, name: str, text: str) -> None:
-    """Put an element with this text into another; what XML cannot hold becomes U+FFFD, as Go's encoder does it."""
+    """Add an element with this text; a character that XML does not allow becomes U+FFFD, as in Go's encoder."""
     SubElement(parent, name).text = _NOT_XML.sub("\ufffd", text)
 
 
-def _rule(element: Element, bucket: str, region: str) -> Rule:
-    events = tuple(child.text or "" for child in _all(element, "Event"))
+def _parse_rule(element: Element, bucket: str, region: str) -> Rule:
+    events = tuple(child.text or "" for child in _children(element, "Event"))
     if not events:
         raise BadConfiguration("MalformedXML", MALFORMED, "a QueueConfiguration has no Event")
     for number, name in enumerate(events):
         if not event_names(name):
             raise BadConfiguration("InvalidArgument", NO_EVENT, name)
         if name in events[:number]:
-            raise BadConfiguration("InvalidArgument", OVERLAPPING, f"{name} is there twice in one rule")
-    filters = _filters(element)
+            raise BadConfiguration("InvalidArgument", OVERLAPPING, f"{name} is given twice in one rule")
+    filters = _parse_filters(element)
     rule = Rule(
         bucket=bucket,
         events=events,
-        target=_target(_text(element, "Queue"), region),
+        target=_parse_queue(_text(element, "Queue"), region),
         prefix=filters.get("prefix", ""),
         suffix=filters.get("suffix", ""),
         rule_id=_text(element, "Id"),
@@ -121,36 +121,36 @@ def _rule(element: Element, bucket: str, region: str) -> Rule:
     return rule
 
 
-def _target(arn: str, region: str) -> TargetId:
+def _parse_queue(arn: str, region: str) -> TargetId:
     try:
-        named, target = parse_arn(arn)
+        arn_region, target = parse_arn(arn)
     except BadValue as error:
         raise BadConfiguration("InvalidArgument", NO_TARGET, f"{arn} {error.problem}") from None
-    if named and region and named != region:
+    if arn_region and region and arn_region != region:
         raise BadConfiguration("InvalidArgument", OTHER_REGION, f"this is {region}")
     return target
 
 
-def _filters(element: Element) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for outer in _all(element, "Filter"):
-        for key in _all(outer, "S3Key"):
-            for one in _all(key, "FilterRule"):
-                name = _text(one, "Name")
+def _parse_filters(element: Element) -> dict[str, str]:
+    filters: dict[str, str] = {}
+    for outer in _children(element, "Filter"):
+        for key in _children(outer, "S3Key"):
+            for filter_rule in _children(key, "FilterRule"):
+                name = _text(filter_rule, "Name")
                 if name not in _FILTERS:
                     raise BadConfiguration("InvalidArgument", NO_FILTER, f"{name!r} is neither")
-                if name in found:
+                if name in filters:
                     raise BadConfiguration("InvalidArgument", f"Cannot specify more than one {name} rule in a filter")
-                found[name] = _text(one, "Value")
-    return found
+                filters[name] = _text(filter_rule, "Value")
+    return filters
 
 
 def _text(element: Element, name: str) -> str:
-    return next((child.text or "" for child in _all(element, name)), "")
+    return next((child.text or "" for child in _children(element, name)), "")
 
 
-def _all(element: Element, name: str) -> Iterator[Element]:
-    """Children by their local name: documents come with the namespace of S3, another, or none."""
+def _children(element: Element, name: str) -> Iterator[Element]:
+    """Yield children by local name: documents have S3's namespace, another one, or none."""
     return (child for child in element if _name(child) == name)
 
 

@@ -1,1 +1,1 @@
-"""The whole service as one process group, as `bucketwire up` runs it."""
+"""Run the whole service as one process group, for `bucketwire up`."""

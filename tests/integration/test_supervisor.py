@@ -94,7 +94,7 @@ def test_what_dies_is_started_again_and_leaves_no_children(tmp_path: Path) -> No
 
     said = supervise(tmp_path, scenario)
 
-    assert said[0] == f"parent ended (SIGKILL); starting it again in 0.5 s; its log: {tmp_path}/parent.log"
+    assert said[0] == f"parent ended (SIGKILL); restarting it in 0.5 s; its log: {tmp_path}/parent.log"
 
 
 def test_a_process_that_will_not_end_is_killed_with_its_children(
@@ -226,10 +226,10 @@ def test_a_log_is_moved_aside_before_it_fills_the_disk(tmp_path: Path, monkeypat
     with path.open("a") as writing:
         writing.write("a" * 150 + "\nhalf of a line")
         writing.flush()
-        assert log.news() == ["a" * 150]
+        assert log.read_new_lines() == ["a" * 150]
         writing.write("later\n")
         writing.flush()
-    assert log.news() == ["later"]
+    assert log.read_new_lines() == ["later"]
     assert (tmp_path / "x.log.1").read_text().startswith("a" * 150)
 
 

@@ -1,5 +1,5 @@
-"""ListenNotification (reference §8): events as lines of JSON to whoever keeps a connection open.
+"""ListenNotification (reference §8): stream events as lines of JSON over an open connection.
 
-A stream holds no thread of gunicorn's: its socket is handed over to the one event loop of the process. One more thread
-follows the log for all streams of the process together; without streams neither does anything.
+A stream occupies no gunicorn thread: its socket is handed over to the event loop of the process. One more thread reads
+the event log for all streams of the process; without streams both are idle.
 """

@@ -1,9 +1,9 @@
-"""All streams of one process: an event loop that holds their connections, and a thread that follows the log for them.
+"""Serve all streams of a process: an event loop has their connections, and a thread reads the event log for them.
 
-The thread asks for the log's end each `INTERVAL` while there are streams, one small query however many they are, and
-reads what is new once for all. A stream that is behind, because it asked to resume or reads too slowly, is served from
-the log, some events at a time as it takes them. So what waits in memory for one reader is bounded, and a slow one loses
-nothing until it is `MOST_BEHIND`; then it is told, and goes on with what is new.
+While there are streams, the thread queries the end of the log every `INTERVAL` (one small query for all of them) and
+reads new events once for all. A stream that lags, because it resumes or reads too slowly, is served from the log, some
+events at a time. So the memory for a slow reader is bounded, and it loses nothing until it lags by `MOST_BEHIND`; then
+it gets a marker of the gap and continues with new events.
 """
 
 import asyncio
@@ -30,14 +30,16 @@ from app.rules.matching import Matcher, compile_rules
 log = logging.getLogger("bucketwire.listen")
 _T = TypeVar("_T")
 
-INTERVAL = 0.2  # seconds between two looks at the log's end
+INTERVAL = 0.2  # seconds between two queries of the log's end
 MOST_BEHIND = 10_000  # seqs
-_SHARED_READ = 1000  # seqs that are read at once for all
-_CATCH_UP_READ = 100  # seqs that are read at once for one that is behind
-_CATCH_UP_STREAMS = 32  # streams that are served so before the others have their turn again
-_RETRY_DELAY = 1.0  # seconds before a database that is away is asked again
+_SHARED_READ = 1000  # seqs in one read for all streams
+_CATCH_UP_READ = 100  # seqs in one read for a lagging stream
+_CATCH_UP_STREAMS = 32  # lagging streams served in one round
+_RETRY_DELAY = 1.0  # seconds before an unavailable database is queried again
 _UNKNOWN = -1
-_SEND_BUFFER = 64 * 1024  # bytes that the kernel may hold for one reader; it takes twice that, and else up to megabytes
+_SEND_BUFFER = (
+    64 * 1024
+)  # bytes that the kernel may buffer for a reader; it uses twice that, by default up to megabytes
 
 
 class Broadcaster:
@@ -48,7 +50,7 @@ class Broadcaster:
         self._lock = threading.Lock()
         self._streams: dict[Stream, None] = {}
         self._matcher: Matcher[Stream] | None = None
-        self._some = threading.Event()
+        self._has_streams = threading.Event()
         self._ticking = False
         self._position = _UNKNOWN
         self._turn = 0
@@ -59,14 +61,14 @@ class Broadcaster:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def stream(self, query: StreamQuery, place: int, *, chunked: bool, number: str) -> Stream:
-        """A stream of what comes after `place`, to be given its connection by `admit`."""
+    def stream(self, query: StreamQuery, position: int, *, chunked: bool, number: str) -> Stream:
+        """Create a stream of the events after seq `position`; `admit` gives it its connection."""
         return Stream(
-            query, place, number=number, chunked=chunked, entered=self._stream_opened, gone=self._stream_closed
+            query, position, number=number, chunked=chunked, opened=self._stream_opened, closed=self._stream_closed
         )
 
     def admit(self, connection: socket.socket, stream: Stream) -> None:
-        """Take the connection over. From any thread."""
+        """Take over the connection. May be called from any thread."""
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -75,13 +77,13 @@ class Broadcaster:
             connection.setblocking(False)
         asyncio.run_coroutine_threadsafe(self._loop.connect_accepted_socket(lambda: stream, connection), self._loop)
 
-    # In the loop's thread
+    # In the event loop's thread
 
     def _stream_opened(self, stream: Stream) -> None:
         with self._lock:
             self._streams[stream] = None
             self._matcher = None
-        self._some.set()
+        self._has_streams.set()
         if not self._ticking:
             self._ticking = True
             self._loop.call_later(LEGACY_PING, self._tick)
@@ -99,43 +101,43 @@ class Broadcaster:
         if self._ticking:
             self._loop.call_at(now + LEGACY_PING, self._tick)
 
-    # In the thread that follows the log
+    # In the thread that reads the log
 
     def _follow(self) -> None:
-        away = False
+        unavailable = False
         while True:
-            self._some.wait()
+            self._has_streams.wait()
             try:
                 busy = self._poll_log()
             except sa.exc.SQLAlchemyError as error:
-                if not away:
-                    log.warning("streams wait: the outbox database is away: %s", describe_error(error))
-                away, busy = True, False
+                if not unavailable:
+                    log.warning("streams wait: the outbox database is unavailable: %s", describe_error(error))
+                unavailable, busy = True, False
                 time.sleep(_RETRY_DELAY)
             except Exception:
                 log.exception("streams wait: unexpected error")
                 busy = False
                 time.sleep(_RETRY_DELAY)
             else:
-                away = False
+                unavailable = False
             if not busy:
                 time.sleep(INTERVAL)
 
     def _poll_log(self) -> bool:
-        """Look once; says whether there is more to do at once."""
+        """Poll the log once; return whether there is more to read immediately."""
         with self._lock:
             streams, matcher = list(self._streams), self._matcher
             if not streams:
-                self._some.clear()
+                self._has_streams.clear()
                 self._position = _UNKNOWN
                 return False
             if matcher is None:
                 matcher = self._matcher = compile_rules((stream.query.rule, stream) for stream in streams)
         head = log_end(self._database)
-        if not 0 <= self._position <= head.seq:  # greater: the log is another one than before
+        if not 0 <= self._position <= head.seq:  # greater: the log was replaced by another one
             self._position = head.seq
             for stream in streams:
-                stream.place = min(stream.place, head.seq)
+                stream.position = min(stream.position, head.seq)
         busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
         if self._position < head.seq:
             last = min(self._position + _SHARED_READ, head.seq)
@@ -147,25 +149,25 @@ class Broadcaster:
     def _broadcast(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
         lines: dict[Stream, list[Line]] = {}
         for row in events_between(self._database, partitions, after, last):
-            wanting = [
+            receivers = [
                 stream
                 for stream in matcher.targets(row.bucket, row.name, row.key)
-                if stream.live and stream.place < row.seq
+                if stream.live and stream.position < row.seq
             ]
-            if wanting:
+            if receivers:
                 line = event_line(row.seq, row.id, row.key, row.record)
-                for stream in wanting:
+                for stream in receivers:
                     lines.setdefault(stream, []).append(line)
-        sent = self._in_loop(lambda: [stream.send(some, bounded=True) for stream, some in lines.items()])
-        for (stream, some), count in zip(lines.items(), sent, strict=True):
-            if count < len(some):
-                stream.live, stream.place = False, some[count].seq - 1
+        sent = self._run_in_loop(lambda: [stream.send(batch, bounded=True) for stream, batch in lines.items()])
+        for (stream, batch), count in zip(lines.items(), sent, strict=True):
+            if count < len(batch):
+                stream.live, stream.position = False, batch[count].seq - 1
 
-    def _serve_lagging(self, behind: Sequence[Stream], head: LogEnd) -> bool:
+    def _serve_lagging(self, lagging: Sequence[Stream], head: LogEnd) -> bool:
         busy, served = False, 0
         self._turn += _CATCH_UP_STREAMS
-        for stream in _rotate(behind, self._turn):
-            if stream.place >= self._position:
+        for stream in _rotate(lagging, self._turn):
+            if stream.position >= self._position:
                 stream.live, stream.resumed = True, False
             elif stream.waiting <= MOST_WAITING // 4 and served < _CATCH_UP_STREAMS:
                 self._catch_up(stream, head)
@@ -174,29 +176,29 @@ class Broadcaster:
         return busy
 
     def _catch_up(self, stream: Stream, head: LogEnd) -> None:
-        missed = self._position - stream.place
+        missed = self._position - stream.position
         if missed > MOST_BEHIND and not stream.resumed:
-            stream.place = self._position
-            self._in_loop(partial(stream.tell, missed))
+            stream.position = self._position
+            self._run_in_loop(partial(stream.send_gap_marker, missed))
             return
-        last = min(stream.place + _CATCH_UP_READ, self._position)
-        rows = events_between(self._database, head.partitions, stream.place, last)
+        last = min(stream.position + _CATCH_UP_READ, self._position)
+        rows = events_between(self._database, head.partitions, stream.position, last)
         lines = [
             event_line(row.seq, row.id, row.key, row.record)
             for row in rows
-            if stream.alone.targets(row.bucket, row.name, row.key)
+            if stream.matcher.targets(row.bucket, row.name, row.key)
         ]
-        self._in_loop(lambda: stream.send(lines, bounded=False))
-        stream.place = last
+        self._run_in_loop(lambda: stream.send(lines, bounded=False))
+        stream.position = last
 
-    def _in_loop(self, act: Callable[[], _T]) -> _T:
-        """Act in the loop's thread and wait: so no more is read than the loop has taken."""
+    def _run_in_loop(self, function: Callable[[], _T]) -> _T:
+        """Run a function in the event loop's thread and wait, so that reading is never ahead of the loop."""
         done: Future[_T] = Future()
 
         def run() -> None:
             try:
-                done.set_result(act())
-            except Exception as error:  # noqa: BLE001 - raised where the result is wanted
+                done.set_result(function())
+            except Exception as error:  # noqa: BLE001 - raised in the waiting thread
                 done.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
@@ -204,6 +206,6 @@ class Broadcaster:
 
 
 def _rotate(streams: Sequence[Stream], turn: int) -> Iterable[Stream]:
-    """Those that were not reached the last time come first."""
+    """Rotate the streams, so that those that were not served the last time come first."""
     start = turn % len(streams) if streams else 0
     return [*streams[start:], *streams[:start]]

@@ -1,4 +1,4 @@
-"""Gunicorn's worker with threads, from which a request may take its connection along."""
+"""Gunicorn's threaded worker, extended so that a request can hand its connection over."""
 
 import socket
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from gunicorn.workers.gthread import ThreadWorker
 
 
 class SocketHandedOver(Exception):
-    """Raised instead of an answer: whoever takes the socket answers on it, and gunicorn has nothing more to do."""
+    """Raised instead of returning a response: `take` gets the socket and answers on it, without gunicorn."""
 
     def __init__(self, take: Callable[[socket.socket], None]) -> None:
         super().__init__("the connection was handed over")
@@ -16,14 +16,14 @@ class SocketHandedOver(Exception):
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
-    """As `gthread`, but a connection that is handed over is not closed with the request, nor counted any more."""
+    """Gunicorn's `gthread`, except that a connection that was handed over is neither closed nor counted any more."""
 
     def handle_request(self, req: Any, conn: Any) -> Any:
-        """Serve one request."""
+        """Handle one request."""
         try:
             return super().handle_request(req, conn)
         except SocketHandedOver as handed:
-            # Gunicorn shuts down and closes what it finds here; closing alone would be no use to a copy of the socket.
+            # Gunicorn shuts down and closes the socket in `conn`, and a shutdown would also affect a copy of it.
             taken, conn.sock = conn.sock, socket.socket()
             handed.take(taken)
             return False

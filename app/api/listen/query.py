@@ -1,4 +1,4 @@
-"""What a listener asks for, read from the query of its request (reference §8)."""
+"""Parse a listener's query parameters (reference §8)."""
 
 import re
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ RESUME = "resume-after"
 _LONGEST_FILTER = 1024
 _LONGEST_PING = 24 * 3600
 _EVENT_ID = re.compile(r"[0-9a-f]{32}")
-_NOBODY = TargetId("listener", "_")
+_NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter is used
 
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """Which events, how often to say that there are none (seconds, 0: as MinIO did before 2023), and since when."""
+    """The requested events, the ping interval (seconds; 0: as MinIO before 2023), and the event to resume after."""
 
     rule: Rule
     ping: int = 0
@@ -27,7 +27,7 @@ class StreamQuery:
 
 
 def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
-    """What the query asks for; no bucket means every bucket. Raises `S3Error`."""
+    """Parse the query; no bucket means every bucket. Raises `S3Error`."""
     names = tuple(dict.fromkeys(value for name, value in query if name == "events"))
     for name in names:
         try:
@@ -37,7 +37,7 @@ def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
     rule = Rule(
         bucket=bucket or EVERY_BUCKET,
         events=names,
-        target=_NOBODY,
+        target=_NO_TARGET,
         prefix=_filter("prefix", query),
         suffix=_filter("suffix", query),
     )
@@ -45,23 +45,26 @@ def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
 
 
 def _resume(query: Sequence[tuple[str, str]]) -> str:
-    value = _one(RESUME, query)
+    value = _single_value(RESUME, query)
     if value and not _EVENT_ID.fullmatch(value):
         raise S3Error("InvalidArgument", f"{RESUME} must be the EventId of a line: 32 hexadecimal digits.")
     return value
 
 
 def _filter(name: str, query: Sequence[tuple[str, str]]) -> str:
-    value = _one(name, query)
+    value = _single_value(name, query)
     if any(segment in (".", "..") for segment in value.split("/")):
         raise S3Error("XMinioInvalidResourceName")
     if len(value.encode()) > _LONGEST_FILTER or "\\" in value:
-        said = f"Size of filter rule value cannot exceed {_LONGEST_FILTER} bytes in UTF-8 representation, nor hold a \\"
-        raise S3Error("InvalidArgument", said)
+        message = (
+            f"Size of filter rule value cannot exceed {_LONGEST_FILTER} bytes in UTF-8 representation, "
+            "and it cannot contain a \\"
+        )
+        raise S3Error("InvalidArgument", message)
     return value
 
 
-def _one(name: str, query: Sequence[tuple[str, str]]) -> str:
+def _single_value(name: str, query: Sequence[tuple[str, str]]) -> str:
     values = [value for key, value in query if key == name]
     if len(values) > 1:
         raise S3Error("InvalidArgument", f"Cannot specify more than one {name}.")
@@ -69,11 +72,11 @@ def _one(name: str, query: Sequence[tuple[str, str]]) -> str:
 
 
 def _ping(query: Sequence[tuple[str, str]]) -> int:
-    value = _one("ping", query)
+    value = _single_value("ping", query)
     if not value:
         return 0
-    # MinIO's code, odd as it is (§8).
+    # MinIO's error code, although it is unusual (§8).
     if not (value.isascii() and value.isdigit() and len(value) < 6 and 1 <= int(value) <= _LONGEST_PING):
-        said = f"ping must be a whole number of seconds from 1 to {_LONGEST_PING}."
-        raise S3Error("AuthorizationQueryParametersError", said)
+        message = f"ping must be a whole number of seconds from 1 to {_LONGEST_PING}."
+        raise S3Error("AuthorizationQueryParametersError", message)
     return int(value)

@@ -1,4 +1,4 @@
-"""Begin streams: where each starts in the log, and who takes its connection."""
+"""Start streams: find each one's position in the log, and hand its connection to the broadcaster."""
 
 import os
 import resource
@@ -11,7 +11,7 @@ from app.api.s3.errors import S3Error
 from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import log_end, position_of
 
-MOST_STREAMS = 10_000  # of one process
+MOST_STREAMS = 10_000  # per process
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
 _FILES = 65_536
 
@@ -23,43 +23,44 @@ class Streams:
         self._database = database
         self._lock = threading.Lock()
         self._pid = 0
-        self._hall: Broadcaster | None = None
+        self._broadcaster: Broadcaster | None = None
         self._most = MOST_STREAMS
 
     def begin(self, query: StreamQuery, *, chunked: bool, number: str) -> SocketHandedOver:
-        """What to raise so that the connection becomes the stream: of events from now on, or after the one it names.
+        """Return the exception to raise so that the connection becomes the stream.
 
-        Raises `S3Error` where the log does not hold that event or there are too many streams.
+        The stream has the events from now on, or those after the query's `resume_after`. Raises `S3Error` if the log
+        does not contain that event, or if there are too many streams.
         """
-        place = self._place(query.resume_after) if query.resume_after else log_end(self._database).seq
-        broadcaster = self._here()
+        position = self._position_after(query.resume_after) if query.resume_after else log_end(self._database).seq
+        broadcaster = self._get_broadcaster()
         if len(broadcaster) >= self._most:
             raise S3Error("SlowDown")
-        stream = broadcaster.stream(query, place, chunked=chunked, number=number)
+        stream = broadcaster.stream(query, position, chunked=chunked, number=number)
         return SocketHandedOver(lambda connection: broadcaster.admit(connection, stream))
 
-    def _place(self, event_id: str) -> int:
-        place = position_of(self._database, event_id)
-        if place is None:
-            raise S3Error("InvalidArgument", f"{RESUME}: the log does not hold this event, or not any more.")
-        return place
+    def _position_after(self, event_id: str) -> int:
+        position = position_of(self._database, event_id)
+        if position is None:
+            raise S3Error("InvalidArgument", f"{RESUME}: the event log does not contain this event (any more).")
+        return position
 
-    def _here(self) -> Broadcaster:
+    def _get_broadcaster(self) -> Broadcaster:
         with self._lock:
-            if self._hall is None or self._pid != os.getpid():
-                self._hall, self._pid = Broadcaster(self._database), os.getpid()
-                self._most = min(MOST_STREAMS, _files() - _OTHER_FILES)
-            return self._hall
+            if self._broadcaster is None or self._pid != os.getpid():
+                self._broadcaster, self._pid = Broadcaster(self._database), os.getpid()
+                self._most = min(MOST_STREAMS, _raise_file_limit() - _OTHER_FILES)
+            return self._broadcaster
 
 
-def _files() -> int:
-    """How many files this process may have open, after asking for as many as it is allowed.
+def _raise_file_limit() -> int:
+    """Raise this process's limit of open files as far as allowed, and return it.
 
-    A process that runs out of them can take no request any more; the usual 1,024 are meant to be raised by whoever can.
+    A process that reaches the limit can accept no more requests; the usual soft limit of 1,024 is meant to be raised.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        return wanted
+    limit = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        return limit
     return _FILES if soft == resource.RLIM_INFINITY else soft

@@ -1,4 +1,4 @@
-"""Streams over TLS. Asyncio takes no socket that is secured already, so it gets one end of a pair: a thread carries."""
+"""Bridge streams over TLS. Asyncio accepts no TLS socket, so it gets one end of a socket pair and a thread copies."""
 
 import contextlib
 import select
@@ -9,26 +9,27 @@ import threading
 _CHUNK = 64 * 1024
 
 
-def decrypt(secure: ssl.SSLSocket, room: int) -> socket.socket:
-    """A socket whose bytes leave through `secure`, with `room` bytes on their way; it ends when `secure` does.
+def decrypt(secure: ssl.SSLSocket, buffer_size: int) -> socket.socket:
+    """Return a plain socket whose bytes are sent through `secure`; it is closed when `secure` is.
 
-    What comes in is read and dropped: a stream's client has nothing more to say. Costs a thread for each stream.
+    At most `buffer_size` bytes are buffered. Received bytes are dropped: a stream's client sends nothing more. This
+    takes one thread for each stream.
     """
     near, far = socket.socketpair()
-    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, room)
-    threading.Thread(target=_carry, args=(secure, far), name="listen-tls", daemon=True).start()
+    near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_size)
+    threading.Thread(target=_copy, args=(secure, far), name="listen-tls", daemon=True).start()
     return near
 
 
-def _carry(secure: ssl.SSLSocket, far: socket.socket) -> None:
-    with secure, far, contextlib.suppress(OSError):  # TLS errors are kinds of it; whoever it was has gone
+def _copy(secure: ssl.SSLSocket, far: socket.socket) -> None:
+    with secure, far, contextlib.suppress(OSError):  # TLS errors are OSErrors; the client has disconnected
         secure.setblocking(False)
         both = select.poll()
         both.register(secure, select.POLLIN)
         both.register(far, select.POLLIN)
         while True:
             ready = {descriptor for descriptor, _ in both.poll()}
-            if secure.fileno() in ready and not _drop(secure):
+            if secure.fileno() in ready and not _discard_input(secure):
                 return
             if far.fileno() in ready:
                 content = far.recv(_CHUNK)
@@ -38,8 +39,8 @@ def _carry(secure: ssl.SSLSocket, far: socket.socket) -> None:
                 _send(secure, far, content)
 
 
-def _drop(secure: ssl.SSLSocket) -> bool:
-    """Whether the client is still there."""
+def _discard_input(secure: ssl.SSLSocket) -> bool:
+    """Discard received bytes; return whether the client is still connected."""
     try:
         while secure.recv(_CHUNK):
             pass
@@ -49,19 +50,19 @@ def _drop(secure: ssl.SSLSocket) -> bool:
 
 
 def _send(secure: ssl.SSLSocket, far: socket.socket, content: bytes) -> None:
-    """Send all of it, or raise OSError when the other end of the pair is closed before the client took it."""
+    """Send all of it, or raise OSError if the other end of the pair is closed before that."""
     rest = memoryview(content)
     while rest:
-        wanted = select.POLLOUT
+        events = select.POLLOUT
         try:
             rest = rest[secure.send(rest) :]
             continue
         except ssl.SSLWantReadError:
-            wanted = select.POLLIN
+            events = select.POLLIN
         except ssl.SSLWantWriteError:
             pass
         either = select.poll()
-        either.register(secure, wanted)
-        either.register(far, 0)  # tells of its end only
+        either.register(secure, events)
+        either.register(far, 0)  # reports only that it was closed
         if far.fileno() in {descriptor for descriptor, _ in either.poll()}:
             raise ConnectionAbortedError

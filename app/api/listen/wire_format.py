@@ -1,4 +1,4 @@
-"""What goes over the wire to a listener: the head, and lines of JSON, each in a chunk where HTTP has chunks."""
+"""The bytes sent to a listener: the response head, and lines of JSON, each in an HTTP chunk if chunking is used."""
 
 from typing import NamedTuple
 
@@ -7,11 +7,11 @@ import orjson
 from app.events import minio_json
 
 PING = b'{"Records":null}\n'
-SPACE = b" "  # what MinIO sent before there was a ping; clients skip blanks before a line
+SPACE = b" "  # sent by MinIO before there was a ping; clients skip spaces before a line
 
 
 class Line(NamedTuple):
-    """One event for listeners."""
+    """One event as a line for listeners."""
 
     seq: int
     event_id: str
@@ -19,22 +19,22 @@ class Line(NamedTuple):
 
 
 def event_line(seq: int, event_id: str, key: str, record: str) -> Line:
-    """The event as MinIO writes it here, its key not encoded (§1.6), and beside it the id to resume after."""
-    found = minio_json.load(record.encode())
-    thing = found["s3"].get("object")
+    """Write an event as MinIO does for listeners, its key not encoded (§1.6), with the id to resume after."""
+    parsed = minio_json.load(record.encode())
+    thing = parsed["s3"].get("object")
     if isinstance(thing, dict) and "key" in thing:
         thing["key"] = key
-    return Line(seq, event_id, minio_json.text({"Records": [found], "EventId": event_id}).encode() + b"\n")
+    return Line(seq, event_id, minio_json.text({"Records": [parsed], "EventId": event_id}).encode() + b"\n")
 
 
-def marker(missed: int, after: str) -> bytes:
-    """Tells a reader that was too slow how many events it missed at most, and after which one to ask for them."""
-    told = {"atMost": missed} | ({"resumeAfter": after} if after else {})
-    return orjson.dumps({"Records": None, "Dropped": told}) + b"\n"
+def gap_marker(missed: int, after: str) -> bytes:
+    """Write the line that reports to a slow reader how many events it missed at most, and which id to resume after."""
+    dropped = {"atMost": missed} | ({"resumeAfter": after} if after else {})
+    return orjson.dumps({"Records": None, "Dropped": dropped}) + b"\n"
 
 
 def head(*, chunked: bool, number: str) -> bytes:
-    """Status line and headers of the stream."""
+    """Write the status line and headers of a stream."""
     lines = [
         "HTTP/1.1 200 OK",
         "Content-Type: text/event-stream",
@@ -48,6 +48,6 @@ def head(*, chunked: bool, number: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode()
 
 
-def framed(content: bytes, *, chunked: bool) -> bytes:
-    """The content as it is sent."""
+def frame(content: bytes, *, chunked: bool) -> bytes:
+    """Write the content as an HTTP chunk if `chunked`, else unchanged."""
     return b"%x\r\n%b\r\n" % (len(content), content) if chunked else content

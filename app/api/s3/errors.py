@@ -1,4 +1,4 @@
-"""What the S3 face answers when it refuses: S3's XML, with the codes and statuses of MinIO."""
+"""The error responses of the S3 API: S3's XML, with the codes and statuses of MinIO."""
 
 import secrets
 from collections.abc import Mapping
@@ -8,11 +8,11 @@ from werkzeug.wrappers import Response
 
 from app.rules.notification_xml import add, document
 
-# The status of each code, and what it says where nobody knows better.
+# The status and the default message of each code.
 CODES: Mapping[str, tuple[int, str]] = {
     "AccessDenied": (403, "Access Denied."),
     "AuthorizationHeaderMalformed": (400, "The authorization header is malformed."),
-    "AuthorizationQueryParametersError": (400, "Query-string authentication parameters are not as they must be."),
+    "AuthorizationQueryParametersError": (400, "Query-string authentication parameters are invalid."),
     "BucketAlreadyOwnedByYou": (
         409,
         "Your previous request to create the named bucket succeeded and you already own it.",
@@ -30,7 +30,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "NoSuchBucket": (404, "The specified bucket does not exist"),
     "NotImplemented": (501, "A header or query you provided implies functionality that is not implemented."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
-    "ServiceUnavailable": (503, "The outbox database is away; please send the request again."),
+    "ServiceUnavailable": (503, "The outbox database is unavailable; please send the request again."),
     "SignatureDoesNotMatch": (
         403,
         "The signature we calculated does not match the one you provided. Check your key and signing method.",
@@ -43,26 +43,26 @@ CODES: Mapping[str, tuple[int, str]] = {
 
 
 class S3Error(Exception):
-    """A refusal by its code; `members` stand in the document beside code and message."""
+    """A refused request, by its error code; `members` are further elements of the document."""
 
     def __init__(self, code: str, message: str = "", **members: str) -> None:
         self.code = code
-        self.status, usual = CODES[code]
-        self.message = message or usual
+        self.status, default = CODES[code]
+        self.message = message or default
         self.members = members
         super().__init__(f"{code}: {self.message}")
 
 
 def request_id() -> str:
-    """A number for one request, as MinIO's look."""
+    """Return a new request id in MinIO's format."""
     return secrets.token_hex(8).upper()
 
 
-def refusal(error: S3Error, *, method: str, path: str, number: str) -> Response:
-    """The answer. To HEAD, which has no body, the code goes in MinIO's own headers."""
+def error_response(error: S3Error, *, method: str, path: str, number: str) -> Response:
+    """Build the response. For HEAD, which has no body, the code is in MinIO's own headers."""
     root = Element("Error")
-    told = {"Code": error.code, "Message": error.message, **error.members, "Resource": path, "RequestId": number}
-    for name, text in told.items():
+    elements = {"Code": error.code, "Message": error.message, **error.members, "Resource": path, "RequestId": number}
+    for name, text in elements.items():
         add(root, name, text)
     headers = {"x-minio-error-code": error.code, "x-minio-error-desc": f'"{error.message}"'} if method == "HEAD" else {}
     body = b"" if method == "HEAD" else document(root)

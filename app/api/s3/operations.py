@@ -1,4 +1,4 @@
-"""The S3 calls that are answered: a bucket's rules, and what clients ask before and after them."""
+"""The supported S3 operations: a bucket's rules, and what clients request before and after them."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -41,7 +41,7 @@ _ADDRESS = re.compile(r"[0-9]+(\.[0-9]+){3}")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One request whose signature holds."""
+    """One request with a valid signature."""
 
     parts: Services
     streams: Streams
@@ -52,44 +52,44 @@ class Operation:
     sender: str
     content_length: int | None
     stream: IO[bytes]
-    chunked: bool  # whether the answer may come in chunks
+    chunked: bool  # whether the response may be chunked
 
     def body(self) -> bytes:
-        """The document sent along; `S3Error` unless its length was said (as MinIO: §2.3)."""
+        """Read the request's document. Raises `S3Error` without a Content-Length (as MinIO: §2.3)."""
         if not self.content_length:
             raise S3Error("MissingContentLength")
         return payload.read(self.stream, self.content_length, self.seal)
 
     def existing(self) -> str:
-        """The bucket, which has to be there."""
-        # No database needs to be asked for what its columns cannot hold.
+        """Return the bucket's name. Raises `S3Error` unless the bucket exists."""
+        # A name that does not fit into its column needs no query.
         if len(self.bucket) > _LONGEST or "\0" in self.bucket or not is_bucket(self.parts.database, self.bucket):
             raise S3Error("NoSuchBucket", BucketName=self.bucket)
         return self.bucket
 
 
 def list_buckets(call: Operation) -> Response:
-    """`GET /`."""
+    """Answer `GET /`."""
     root = Element("ListAllMyBucketsResult", xmlns=NAMESPACE)
     owner = SubElement(root, "Owner")
     add(owner, "ID", call.seal.key.name)
     add(owner, "DisplayName", call.seal.key.name)
     listed = SubElement(root, "Buckets")
     for bucket in every_bucket(call.parts.database):
-        one = SubElement(listed, "Bucket")
-        add(one, "Name", bucket.name)
-        add(one, "CreationDate", format_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
+        element = SubElement(listed, "Bucket")
+        add(element, "Name", bucket.name)
+        add(element, "CreationDate", format_time(bucket.created_at) or "1970-01-01T00:00:00.000Z")
     return _xml(root)
 
 
 def head_bucket(call: Operation) -> Response:
-    """`HEAD /<bucket>`."""
+    """Answer `HEAD /<bucket>`."""
     call.existing()
     return Response(status=200)
 
 
 def location(call: Operation) -> Response:
-    """`GET /<bucket>?location`: the site's region, or none, which is us-east-1."""
+    """Answer `GET /<bucket>?location`: the site's region, or none, which means us-east-1."""
     call.existing()
     root = Element("LocationConstraint", xmlns=NAMESPACE)
     root.text = call.parts.settings.region
@@ -97,60 +97,58 @@ def location(call: Operation) -> Response:
 
 
 def create_bucket(call: Operation) -> Response:
-    """`PUT /<bucket>`: from now on it is there, and whoever listens is told."""
+    """Answer `PUT /<bucket>`: create the bucket and notify listeners."""
     if not _BUCKET.fullmatch(call.bucket) or ".." in call.bucket or _ADDRESS.fullmatch(call.bucket):
         raise S3Error("InvalidBucketName", BucketName=call.bucket)
     if is_bucket(call.parts.database, call.bucket):
         raise S3Error("BucketAlreadyOwnedByYou", BucketName=call.bucket)
-    _tell(call, CREATED)
+    _record_event(call, CREATED)
     return Response(status=200, headers={"Location": f"/{call.bucket}"})
 
 
 def delete_bucket(call: Operation) -> Response:
-    """`DELETE /<bucket>`: its rules go with it; its events stay where they are, and a later one brings it back."""
+    """Answer `DELETE /<bucket>`: remove the bucket and its rules; its events are kept, and a later one recreates it."""
     remove_bucket(call.parts.database, call.existing())
-    _tell(call, REMOVED)
+    _record_event(call, REMOVED)
     return Response(status=204)
 
 
 def get_notification(call: Operation) -> Response:
-    """`GET /<bucket>?notification`."""
+    """Answer `GET /<bucket>?notification`."""
     rules = [stored.rule for stored in call.parts.registry.rules(call.existing())]
     return Response(configuration(rules, call.parts.settings.region), mimetype="application/xml")
 
 
 def put_notification(call: Operation) -> Response:
-    """`PUT /<bucket>?notification`: the document becomes the bucket's rules, all of it or none."""
+    """Answer `PUT /<bucket>?notification`: replace the bucket's rules by the document's, all of them or none."""
     call.existing()
     body = call.body()
     registry, region = call.parts.registry, call.parts.settings.region
-    there = {stored.target for stored in registry.targets()}
+    existing = {stored.target for stored in registry.targets()}
     try:
-        rules = parse_configuration(body, call.bucket, region=region, configured=there.__contains__)
+        rules = parse_configuration(body, call.bucket, region=region, configured=existing.__contains__)
         registry.replace_rules(call.bucket, rules)
     except BadConfiguration as error:
         raise S3Error(error.code, str(error)) from None
     except BadRules as error:
         raise S3Error("InvalidArgument", str(error)) from None
-    except UnknownTarget as error:  # removed between the two
+    except UnknownTarget as error:  # removed after it was checked
         raise S3Error("InvalidArgument", f"{NO_TARGET}: {error}") from None
     return Response(status=200)
 
 
 def listen(call: Operation) -> Response:
-    """`GET /<bucket>?events=…` and `GET /?events=…`. Raises the `SocketHandedOver` that makes the connection a
-    stream.
-    """
+    """Answer `GET /<bucket>?events=…` and `GET /?events=…`. Raises `SocketHandedOver`, which starts the stream."""
     if call.bucket:
         call.existing()
     query = parse_query(call.bucket, call.received.query)
     raise call.streams.begin(query, chunked=call.chunked, number=call.number)
 
 
-Answering = Callable[[Operation], Response]
+Handler = Callable[[Operation], Response]
 
-# By method and what is asked of a bucket; "" is the bucket itself.
-BUCKET_CALLS: Mapping[tuple[str, str], Answering] = {
+# By method and subresource; "" is the bucket itself.
+BUCKET_CALLS: Mapping[tuple[str, str], Handler] = {
     ("GET", "location"): location,
     ("GET", "events"): listen,
     ("GET", "notification"): get_notification,
@@ -161,13 +159,13 @@ BUCKET_CALLS: Mapping[tuple[str, str], Answering] = {
 }
 
 
-def _tell(call: Operation, name: str) -> None:
-    """Record what became of the bucket. It goes to no target: such events are for who listens (as MinIO: §1.1)."""
+def _record_event(call: Operation, name: str) -> None:
+    """Record a bucket event. It is sent to no target: such events are for listeners only (as MinIO: §1.1)."""
     Log(call.parts.database).append([[bucket_event(call, name, now_ms())]], routed=False)
 
 
 def bucket_event(call: Operation, name: str, now: int) -> Event:
-    """The event, with the members that MinIO's has."""
+    """Build a bucket event with the same members as MinIO's."""
     region, principal = call.parts.settings.region, {"principalId": call.seal.key.access_key}
     record = {
         "eventVersion": "2.0",

@@ -1,4 +1,4 @@
-"""The body of a signed request: whole and held against its digest, or in signed or unsigned chunks."""
+"""Read the body of a signed request: as a whole with a digest, or in signed or unsigned chunks."""
 
 import hashlib
 import hmac
@@ -16,9 +16,9 @@ _CHUNK = re.compile(rb"([0-9a-fA-F]{1,8})(?:;chunk-signature=([0-9a-f]{64}))?")
 
 
 def read(stream: IO[bytes], length: int, seal: Seal) -> bytes:
-    """The body as it was before it was signed. Raises `S3Error` where it is not what the signature says.
+    """Read and decode the body. Raises `S3Error` if it does not match the signature.
 
-    Trailing headers are passed over: every byte of the content is under a signature of its own where there are any.
+    Trailing headers are ignored: if chunks are signed, a signature covers every byte of the content.
     """
     if length > LIMIT:
         raise S3Error("EntityTooLarge")
@@ -26,11 +26,11 @@ def read(stream: IO[bytes], length: int, seal: Seal) -> bytes:
     if len(body) < length:
         raise S3Error("IncompleteBody")
     if seal.content in _SIGNED_CHUNKS:
-        return _joined(body, seal)
+        return _join_chunks(body, seal)
     if seal.content == _UNSIGNED_CHUNKS:
-        return _joined(body, None)
+        return _join_chunks(body, None)
     if seal.content.startswith(_STREAMING):
-        raise S3Error("NotImplemented", f"{seal.content[:60]} is not known here.")
+        raise S3Error("NotImplemented", f"{seal.content[:60]} is not supported.")
     if seal.content != UNSIGNED and not hmac.compare_digest(
         hashlib.sha256(body).hexdigest().encode(), seal.content.encode()
     ):
@@ -38,23 +38,23 @@ def read(stream: IO[bytes], length: int, seal: Seal) -> bytes:
     return body
 
 
-def _joined(body: bytes, seal: Seal | None) -> bytes:
-    content, place = bytearray(), 0
-    before = seal.signature if seal else ""
+def _join_chunks(body: bytes, seal: Seal | None) -> bytes:
+    content, position = bytearray(), 0
+    expected = seal.signature if seal else ""
     while True:
-        end = body.find(b"\r\n", place)
-        head = _CHUNK.fullmatch(body[place:end]) if end >= 0 else None
+        end = body.find(b"\r\n", position)
+        head = _CHUNK.fullmatch(body[position:end]) if end >= 0 else None
         if head is None:
-            raise S3Error("IncompleteBody", "The chunks of the body are not as aws-chunked has them.")
+            raise S3Error("IncompleteBody", "The body is not valid aws-chunked encoding.")
         start, size = end + 2, int(head[1], 16)
         chunk = body[start : start + size]
         if len(chunk) < size:
             raise S3Error("IncompleteBody")
         if seal:
-            given, before = (head[2] or b"").decode(), seal.of_chunk(before, chunk)
-            if not hmac.compare_digest(before, given):
+            expected = seal.sign_chunk(expected, chunk)
+            if not hmac.compare_digest(expected, (head[2] or b"").decode()):
                 raise S3Error("SignatureDoesNotMatch")
         if not size:
             return bytes(content)
         content += chunk
-        place = start + size + 2
+        position = start + size + 2

@@ -1,8 +1,8 @@
-"""AWS Signature Version 4 of a request that was received: in its headers, or in its query.
+"""Verify the AWS Signature Version 4 of a received request, in its headers or in its query.
 
-The arithmetic (canonical request, string to sign, signature) is botocore's, which every change of S3 signing reaches
-first and which boto3 signs with; here it is decided only what was signed, whose it is, and whether it holds. It has no
-verifying side, so the request as it came is laid out for its signer, and the two signatures are compared.
+The computation (canonical request, string to sign, signature) is botocore's, which boto3 signs with and which follows
+every change of S3 signing first. This module decides only what was signed, by whom, and whether the signature is valid.
+botocore cannot verify, so the received request is rebuilt for its signer, and the two signatures are compared.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ _SIGNATURE = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A request as it came: the path still encoded, the query decoded, headers by lower-case name."""
+    """A received request: the path still encoded, the query decoded, headers by lower-case name."""
 
     method: str
     path: str
@@ -43,13 +43,13 @@ class Received:
     headers: Mapping[str, str]
 
     def parameter(self, name: str) -> str | None:
-        """The first value of a query parameter."""
+        """Return the first value of a query parameter."""
         return next((value for key, value in self.query if key == name), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """What a request says of its signature."""
+    """The unverified signature fields of a request."""
 
     access_key: str
     day: str
@@ -57,13 +57,13 @@ class _Claim:
     signed: tuple[str, ...]
     signature: str
     moment: datetime
-    content: str  # what the payload's place in the canonical request holds
+    content: str  # the payload hash, or its placeholder, in the canonical request
     query: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """A signature that holds: whose it is, what it says of the payload, and how later chunks are signed."""
+    """A verified signature: its key, the signed payload hash, and the signer for later chunks."""
 
     key: S3Key
     signature: str
@@ -71,23 +71,23 @@ class Seal:
     _auth: Any
     _context: Any
 
-    def of_chunk(self, before: str, chunk: bytes) -> str:
-        """The signature of a chunk that follows the one signed `before`."""
+    def sign_chunk(self, previous: str, chunk: bytes) -> str:
+        """Return the signature of a chunk; `previous` is the signature of the chunk before it."""
         stamp, scope = self._context.context["timestamp"], self._auth.credential_scope(self._context)
-        text = [f"{ALGORITHM}-PAYLOAD", stamp, scope, before, EMPTY, hashlib.sha256(chunk).hexdigest()]
-        signed: str = self._auth.signature("\n".join(text), self._context)
-        return signed
+        text = [f"{ALGORITHM}-PAYLOAD", stamp, scope, previous, EMPTY, hashlib.sha256(chunk).hexdigest()]
+        signature: str = self._auth.signature("\n".join(text), self._context)
+        return signature
 
 
 class _Auth(S3SigV4Auth):  # type: ignore[misc]  # botocore ships no types
-    """botocore's signer, told which headers were signed instead of choosing them."""
+    """botocore's signer, with the headers that the sender signed instead of its own choice."""
 
     def headers_to_sign(self, request: Any) -> Any:
         return request.context["signed"]
 
 
 class _GoAuth(_Auth):
-    """As `mc` signs: of parameters with the same name it keeps the order, where AWS sorts them by their values."""
+    """The signer of `mc`: it keeps the order of parameters with the same name, while AWS sorts them by value."""
 
     def canonical_query_string(self, request: Any) -> str:
         pairs = [(quote(name, safe="-_.~"), quote(value, safe="-_.~")) for name, value in request.params]
@@ -95,19 +95,19 @@ class _GoAuth(_Auth):
 
 
 def verify(received: Received, keys: Mapping[str, S3Key], *, region: str, now: datetime) -> Seal:
-    """Whose request it is. Raises `S3Error` with MinIO's codes: no signature, unknown key, wrong, too old or too new.
+    """Verify a request's signature. Raises `S3Error` with MinIO's codes if it is missing, wrong, expired or too new.
 
-    With a `region` the request must be signed for it, but for the question where a bucket is.
+    With a `region` the request must be signed for it, except for the request of a bucket's location.
     """
-    claim = _claim(received, now)
+    claim = _parse_claim(received, now)
     key = keys.get(claim.access_key)
     if key is None:
         raise S3Error("InvalidAccessKeyId")
-    asks_where = received.parameter("location") is not None
-    if region and claim.region != region and not (asks_where and claim.region == "us-east-1"):
-        said = f"The authorization header is malformed; the region is wrong; expecting '{region}'."
-        raise S3Error("AuthorizationHeaderMalformed", said, Region=region)
-    request = _laid_out(received, claim)
+    asks_location = received.parameter("location") is not None
+    if region and claim.region != region and not (asks_location and claim.region == "us-east-1"):
+        message = f"The authorization header is malformed; the region is wrong; expecting '{region}'."
+        raise S3Error("AuthorizationHeaderMalformed", message, Region=region)
+    request = _rebuild_request(received, claim)
     for signer in (_Auth, _GoAuth):
         auth = signer(Credentials(key.access_key, key.secret_key), "s3", claim.region)
         expected = auth.signature(auth.string_to_sign(request, auth.canonical_request(request)), request)
@@ -116,7 +116,7 @@ def verify(received: Received, keys: Mapping[str, S3Key], *, region: str, now: d
     raise S3Error("SignatureDoesNotMatch")
 
 
-def _laid_out(received: Received, claim: _Claim) -> Any:
+def _rebuild_request(received: Received, claim: _Claim) -> Any:
     path = quote(unquote_to_bytes(received.path), safe="/-_.~")
     request = AWSRequest(
         received.method,
@@ -131,38 +131,38 @@ def _laid_out(received: Received, claim: _Claim) -> Any:
     return request
 
 
-def _claim(received: Received, now: datetime) -> _Claim:
+def _parse_claim(received: Received, now: datetime) -> _Claim:
     if "x-amz-security-token" in received.headers or received.parameter("X-Amz-Security-Token"):
         raise S3Error("InvalidTokenId")
     authorization = received.headers.get("authorization", "")
     if authorization.startswith(ALGORITHM):
-        return _in_headers(received, authorization, now)
+        return _parse_headers(received, authorization, now)
     if received.parameter("X-Amz-Algorithm") == ALGORITHM:
-        return _in_query(received, now)
+        return _parse_query(received, now)
     raise S3Error("AccessDenied", "Access Denied. Sign the request with AWS Signature Version 4.")
 
 
-def _in_headers(received: Received, authorization: str, now: datetime) -> _Claim:
+def _parse_headers(received: Received, authorization: str, now: datetime) -> _Claim:
     malformed = "AuthorizationHeaderMalformed"
     fields = dict(_FIELDS.findall(authorization))
     if fields.keys() != {"Credential", "SignedHeaders", "Signature"}:
         raise S3Error(malformed)
-    moment = _moment(received.headers)
+    moment = _request_time(received.headers)
     if abs(now - moment) > _SKEW:
         raise S3Error("RequestTimeTooSkewed")
     content = received.headers.get("x-amz-content-sha256", EMPTY)
-    return _made(received, fields, moment, content, received.query, malformed)
+    return _build_claim(received, fields, moment, content, received.query, malformed)
 
 
-def _in_query(received: Received, now: datetime) -> _Claim:
+def _parse_query(received: Received, now: datetime) -> _Claim:
     bad = "AuthorizationQueryParametersError"
-    named = ("Credential", "SignedHeaders", "Signature", "Date", "Expires")
-    fields = {name: received.parameter(f"X-Amz-{name}") or "" for name in named}
+    names = ("Credential", "SignedHeaders", "Signature", "Date", "Expires")
+    fields = {name: received.parameter(f"X-Amz-{name}") or "" for name in names}
     if not all(fields.values()):
-        raise S3Error(bad, "X-Amz-Credential, -SignedHeaders, -Signature, -Date and -Expires are all needed.")
+        raise S3Error(bad, "X-Amz-Credential, -SignedHeaders, -Signature, -Date and -Expires are required.")
     if not re.fullmatch(r"[0-9]{1,6}", fields["Expires"]) or int(fields["Expires"]) > _WEEK:
-        raise S3Error(bad, "X-Amz-Expires must be a whole number of seconds, at most those of a week.")
-    moment = _parsed(fields["Date"])
+        raise S3Error(bad, "X-Amz-Expires must be a whole number of seconds, at most a week.")
+    moment = _parse_stamp(fields["Date"])
     if moment is None:
         raise S3Error(bad, "X-Amz-Date must be in the ISO8601 Long Format \"yyyyMMdd'T'HHmmss'Z'\"")
     if moment - now > _SKEW:
@@ -171,10 +171,10 @@ def _in_query(received: Received, now: datetime) -> _Claim:
         raise S3Error("AccessDenied", "Request has expired")
     content = received.parameter("X-Amz-Content-Sha256") or received.headers.get("x-amz-content-sha256", UNSIGNED)
     query = tuple((name, value) for name, value in received.query if name != "X-Amz-Signature")
-    return _made(received, fields, moment, content, query, bad)
+    return _build_claim(received, fields, moment, content, query, bad)
 
 
-def _made(
+def _build_claim(
     received: Received,
     fields: Mapping[str, str],
     moment: datetime,
@@ -186,10 +186,10 @@ def _made(
     if credential is None or credential["service"] != "s3" or not _SIGNATURE.fullmatch(fields["Signature"]):
         raise S3Error(malformed)
     if credential["day"] != moment.strftime("%Y%m%d"):
-        raise S3Error(malformed, "The credential's date is not that of the request.")
+        raise S3Error(malformed, "The credential's date differs from the request's date.")
     signed = tuple(fields["SignedHeaders"].lower().split(";"))
     if "host" not in signed or not set(signed) <= received.headers.keys():
-        raise S3Error("AccessDenied", "Host must be signed, and every signed header must be there.")
+        raise S3Error("AccessDenied", "Host must be signed, and every signed header must be present.")
     return _Claim(
         credential["key"],
         credential["day"],
@@ -202,21 +202,21 @@ def _made(
     )
 
 
-def _moment(headers: Mapping[str, str]) -> datetime:
+def _request_time(headers: Mapping[str, str]) -> datetime:
     stamp = headers.get("x-amz-date") or headers.get("date") or ""
-    moment = _parsed(stamp)
+    moment = _parse_stamp(stamp)
     if moment is None:
         try:
             moment = parsedate_to_datetime(stamp)
-            # "-0000" means UTC and gives a time without a zone, which `astimezone` would read as this machine's own.
+            # "-0000" means UTC and gives a time without a zone, which `astimezone` would treat as local time.
             moment = (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
         except (ValueError, OverflowError):
-            said = "AWS authentication requires a valid Date or x-amz-date header"
-            raise S3Error("AccessDenied", said) from None
+            message = "AWS authentication requires a valid Date or x-amz-date header"
+            raise S3Error("AccessDenied", message) from None
     return moment
 
 
-def _parsed(stamp: str) -> datetime | None:
+def _parse_stamp(stamp: str) -> datetime | None:
     try:
         return datetime.strptime(stamp, "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -224,5 +224,5 @@ def _parsed(stamp: str) -> datetime | None:
 
 
 def known_keys(keys: Iterable[S3Key]) -> dict[str, S3Key]:
-    """Keys by their access keys."""
+    """Index keys by their access keys."""
     return {key.access_key: key for key in keys}

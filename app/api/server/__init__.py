@@ -1,1 +1,1 @@
-"""How gunicorn serves the API."""
+"""Serve the API with gunicorn."""

@@ -18,9 +18,9 @@ except BadSettings as error:
 
 
 def on_starting(_server: object) -> None:
-    """Refuse to start where the API would be open to the network.
+    """Refuse to start if the API would be open to the network.
 
-    Asked once, before there is a worker: one that is replaced later has to come up whatever became of the tokens.
+    Checked once, before the first worker: a worker that is replaced later must start whatever the tokens are then.
     """
     database = Database(_settings.database_url, patience=_settings.database_timeout)
     try:

@@ -1,4 +1,4 @@
-"""How gunicorn serves the API: `options` for whoever starts it, `app.api.server.gunicorn_conf` for gunicorn itself."""
+"""Gunicorn's options for the API; `app.api.server.gunicorn_conf` passes them to gunicorn."""
 
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from app.config.settings import Settings
 
 
 class JsonLogger(Logger):  # type: ignore[misc]  # gunicorn ships no types
-    """Gunicorn's own log in JSON. (With `logconfig_dict` gunicorn would put together a line for each request.)"""
+    """Gunicorn's own log in JSON. (With `logconfig_dict` gunicorn would format a line for each request.)"""
 
     def setup(self, cfg: Any) -> None:
-        """As gunicorn does, then each line in JSON."""
+        """Set up gunicorn's handlers, then format their lines as JSON."""
         super().setup(cfg)
-        for each in self.error_log.handlers:
-            each.setFormatter(logs.Json())
+        for handler in self.error_log.handlers:
+            handler.setFormatter(logs.Json())
 
 
 APP = "app.api.server.wsgi:app"
@@ -28,16 +28,16 @@ _MEMORY = "/dev/shm"  # noqa: S108 - gunicorn makes its own files there, unguess
 
 
 def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREADS) -> dict[str, Any]:
-    """Gunicorn's settings for the API. Not preloaded: each worker opens the database for itself.
+    """Return gunicorn's settings for the API. It is not preloaded: each worker opens the database itself.
 
-    Raises `BadSettings` where the certificate cannot be used.
+    Raises `BadSettings` if the certificate is unusable.
     """
-    wanted = {
+    values = {
         "bind": str(settings.listen),
-        "worker_class": "app.api.listen.gunicorn_worker.Worker",  # gthread, for streams that hold no thread
+        "worker_class": "app.api.listen.gunicorn_worker.Worker",  # gthread, with streams that occupy no thread
         "workers": workers,
         "threads": threads,
-        "keepalive": 75,  # longer than senders keep an idle connection, so that it is they who close it
+        "keepalive": 75,  # longer than senders keep an idle connection, so that the sender closes it
         "graceful_timeout": 30,
         "timeout": 60,
         "worker_tmp_dir": _MEMORY if Path(_MEMORY).is_dir() else None,  # a slow disk must not make a worker look dead
@@ -48,15 +48,15 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "control_socket_disable": True,
     }
     if settings.tls_cert:
-        wanted |= {"certfile": settings.tls_cert, "keyfile": settings.tls_key}
+        values |= {"certfile": settings.tls_cert, "keyfile": settings.tls_key}
         certificate = Certificate(settings.tls_cert, settings.tls_key)
-        wanted["ssl_context"] = lambda _conf, _default: certificate.context()
+        values["ssl_context"] = lambda _conf, _default: certificate.context()
     if settings.log_format == "json":
-        wanted["logger_class"] = JsonLogger
-    known = {setting.name for setting in KNOWN_SETTINGS}  # older releases do not know the last one, nor need it
-    return {name: value for name, value in wanted.items() if name in known}
+        values["logger_class"] = JsonLogger
+    known = {setting.name for setting in KNOWN_SETTINGS}  # older releases lack the last one and do not need it
+    return {name: value for name, value in values.items() if name in known}
 
 
 def command() -> list[str]:
-    """The words after `python -m` that run the API as the environment says."""
+    """Return the arguments after `python -m` that run the API with the environment's settings."""
     return ["gunicorn", "--config", CONFIG, APP]

@@ -1,4 +1,4 @@
-"""The API as gunicorn serves it, with the settings of the environment: `gunicorn app.api.server.wsgi:app`."""
+"""The WSGI application for gunicorn, with the environment's settings: `gunicorn app.api.server.wsgi:app`."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from app.api import create_app
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 
-_DO_NOT_RESTART = 3  # gunicorn's own number for a worker that cannot boot: the master ends too
+_DO_NOT_RESTART = 3  # gunicorn's exit code of a worker that cannot boot: the master ends too
 
 try:
     settings = Settings.from_environ(os.environ)

@@ -1,4 +1,4 @@
-"""`bucketwire apply`: targets and rules as a file declares them."""
+"""`bucketwire apply`: apply the targets and rules declared in a file."""
 
 from collections.abc import Mapping
 from typing import IO, Any
@@ -12,19 +12,21 @@ from app.manifest.document import parse_manifest, read_yaml, schema
 
 
 @click.command()
-@click.option("-f", "--file", "source", type=click.File("rb"), help="The YAML or JSON file; - is standard input.")
+@click.option("-f", "--file", "source", type=click.File("rb"), help="YAML or JSON file; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @click.option("--prune", is_flag=True, help="Also remove the targets and rules that the file does not declare.")
-@click.option("--force", is_flag=True, help="With --prune: also targets with undelivered events or dead letters.")
+@click.option(
+    "--force", is_flag=True, help="With --prune: also remove targets with undelivered events or dead letters."
+)
 @click.option("--schema", "show_schema", is_flag=True, help="Print the file's JSON Schema, for editors, instead.")
 @with_context_or_url
 def apply(
     context: CommandContext, source: IO[bytes] | None, dry_run: bool, prune: bool, force: bool, show_schema: bool
 ) -> None:
-    """Make targets and rules as a file declares them, all of it or nothing. Again, it changes nothing.
+    """Apply the targets and rules declared in a file, all of it or nothing. Applying it again changes nothing.
 
-    A declared target is declared as a whole: a key that is left out is its default. What the file does not name stays
-    as it is unless --prune.
+    A target is declared as a whole: a key that is left out gets its default. Targets and rules that the file does not
+    declare are kept, unless --prune is given.
     """
     if show_schema:
         context.json(schema())
@@ -32,7 +34,7 @@ def apply(
     if source is None:
         raise click.UsageError("name the file: -f bucketwire.yaml")
     if force and not prune:
-        raise click.UsageError("--force is for what --prune removes")
+        raise click.UsageError("--force has an effect only with --prune")
     declared = parse_manifest(read_yaml(source.read()))
     plan = context.apply(declared, dry_run=dry_run, prune=prune, force=force)
     if context.as_json:
@@ -43,11 +45,11 @@ def apply(
         click.echo(f"{target}: removed")
     for sign, member in (("-", "rules_removed"), ("+", "rules_added")):
         for rule in plan[member]:
-            click.echo(f"{sign} rule: {printable(rule_words(rule))}")
+            click.echo(f"{sign} rule: {printable(format_rule(rule))}")
     if not any(plan[name] for name in ("targets_removed", "rules_added", "rules_removed")) and not any(
-        each["new"] or each["changes"] for each in plan["targets"]
+        target["new"] or target["changes"] for target in plan["targets"]
     ):
-        click.echo("everything is as declared")
+        click.echo("no changes: everything is as declared")
     elif dry_run:
         click.echo("nothing was changed: --dry-run")
     left = plan["not_declared"]
@@ -58,7 +60,7 @@ def apply(
         )
 
 
-def rule_words(rule: Mapping[str, Any]) -> str:
-    """A rule in a line."""
-    ends = "".join(f" {name}={rule[name]}" for name in ("prefix", "suffix") if rule[name])
-    return f"{rule['bucket']} {','.join(rule['events'])}{ends} -> {rule['target']}"
+def format_rule(rule: Mapping[str, Any]) -> str:
+    """Format a rule in one line."""
+    filters = "".join(f" {name}={rule[name]}" for name in ("prefix", "suffix") if rule[name])
+    return f"{rule['bucket']} {','.join(rule['events'])}{filters} -> {rule['target']}"

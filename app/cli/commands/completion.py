@@ -1,4 +1,4 @@
-"""`bucketwire completion SHELL`: what a shell needs to complete commands, options and targets."""
+"""`bucketwire completion SHELL`: the completion script of a shell."""
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
@@ -16,6 +16,6 @@ def completion(shell: str) -> None:
     zsh   echo 'eval "$(bucketwire completion zsh)"' >> ~/.zshrc
     fish  bucketwire completion fish > ~/.config/fish/completions/bucketwire.fish
     """
-    # click's own source() runs the machine's bash to ask for its version; the script is all that is wanted.
-    made = _KINDS[shell](click.get_current_context().find_root().command, {}, "bucketwire", "_BUCKETWIRE_COMPLETE")
-    click.echo(made.source_template % made.source_vars())
+    # click's own source() runs bash to check its version; only the script is needed.
+    complete = _KINDS[shell](click.get_current_context().find_root().command, {}, "bucketwire", "_BUCKETWIRE_COMPLETE")
+    click.echo(complete.source_template % complete.source_vars())

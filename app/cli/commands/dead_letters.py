@@ -1,4 +1,4 @@
-"""`bucketwire dead-letter …`: the events that a target will not get by itself any more."""
+"""`bucketwire dead-letter …`: the events that are not delivered again automatically."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,24 +17,24 @@ _NONE = Filter()
 
 @click.group()
 def dead_letter() -> None:
-    """Look at dead letters, send them on their way again, or throw them away."""
+    """Show, replay or delete dead letters."""
 
 
 def _filters(function: Callable[..., None]) -> Callable[..., None]:
-    """The options that choose dead letters, gathered into `which`."""
+    """Add the options that select dead letters, and pass them as `which`."""
 
     def command(context: CommandContext, **options: Any) -> None:
-        chosen = {name: options.pop(name) for name in ("target", "bucket", "prefix", "reason", "since", "before")}
-        given = {name: value for name, value in chosen.items() if value not in (None, "")}
-        function(context, which=Filter(ids=options.pop("ids", ()), **given), **options)
+        filters = {name: options.pop(name) for name in ("target", "bucket", "prefix", "reason", "since", "before")}
+        filters = {name: value for name, value in filters.items() if value not in (None, "")}
+        function(context, which=Filter(ids=options.pop("ids", ()), **filters), **options)
 
     command.__name__, command.__doc__ = function.__name__, function.__doc__
     decorated = with_context_or_url(command)
     for option in (
-        click.option("--before", type=TIME, help="Last tried before then."),
-        click.option("--since", type=TIME, help="Last tried since then, such as 2h or 2026-11-21T14:00:00Z."),
-        click.option("--reason", help="A part of the reason."),
-        click.option("--prefix", help="How the object's key begins."),
+        click.option("--before", type=TIME, help="Last attempt before this time."),
+        click.option("--since", type=TIME, help="Last attempt since this time, such as 2h or 2026-11-21T14:00:00Z."),
+        click.option("--reason", help="Text that the reason contains."),
+        click.option("--prefix", help="Prefix of the object's key."),
         click.option("--bucket", help="The event's bucket."),
         click.option("--target", type=TARGET, help="The target, as type:name or ARN."),
     ):
@@ -43,15 +43,17 @@ def _filters(function: Callable[..., None]) -> Callable[..., None]:
 
 
 @dead_letter.command()
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="At most so many.")
-@click.option("--after", default=0, help="Go on behind this number.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="Show at most this many."
+)
+@click.option("--after", default=0, help="Continue after this number.")
 @_filters
 def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
     """List dead letters, oldest first."""
     rows = [_row(letter) for letter in context.dead_letters.list(which, limit=limit, after=after)]
     columns = {
-        "number": "number", "target": "target", "event": "name", "object": "path", "tries": "attempts",
-        "last try": "last_tried", "reason": "reason",
+        "number": "number", "target": "target", "event": "name", "object": "path", "attempts": "attempts",
+        "last attempt": "last_tried", "reason": "reason",
     }  # fmt: skip
     context.rows(rows, columns, "no dead letters")
 
@@ -60,11 +62,11 @@ def ls(context: CommandContext, which: Filter, limit: int, after: int) -> None:
 @click.argument("number", type=int)
 @with_context_or_url
 def show(context: CommandContext, number: int) -> None:
-    """Show one dead letter: the last tries, each with the target's own words, and the event's record."""
-    found = context.dead_letters.list(Filter(ids=[number]))
-    if not found:
-        raise CommandError(f"there is no dead letter {number}; `bucketwire dead-letter ls` shows those there are")
-    [letter] = found
+    """Show one dead letter: the last attempts, each with the target's message, and the event's record."""
+    letters = context.dead_letters.list(Filter(ids=[number]))
+    if not letters:
+        raise CommandError(f"there is no dead letter {number}; `bucketwire dead-letter ls` lists them")
+    [letter] = letters
     row = _row(letter) | {
         "history": [{"at": iso(at), "reason": reason} for at, reason in letter.history],
         "record": orjson.loads(letter.record),
@@ -75,34 +77,34 @@ def show(context: CommandContext, number: int) -> None:
     for name, value in row.items():
         if name not in ("history", "record"):
             click.echo(f"{name:>12}  {printable(str(value))}")
-    for tried in row["history"]:
-        click.echo(f"{'tried':>12}  {tried['at']}  {printable(tried['reason'])}")
+    for attempt in row["history"]:
+        click.echo(f"{'attempt':>12}  {attempt['at']}  {printable(attempt['reason'])}")
     click.echo(orjson.dumps(row["record"], option=orjson.OPT_INDENT_2).decode())
 
 
 @dead_letter.command()
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter.")
 @_filters
 def replay(context: CommandContext, which: Filter, everything: bool) -> None:
-    """Deliver dead letters again, each object's in their order. They keep their ids; tries count anew."""
-    number = context.dead_letters.replay(_some(which, everything))
-    context.done(f"{count_noun(number, 'dead_letter letter')} on the way again", replayed=number)
+    """Deliver dead letters again, each object's in order. They keep their ids; attempts count from zero."""
+    number = context.dead_letters.replay(_require_filter(which, everything))
+    context.done(f"{count_noun(number, 'dead letter')} queued for delivery again", replayed=number)
 
 
 @dead_letter.command()
 @click.argument("ids", metavar="[NUMBER]...", type=int, nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Every dead letter there is.")
+@click.option("--all", "everything", is_flag=True, help="Every dead letter.")
 @_filters
 def purge(context: CommandContext, which: Filter, everything: bool) -> None:
-    """Throw dead letters away; the target's counters count them as purged."""
-    number = context.dead_letters.purge(_some(which, everything))
-    context.done(f"{count_noun(number, 'dead_letter letter')} thrown away", purged=number)
+    """Delete dead letters; the target's counters count them as purged."""
+    number = context.dead_letters.purge(_require_filter(which, everything))
+    context.done(f"{count_noun(number, 'dead letter')} deleted", purged=number)
 
 
-def _some(which: Filter, everything: bool) -> Filter:
+def _require_filter(which: Filter, everything: bool) -> Filter:
     if everything == (which != _NONE):
-        raise click.UsageError("say which: numbers, options such as --target or --reason, or --all alone")
+        raise click.UsageError("select dead letters: numbers, options such as --target or --reason, or only --all")
     return which
 
 

@@ -1,4 +1,4 @@
-"""`bucketwire doctor`: is everything as it has to be? Exit code 1 when it is not."""
+"""`bucketwire doctor`: check the service and its configuration. The exit code is 1 on a problem."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -22,12 +22,12 @@ from app.outbox.engine.schema_version import current
 from app.outbox.reconcile.runs import RUNNING, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 
-_NOT_BEGUN = 600_000  # ms that a scheduled run may wait while no other is at work
+_MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one look came to. A `note` is worth knowing and no problem of the service."""
+    """The result of one check. A `note` is information, not a problem of the service."""
 
     subject: str
     grade: str  # ok | note | problem
@@ -40,8 +40,8 @@ Check = Callable[[CommandContext], Iterator[Finding]]
 @click.command()
 @with_context
 def doctor(context: CommandContext) -> None:
-    """Look at settings, database, broker, drain, targets and counters. Exit code 1 on a problem."""
-    findings = [finding for subject, look in CHECKS.items() for finding in _guarded(context, subject, look)]
+    """Check settings, database, broker, drain, targets and counters. Exit code 1 on a problem."""
+    findings = [finding for subject, check in CHECKS.items() for finding in _run_check(context, subject, check)]
     bad = sum(finding.grade == "problem" for finding in findings)
     if context.as_json:
         context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
@@ -52,10 +52,10 @@ def doctor(context: CommandContext) -> None:
     click.get_current_context().exit(1 if bad else 0)
 
 
-def _guarded(context: CommandContext, subject: str, look: Check) -> Iterator[Finding]:
-    """A look whose own failure is a finding too: the others have to follow."""
+def _run_check(context: CommandContext, subject: str, check: Check) -> Iterator[Finding]:
+    """Run a check; its own failure is a finding too, so that the other checks still run."""
     try:
-        yield from look(context)
+        yield from check(context)
     except Exception as error:  # noqa: BLE001 - see above
         yield Finding(subject, "problem", describe_exception(error))
 
@@ -77,9 +77,7 @@ def _check_broker(context: CommandContext) -> Iterator[Finding]:
         try:
             connection.ensure_connection(max_retries=1, timeout=5)
         except kombu.exceptions.OperationalError as error:
-            hint = (
-                "is `bucketwire up` running?" if context.settings.embedded_broker else "BUCKETWIRE_BROKER_URL names it"
-            )
+            hint = "is `bucketwire up` running?" if context.settings.embedded_broker else "check BUCKETWIRE_BROKER_URL"
             raise CommandError(f"{shown} does not answer: {error}; {hint}") from None
     yield Finding("broker", "ok", shown)
 
@@ -91,8 +89,8 @@ def _check_drain(context: CommandContext) -> Iterator[Finding]:
     if at is None:
         yield Finding("drain", "problem", "has never run; start `bucketwire up`, or `bucketwire beat` and a worker")
     elif heartbeats.drain_stopped(at, now):
-        what = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
-        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago; {what}")
+        hint = "is `bucketwire beat` running, and a worker that is not `--only targets`?"
+        yield Finding("drain", "problem", f"last ran {format_age(at, now)} ago; {hint}")
     else:
         yield Finding("drain", "ok", f"last ran {format_age(at, now)} ago")
 
@@ -103,20 +101,20 @@ def _check_queues(context: CommandContext) -> Iterator[Finding]:
         queues = heartbeats.queues(connection)
     for queue in queues:
         if queue.silent(now) > heartbeats.UNSERVED:
-            what = f"no worker has answered on its queue for {format_age(now - queue.silent(now), now)}"
-            yield Finding(str(queue.target), "problem", f"{what}; does one run that serves it? See its --targets")
+            problem = f"no worker has answered on its queue for {format_age(now - queue.silent(now), now)}"
+            yield Finding(str(queue.target), "problem", f"{problem}; start a worker that serves it (--targets)")
 
 
 def _check_schedule(context: CommandContext) -> Iterator[Finding]:
     now, waiting = now_ms(), Schedule(context.database).waiting()
-    at_work = any(each.state == RUNNING for each in Reconciliations(context.database).list())
+    running = any(run.state == RUNNING for run in Reconciliations(context.database).list())
     for run in waiting:
-        if now - run.registered_at > _NOT_BEGUN and not at_work:
-            what = f"waits to be reconciled with {run.bucket} for {format_age(run.registered_at, now)}"
-            yield Finding(str(run.target), "problem", f"{what}; does a `bucketwire worker --only spark` run?")
+        if now - run.registered_at > _MAX_WAIT and not running:
+            problem = f"has waited for its reconciliation with {run.bucket} for {format_age(run.registered_at, now)}"
+            yield Finding(str(run.target), "problem", f"{problem}; is a `bucketwire worker --only spark` running?")
 
 
-def _look_at_unscheduled(context: CommandContext) -> Iterator[Finding]:
+def _check_unscheduled(context: CommandContext) -> Iterator[Finding]:
     for target, number in Schedule(context.database).unscheduled_buckets().items():
         yield Finding(str(target), "note", describe_unscheduled(number))
 
@@ -135,27 +133,29 @@ def _check_targets(context: CommandContext) -> Iterator[Finding]:
             yield Finding(subject, "problem", describe_exception(error))
             continue
         if state == "broken":
-            yield Finding(subject, "problem", f"its settings cannot be used: {reason}; its events wait")
+            yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait")
         elif state != "running":
             yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
         elif stored.target not in named:
-            yield Finding(subject, "note", f"no rule names it, so it gets nothing: bucketwire event add '*' {subject}")
+            yield Finding(
+                subject, "note", f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"
+            )
         else:
             yield Finding(subject, "ok", "gets events")
     if not targets:
-        yield Finding("targets", "note", "there are none; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+        yield Finding("targets", "note", "there are none; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
-def _look_at_counters(context: CommandContext) -> Iterator[Finding]:
-    for found in audit(context.database):
-        counters = found.counters
+def _check_counters(context: CommandContext) -> Iterator[Finding]:
+    for audited in audit(context.database):
+        counters = audited.counters
         sums = (
             f"matched {counters.matched} = delivered {counters.delivered} + superseded {counters.superseded} "
             f"+ pending {counters.pending} + parked {counters.parked} + dead {counters.dead} "
             f"+ purged {counters.purged} + discarded {counters.discarded}"
         )
-        if found.difference:
-            text = f"{counters.target} do not balance: {sums}, but the log holds {found.counted} pending"
+        if audited.difference:
+            text = f"{counters.target} do not balance: {sums}, but the event log has {audited.counted} pending"
             yield Finding("counters", "problem", text)
         else:
             yield Finding("counters", "ok", f"{counters.target} balance: {sums}")
@@ -169,8 +169,8 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "drain": _check_drain,
         "queues": _check_queues,
         "schedule": _check_schedule,
-        "unscheduled": _look_at_unscheduled,
+        "unscheduled": _check_unscheduled,
         "targets": _check_targets,
-        "counters": _look_at_counters,
+        "counters": _check_counters,
     }
 )

@@ -1,4 +1,4 @@
-"""`bucketwire events BUCKET KEY`: what happened to an object, and where each event stands."""
+"""`bucketwire events BUCKET KEY`: an object's events and their delivery states."""
 
 import click
 import orjson
@@ -12,10 +12,12 @@ from app.outbox.delivery.object_history import DeliveryState
 @click.command()
 @click.argument("bucket")
 @click.argument("key")
-@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="The last so many.")
+@click.option(
+    "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many of the last events."
+)
 @with_context_or_url
 def events(context: CommandContext, bucket: str, key: str, limit: int) -> None:
-    """Show an object's events, oldest first, and where each stands at each of its targets."""
+    """Show an object's events, oldest first, and their delivery state at each target."""
     rows = [
         {
             "id": event.event_id,
@@ -25,21 +27,24 @@ def events(context: CommandContext, bucket: str, key: str, limit: int) -> None:
             "time": iso(event.time),
             "received_at": iso(event.received_at),
             "targets": [
-                {"target": str(each.target), "state": each.state, "reason": each.reason}
-                for each in event.delivery_states
+                {"target": str(delivery.target), "state": delivery.state, "reason": delivery.reason}
+                for delivery in event.delivery_states
             ],
-            "standing": "; ".join(map(_standing, event.delivery_states)) or "no rule named a target",
+            "delivery_state": "; ".join(map(_format_state, event.delivery_states)) or "no rule named a target",
             **dict(fields(event.trace)),
             "record": orjson.loads(event.record),
         }
         for event in context.history(bucket, key, limit)
     ]
-    columns = {"received": "received_at", "event": "name", "version": "version", "id": "id", "standing": "standing"}
+    columns = {
+        "received": "received_at", "event": "name", "version": "version", "id": "id",
+        "delivery state": "delivery_state",
+    }  # fmt: skip
     context.rows(
-        rows, columns, f"the log has no event of {bucket}/{key}; it keeps them as long as BUCKETWIRE_RETENTION"
+        rows, columns, f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
     )
 
 
-def _standing(standing: DeliveryState) -> str:
-    reason = f" ({standing.reason})" if standing.reason else ""
-    return f"{standing.target} {standing.state}{reason}"
+def _format_state(delivery: DeliveryState) -> str:
+    reason = f" ({delivery.reason})" if delivery.reason else ""
+    return f"{delivery.target} {delivery.state}{reason}"

@@ -1,4 +1,4 @@
-"""`bucketwire reconcile|backfill|scan|journal`: they become the jobs on Spark, which nothing in app imports."""
+"""`bucketwire reconcile|backfill|scan|journal`: they replace themselves by Spark jobs, which app never imports."""
 
 from collections.abc import Callable
 
@@ -6,17 +6,17 @@ import click
 
 from app.cli.commands.processes import exec_process
 
-JOBS = "spark_jobs"  # the one seam between app and the jobs: a name that Python runs
+JOBS = "spark_jobs"  # the only link from app to the jobs: a module name that Python runs
 
 
 def _job(usage: str) -> Callable[[Callable[[tuple[str, ...]], None]], click.Command]:
-    """A command whose words, `--help` too, are the job's."""
+    """Define a command that passes all arguments, also `--help`, to the job."""
     arguments = click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar=usage)
     return lambda function: click.command(cls=_Job, add_help_option=False)(arguments(function))
 
 
 class _Job(click.Command):
-    """Hands on every word as it came: click would take away the `--` behind which a name may begin with a hyphen."""
+    """Pass every argument unchanged: click would remove the `--` after which a name may begin with a hyphen."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.params["arguments"], ctx.args = tuple(args), []
@@ -25,7 +25,7 @@ class _Job(click.Command):
 
 @_job("BUCKET --target TYPE:NAME …")
 def reconcile(arguments: tuple[str, ...]) -> None:
-    """Compare what a target holds with what a bucket holds; --repair sets it right.
+    """Compare a target's contents with a bucket's listing; --repair corrects the drift.
 
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """
@@ -34,7 +34,7 @@ def reconcile(arguments: tuple[str, ...]) -> None:
 
 @_job("BUCKET --target TYPE:NAME …")
 def backfill(arguments: tuple[str, ...]) -> None:
-    """Tell a target of every object that a bucket holds already; started again, it goes on where it ended.
+    """Send a target an event for every existing object of a bucket; run again, it continues where it stopped.
 
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """
@@ -43,7 +43,7 @@ def backfill(arguments: tuple[str, ...]) -> None:
 
 @_job("BUCKET …")
 def scan(arguments: tuple[str, ...]) -> None:
-    """Warn of objects with many or large versions and of folders with many folders, as MinIO's scanner does.
+    """Send events for objects with many or large versions and folders with many subfolders, as MinIO's scanner does.
 
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """
@@ -52,7 +52,7 @@ def scan(arguments: tuple[str, ...]) -> None:
 
 @_job("compact|report …")
 def journal(arguments: tuple[str, ...]) -> None:
-    """Keep what was done in Parquet by day and bucket (compact); tell of it by bucket, hour, user and type (report).
+    """Archive events in Parquet by day and bucket (compact); report them by bucket, hour, user and type (report).
 
     Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
     """

@@ -1,4 +1,4 @@
-"""`bucketwire sample`: what the sample target has got so far."""
+"""`bucketwire sample`: the events that the sample target has received."""
 
 import click
 import orjson
@@ -11,17 +11,19 @@ from app.supervisor.embedded_broker import SAMPLE
 
 
 @click.command()
-@click.option("--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="The last so many.")
+@click.option(
+    "--limit", default=20, show_default=True, type=click.IntRange(1, 10_000), help="Show this many of the last events."
+)
 @with_context
 def sample(context: CommandContext, limit: int) -> None:
-    """Show the last events that the sample target got: a list on the embedded Redis, which a restart empties."""
+    """Show the last events of the sample target: a list on the embedded Redis, which a restart empties."""
     if not context.settings.embedded_broker:
         raise CommandError("the sample target is on the embedded Redis, and BUCKETWIRE_BROKER_URL names another broker")
     try:
         context.registry.target(SAMPLE)
     except UnknownTarget:
         raise CommandError(
-            "there is no sample target; the first `bucketwire up` makes it if nothing else is set"
+            "there is no sample target; the first `bucketwire up` creates it if there is no other target"
         ) from None
     try:
         entries = embedded_redis.sample(context.settings, limit)
@@ -29,8 +31,8 @@ def sample(context: CommandContext, limit: int) -> None:
         raise CommandError(f"the embedded Redis does not answer: {error}; is `bucketwire up` running?") from None
     rows = []
     for entry in entries:
-        found = orjson.loads(entry)
-        [record] = found[0]["Event"]
+        parsed = orjson.loads(entry)
+        [record] = parsed[0]["Event"]
         rows.append(
             {
                 "time": record["eventTime"],
@@ -39,6 +41,4 @@ def sample(context: CommandContext, limit: int) -> None:
                 "record": record,
             }
         )
-    context.rows(
-        rows, {"time": "time", "event": "name", "object": "object"}, "nothing yet: post an event and look again"
-    )
+    context.rows(rows, {"time": "time", "event": "name", "object": "object"}, "no events yet; post one and try again")

@@ -13,18 +13,18 @@ from app.outbox.engine.database import now_ms
 @click.command()
 @with_context_or_url
 def status(context: CommandContext) -> None:
-    """Show where each target's events are.
+    """Show the state and the counters of every target.
 
     matched = recorded + discarded, and recorded = delivered + superseded + pending + parked + dead + purged.
     """
-    rows = _rows_there(context.remote.described) if context.remote else _rows_here(context)
+    rows = _remote_rows(context.remote.described) if context.remote else _local_rows(context)
     names = ("state", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
-    columns = {"target": "target"} | {name: name for name in names} | {"oldest waits": "waiting"}
-    context.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+    columns = {"target": "target"} | {name: name for name in names} | {"oldest undelivered": "waiting"}
+    context.rows(rows, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
-def _rows_here(context: CommandContext) -> list[dict[str, Any]]:
-    stored = {each.target: each for each in context.registry.targets()}
+def _local_rows(context: CommandContext) -> list[dict[str, Any]]:
+    stored = {row.target: row for row in context.registry.targets()}
     with snapshot(context.database) as connection:
         counters = read_counters(connection)
     now = now_ms()
@@ -46,11 +46,11 @@ def _rows_here(context: CommandContext) -> list[dict[str, Any]]:
             "waiting": format_age(each.oldest, now),
         }
         for each in counters
-        if each.target in stored  # else it was made a moment ago
+        if each.target in stored  # else it was created a moment ago
     ]
 
 
-def _rows_there(described: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _remote_rows(described: list[dict[str, Any]]) -> list[dict[str, Any]]:
     now = now_ms()
     rows = []
     for each in described:

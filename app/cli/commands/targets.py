@@ -1,4 +1,4 @@
-"""`bucketwire target …`: the targets, one at a time."""
+"""`bucketwire target …`: manage targets, one at a time."""
 
 from typing import Any
 
@@ -22,31 +22,31 @@ def target() -> None:
 @target.command()
 @with_context_or_url
 def ls(context: CommandContext) -> None:
-    """List the targets and whether they get events; `bucketwire status` shows how many."""
+    """List the targets and their states; `bucketwire status` shows their counters."""
     rows = [facts(context, stored) for stored in context.chosen.targets()]
     columns = {"target": "target", "ARN": "arn", "state": "state", "from": "origin", "reason": "reason"}
-    context.rows(rows, columns, "no targets; `bucketwire target set TYPE:NAME KEY=VALUE …` makes one")
+    context.rows(rows, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
 @with_context_or_url
 def show(context: CommandContext, which: TargetId) -> None:
-    """Show a target's settings, secrets left out, and the rules that name it."""
+    """Show a target's settings, secrets redacted, and the rules that name it."""
     stored = context.chosen.target(which)
     rules = [
         {"number": rule.row_id, "bucket": rule.rule.bucket, "events": list(rule.rule.events),
          "prefix": rule.rule.prefix, "suffix": rule.rule.suffix}
         for rule in context.chosen.rules() if rule.rule.target == which
     ]  # fmt: skip
-    found = facts(context, stored)
+    members = facts(context, stored)
     if context.as_json:
-        context.json(found | {"settings": _settings(context, stored), "rules": rules})
+        context.json(members | {"settings": _settings(context, stored), "rules": rules})
         return
-    for name, value in (found | _settings(context, stored)).items():
+    for name, value in (members | _settings(context, stored)).items():
         click.echo(f"{name:>20}  {printable(str(value))}")
     columns = {"rule": "number", "bucket": "bucket", "events": "events", "prefix": "prefix", "suffix": "suffix"}
-    context.rows(rules, columns, "no rule names it: it gets nothing; `bucketwire event add` makes one")
+    context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire event add`")
 
 
 @target.command(name="set")
@@ -55,33 +55,33 @@ def show(context: CommandContext, which: TargetId) -> None:
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @with_context_or_url
 def set_(context: CommandContext, which: TargetId, pairs: tuple[str, ...], dry_run: bool) -> None:
-    """Make a target or change settings of one; keys that are left out stay, an empty value is the default."""
+    """Create or change a target; keys that are left out keep their values, an empty value resets to the default."""
     values: dict[str, str] = {}
     for pair in pairs:
-        key, divider, value = pair.partition("=")
-        if not divider:
-            raise click.UsageError(f"{pair!r} is no KEY=VALUE")
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise click.UsageError(f"{pair!r} is not KEY=VALUE")
         values[key] = value
     put_all(context, [change(context, which, {"enable": "on"} | values)], dry_run=dry_run)
 
 
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
-@click.option("--force", is_flag=True, help="Also with its rules, its undelivered events and its dead letters.")
+@click.option("--force", is_flag=True, help="Also delete its rules, undelivered events and dead letters.")
 @with_context_or_url
 def rm(context: CommandContext, which: TargetId, force: bool) -> None:
     """Remove a target; refused while rules name it or events wait for it."""
     lost = context.chosen.remove(which, force=force)
-    said = " with what it had: ".join(filter(None, (f"removed {which}", ", ".join(lost))))
-    context.done(said, removed=str(which), lost=lost)
+    message = ", deleted with it: ".join(filter(None, (f"removed {which}", ", ".join(lost))))
+    context.done(message, removed=str(which), lost=lost)
 
 
 @target.command()
 @click.argument("which", metavar="TARGET", type=TARGET)
-@click.option("--reason", default="paused by hand", show_default=True, help="What `target ls` shows.")
+@click.option("--reason", default="paused by hand", show_default=True, help="The reason that `target ls` shows.")
 @with_context_or_url
 def pause(context: CommandContext, which: TargetId, reason: str) -> None:
-    """Deliver nothing to a target until it is resumed; its events wait."""
+    """Pause deliveries to a target until it is resumed; its events wait."""
     context.chosen.pause(which, reason)
     context.done(f"paused {which}", paused=str(which))
 
@@ -90,7 +90,7 @@ def pause(context: CommandContext, which: TargetId, reason: str) -> None:
 @click.argument("which", metavar="TARGET", type=TARGET)
 @with_context_or_url
 def resume(context: CommandContext, which: TargetId) -> None:
-    """End a pause, and the wait for a target that was away."""
+    """Resume a paused target, and close an unavailable target's circuit breaker."""
     context.chosen.resume(which)
     context.done(f"resumed {which}", resumed=str(which))
 
@@ -99,9 +99,9 @@ def resume(context: CommandContext, which: TargetId) -> None:
 @click.argument("which", metavar="TARGET", type=TARGET)
 @with_context
 def test(context: CommandContext, which: TargetId) -> None:
-    """Send a target a marked test event, past the log, and show each step with its time.
+    """Send a target a test event directly, without the event log, and show each step with its duration.
 
-    A namespace keeps nothing of it; elsewhere one entry stays, of bucket bucketwire-test and name s3:TestEvent.
+    A namespace keeps nothing of it; other targets keep one entry, of bucket bucketwire-test and name s3:TestEvent.
     """
     context.registry.settings(context.registry.target(which))
     context.close()
@@ -109,7 +109,7 @@ def test(context: CommandContext, which: TargetId) -> None:
 
 
 def facts(context: CommandContext, stored: StoredTarget) -> dict[str, Any]:
-    """What a target is and how it stands."""
+    """Return a target's identity and state."""
     state, reason = stored.standing
     return {
         "target": str(stored.target),
@@ -123,5 +123,5 @@ def facts(context: CommandContext, stored: StoredTarget) -> dict[str, Any]:
 def _settings(context: CommandContext, stored: StoredTarget) -> dict[str, str]:
     try:
         return redacted(stored.target.type, context.chosen.texts(stored))
-    except BadSettings:  # sealed with a key that is gone, or of a type that this version does not know
+    except BadSettings:  # sealed with a lost key, or of a type that this version does not know
         return dict.fromkeys(stored.values, REDACTED)

@@ -1,4 +1,4 @@
-"""`bucketwire token …`: who may call the API."""
+"""`bucketwire token …`: the bearer tokens of the API."""
 
 import click
 
@@ -10,57 +10,57 @@ from app.outbox.tokens import Tokens
 
 @click.group()
 def token() -> None:
-    """Make, list and revoke bearer tokens of the API."""
+    """Create, list and revoke bearer tokens of the API."""
 
 
 @token.command()
 @click.argument("name")
 @click.option(
-    "--scope", "given", multiple=True, default=["ingest"], show_default=True,
-    help=f"One of {', '.join(SCOPES)}; more by commas or by giving the option again.",
+    "--scope", "scope_options", multiple=True, default=["ingest"], show_default=True,
+    help=f"One of {', '.join(SCOPES)}; several comma-separated, or by repeating the option.",
 )  # fmt: skip
 @with_context
-def create(context: CommandContext, name: str, given: tuple[str, ...]) -> None:
-    """Make a token and print it, once: it is stored as its digest."""
-    scopes = split_words(",".join(given))
-    made = _tokens(context).create(name, scopes)
-    context.done(made, name=name, scopes=scopes, token=made)
+def create(context: CommandContext, name: str, scope_options: tuple[str, ...]) -> None:
+    """Create a token and print it; it cannot be shown again, because only its digest is stored."""
+    scopes = split_words(",".join(scope_options))
+    created = _tokens(context).create(name, scopes)
+    context.done(created, name=name, scopes=scopes, token=created)
 
 
 @token.command()
 @with_context
 def ls(context: CommandContext) -> None:
-    """List the tokens that hold; the tokens themselves are not known."""
+    """List the valid tokens by name; the tokens themselves are not stored."""
     rows = [
         {
-            "name": found.name,
-            "scopes": sorted(found.scopes),
-            "origin": found.origin,
-            "created_at": iso(found.created_at),
+            "name": stored.name,
+            "scopes": sorted(stored.scopes),
+            "origin": stored.origin,
+            "created_at": iso(stored.created_at),
         }
-        for found in _tokens(context).list()
+        for stored in _tokens(context).list()
     ]
     columns = {"name": "name", "scopes": "scopes", "from": "origin", "created": "created_at"}
-    context.rows(rows, columns, _none(context))
+    context.rows(rows, columns, _describe_no_tokens(context))
 
 
 @token.command()
 @click.argument("name")
 @with_context
 def revoke(context: CommandContext, name: str) -> None:
-    """Revoke a token; effective within a second.
+    """Revoke a token; effective within 1 s.
 
-    Without the last one nobody may call the API until there is another.
+    After the last one is revoked, no client can use the API until a token is created.
     """
     _tokens(context).revoke(name)
     left = bool(_tokens(context).list())
-    context.done(f"revoked {name}" if left else f"revoked {name}; {_none(context)}", revoked=name)
+    context.done(f"revoked {name}" if left else f"revoked {name}; {_describe_no_tokens(context)}", revoked=name)
 
 
-def _none(context: CommandContext) -> str:
+def _describe_no_tokens(context: CommandContext) -> str:
     if _tokens(context).required():
-        return "no token is left: nobody may call the API until one is made by `bucketwire token create`"
-    return "no tokens yet: every program on this machine may call the API"
+        return "no token is left: no client can use the API; create one: `bucketwire token create`"
+    return "no tokens yet: every program on this machine can use the API"
 
 
 def _tokens(context: CommandContext) -> Tokens:

@@ -1,4 +1,4 @@
-"""`bucketwire up`: the whole service in one process group."""
+"""`bucketwire up`: run the whole service in one process group."""
 
 import asyncio
 import importlib.metadata
@@ -26,12 +26,12 @@ from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.supervisor import Supervisor
 
-_EXAMPLE = Path(__file__).parents[3] / "examples" / "event.json"  # in a checkout; a wheel has none
-_SMALL = (
+_EXAMPLE = Path(__file__).parents[3] / "examples" / "event.json"  # in a checkout; a wheel does not contain it
+_INLINE_EXAMPLE = (
     '{"Records":[{"eventName":"s3:ObjectCreated:Put","eventTime":"2026-11-21T00:33:56.082Z",'
     '"s3":{"bucket":{"name":"photos"},"object":{"key":"cat.jpg","size":11,"sequencer":"18E9E833E5D35CED"}}}]}'
 )
-_LOOK = 10  # seconds between two looks at what changes while it runs
+_INTERVAL = 10  # seconds between two checks for new schedules
 
 
 @click.command()
@@ -39,10 +39,10 @@ _LOOK = 10  # seconds between two looks at what changes while it runs
     "--concurrency", default=2, show_default=True, type=click.IntRange(1, 256), help="Processes that deliver."
 )
 def up(concurrency: int) -> None:
-    """Run everything here: API, beat, workers, Flower, and a Redis of their own unless BUCKETWIRE_BROKER_URL is set.
+    """Run the whole service: API, beat, workers, Flower, and an embedded Redis unless BUCKETWIRE_BROKER_URL is set.
 
-    A worker on Spark joins them when a target has a schedule of reconciliations. Ctrl-C ends all of it. What dies is
-    started again. Logs are in the folder's log/.
+    A Spark worker is added when a target has a schedule of reconciliations. A process that dies is restarted. Ctrl-C
+    stops everything. Log files are in the data folder's log/.
     """
     settings = CommandContext().settings
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -66,19 +66,19 @@ class _Service:
         self._arns: list[str] = []
 
     async def run(self, lock: int) -> None:
-        """Run until a signal asks for the end; the lock is held until the last process has ended."""
+        """Run until a signal requests the end; the lock is held until the last process has ended."""
         folder = self._settings.folder / "log"
         await Supervisor(folder, self._say, held=[lock], repeat=self._repeat).run(self._start)
 
     async def _start(self, supervisor: Supervisor) -> None:
-        """Start everything in its order, say where it is, and look after what changes for as long as it runs."""
+        """Start all processes in order, print their addresses, and then start the reconciler when it is needed."""
         settings = self._settings
         if settings.embedded_broker:
             supervisor.keep([broker(settings)])
             await start.until(lambda: embedded_redis.answers(settings), 15, "the embedded Redis did not answer")
         await asyncio.to_thread(self._prepare)
         flower = start.remembered_port(settings.folder / "flower.port")
-        # One worker on one machine: the API can tell its figures too, unless they have an address of their own.
+        # With one worker on one machine the API can serve its metrics too, unless they have their own address.
         own = settings.metrics_listen.host or os.environ.get(metrics_folder.VARIABLE)
         shared = {} if own else {metrics_folder.VARIABLE: str(metrics_folder.fresh_folder(settings.folder, "up"))}
         supervisor.keep(service(concurrency=self._concurrency, flower_port=flower, shared=shared))
@@ -93,12 +93,12 @@ class _Service:
             if not reconciles and await asyncio.to_thread(self._is_scheduled):
                 reconciles = True
                 self._reconcile(supervisor)
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_INTERVAL)
             if self._sample:
                 await asyncio.to_thread(embedded_redis.trim_sample, settings)
 
     def _is_scheduled(self) -> bool:
-        """Whether a target is to be reconciled by schedule; False while nobody can say."""
+        """Return whether a target has a reconciliation schedule; False while the database is unavailable."""
         try:
             with closing(CommandContext()) as context:
                 return Schedule(context.database).exists()
@@ -106,11 +106,11 @@ class _Service:
             return False
 
     def _reconcile(self, supervisor: Supervisor) -> None:
-        """Start the worker that reconciles, or say what it lacks."""
+        """Start the worker that reconciles, or print what it needs."""
         try:
             check_spark()
         except CommandError as error:
-            self._say(f"a target has a schedule; its runs wait for a `bucketwire worker --only spark`: {error}")
+            self._say(f"scheduled reconciliations wait for a `bucketwire worker --only spark`: {error}")
         else:
             supervisor.keep([reconciler()])
 
@@ -124,7 +124,7 @@ class _Service:
         if not self._settings.embedded_broker and any(
             stored.origin == "sample" for stored in context.registry.targets()
         ):
-            self._say(f"{SAMPLE} was on the embedded Redis; remove it: bucketwire target rm {SAMPLE} --force")
+            self._say(f"{SAMPLE} used the embedded Redis; remove it: bucketwire target rm {SAMPLE} --force")
         self._arns = [
             stored.target.arn(self._settings.region) for stored in context.registry.targets() if stored.enabled
         ]
@@ -135,28 +135,28 @@ class _Service:
         if settings.log_format == "text":
             click.echo(greeting(settings, flower, self._arns, sample=self._sample))
             return
-        places = {"api": settings.api_url, "flower": f"http://127.0.0.1:{flower}"}
-        about = logs.line(f"runs in {settings.folder}", logs=f"{settings.folder}/log", arns=self._arns, **places)
-        click.echo(about, err=True)
+        urls = {"api": settings.api_url, "flower": f"http://127.0.0.1:{flower}"}
+        line = logs.line(f"runs in {settings.folder}", logs=f"{settings.folder}/log", arns=self._arns, **urls)
+        click.echo(line, err=True)
 
     def _say(self, text: str) -> None:
         say(self._settings.log_format, text)
 
     def _repeat(self, part: str, line: str) -> None:
-        """Print a part's warning, which in JSON becomes a line that names the part."""
+        """Print a process's warning; in JSON the line names the process."""
         if self._settings.log_format == "text":
             self._say(f"{part}: {line}")
-        elif (found := logs.members(line)) is not None:
-            click.echo(json.dumps({**found, "part": part}), err=True)
+        elif (members := logs.members(line)) is not None:
+            click.echo(json.dumps({**members, "part": part}), err=True)
         else:
             click.echo(logs.line(line, "WARNING", part=part), err=True)
 
 
 def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) -> str:
-    """What a person needs to know now: where everything is, what to try, what to set next."""
+    """Return the text to print at startup: the addresses, a first command, and what to configure next."""
     base = settings.api_url
     post = f"{base}/v1/events"
-    data = f"@{_relative(_EXAMPLE)}" if _EXAMPLE.exists() else _SMALL
+    data = f"@{_relative(_EXAMPLE)}" if _EXAMPLE.exists() else _INLINE_EXAMPLE
     lines = [
         "",
         f"Bucketwire {importlib.metadata.version('bucketwire')} runs in {settings.folder}",
@@ -172,10 +172,10 @@ def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) 
     if sample:
         lines += ["See it delivered:", f"  {_command()} sample"]
     else:
-        lines += ["See where it went:", f"  {_command()} status"]
+        lines += ["See its delivery:", f"  {_command()} status"]
     lines += [
         "",
-        "What to set next:",
+        "Configure next:",
         f"  in MinIO     MINIO_NOTIFY_WEBHOOK_ENABLE_bw=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_bw={post}",
         "  a target     MINIO_NOTIFY_WEBHOOK_ENABLE_x=on MINIO_NOTIFY_WEBHOOK_ENDPOINT_x=https://… here, or",
         f"               {_command()} target set webhook:x endpoint=https://…",
@@ -185,14 +185,14 @@ def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) 
         lines.append("  a database   BUCKETWIRE_DATABASE_URL=postgresql://user:password@host/bucketwire")
     if settings.embedded_broker:
         lines.append("  a broker     BUCKETWIRE_BROKER_URL=amqp://user:password@host or redis://host")
-    return "\n".join([*lines, "", "Ctrl-C ends all of it.", ""])
+    return "\n".join([*lines, "", "Ctrl-C stops everything.", ""])
 
 
 def _command() -> str:
-    """How this person calls `bucketwire`."""
-    found = shutil.which("bucketwire")
+    """Return the command by which this process was started as `bucketwire`."""
+    installed = shutil.which("bucketwire")
     called = Path(sys.argv[0])
-    if found is None or (called.name == "bucketwire" and called.exists() and not called.samefile(found)):
+    if installed is None or (called.name == "bucketwire" and called.exists() and not called.samefile(installed)):
         return _relative(called) if called.name == "bucketwire" else f"{sys.executable} -m app.cli"
     return "bucketwire"
 

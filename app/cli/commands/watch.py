@@ -1,4 +1,4 @@
-"""`bucketwire watch`: events as they come."""
+"""`bucketwire watch`: print events as they are recorded."""
 
 import time
 from typing import Any
@@ -16,37 +16,45 @@ from app.outbox.log.log_reader import LogReader
 from app.rules.matching import compile_rules
 from app.rules.model import EVERY_BUCKET, Rule, check
 
-_PERIOD = 0.25  # seconds between two looks at the log's head, one row
-_NOBODY = TargetId("webhook", "watch")  # a rule has a target; here only whether it matches counts
+_PERIOD = 0.25  # seconds between two queries of the log's head, one row
+_NO_TARGET = TargetId("webhook", "watch")  # a rule needs a target; only its filter is used
 
 
 @click.command()
 @click.argument("bucket", default=EVERY_BUCKET)
-@click.option("--event", "given", default=EVERY, help="put, delete, get, …, or event names, divided by commas.")
-@click.option("--prefix", default="", help="Only objects whose key begins so.")
-@click.option("--suffix", default="", help="Only objects whose key ends so.")
-@click.option("--since", type=TIME, help="First those received since then, such as 2h or 2026-11-21T14:00:00Z.")
-@click.option("--count", type=click.IntRange(1), help="End after so many; Ctrl-C ends it anyway.")
+@click.option("--event", "event_words", default=EVERY, help="put, delete, get, …, or event names, comma-separated.")
+@click.option("--prefix", default="", help="Only objects whose key has this prefix.")
+@click.option("--suffix", default="", help="Only objects whose key has this suffix.")
+@click.option(
+    "--since", type=TIME, help="Begin with events received since this time, such as 2h or 2026-11-21T14:00:00Z."
+)
+@click.option("--count", type=click.IntRange(1), help="Stop after this many events. [default: until Ctrl-C]")
 @with_context
 def watch(
-    context: CommandContext, bucket: str, given: str, prefix: str, suffix: str, since: int | None, count: int | None
+    context: CommandContext,
+    bucket: str,
+    event_words: str,
+    prefix: str,
+    suffix: str,
+    since: int | None,
+    count: int | None,
 ) -> None:
-    """Print the events of BUCKET, or of every bucket, as they are recorded, whatever becomes of them.
+    """Print the events of BUCKET, or of every bucket, as they are recorded, delivered or not.
 
-    With --json each is a line: when it was received, its id, name, bucket, key and its whole record.
+    With --json each event is one line: received_at, id, name, bucket, key and the record.
     """
-    rule = Rule(bucket=bucket, events=names(given), target=_NOBODY, prefix=prefix, suffix=suffix)
+    rule = Rule(bucket=bucket, events=names(event_words), target=_NO_TARGET, prefix=prefix, suffix=suffix)
     check([rule])
     matcher = compile_rules([(rule, True)])
-    follower = LogReader(context.database, since or 0)
+    reader = LogReader(context.database, since or 0)
     left = count
     while left is None or left > 0:
-        found = follower.read()
-        for event in found:
+        batch = reader.read()
+        for event in batch:
             if left != 0 and matcher.targets(event.bucket, event.name, event.key):
                 _show(context, event)
                 left = left and left - 1
-        if not found:
+        if not batch:
             time.sleep(_PERIOD)
 
 

@@ -1,1 +1,1 @@
-"""Declared settings: the field types and how a field is declared."""
+"""The field types of settings, and how a setting is declared."""

@@ -1,4 +1,4 @@
-"""Hosts and URLs, read and shown without the passwords in them (reference §3.3)."""
+"""Parse hosts and URLs, and redact the passwords in them (reference §3.3)."""
 
 import ipaddress
 import re
@@ -12,7 +12,7 @@ _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 
 
 class HostPort(NamedTuple):
-    """A place to connect to. An IPv6 host has no brackets; a host that begins with `/` is a unix socket, port 0."""
+    """An address to connect to. An IPv6 host has no brackets; a host that begins with `/` is a unix socket, port 0."""
 
     host: str
     port: int
@@ -24,7 +24,7 @@ class HostPort(NamedTuple):
 
 
 class Host(FieldType[HostPort]):
-    """`name[:port]`, IPv4, `[v6]:port`; where it can be one, also the absolute path of a unix socket."""
+    """`name[:port]`, IPv4 or `[v6]:port`; with `socket`, also the absolute path of a unix socket."""
 
     empty = HostPort("", 0)
 
@@ -35,7 +35,7 @@ class Host(FieldType[HostPort]):
         self.label = "host[:port]" if default_port is not None else "host:port"
 
     def parse(self, text: str) -> HostPort:
-        """Host and port, the port implied where the kind has a default."""
+        """Parse host and port; without a port the default one, if there is one."""
         if self._socket and text.startswith("/"):
             return HostPort(text, 0)
         if "://" in text or "/" in text:
@@ -55,19 +55,19 @@ class Host(FieldType[HostPort]):
 
 
 class SchemedHost(NamedTuple):
-    """A place to connect to, and whether its scheme asks for TLS."""
+    """An address to connect to, and whether its scheme asks for TLS."""
 
     place: HostPort
     tls: bool
 
     @property
     def host(self) -> str:
-        """Its host, or the path of its unix socket."""
+        """The host, or the path of the unix socket."""
         return self.place.host
 
     @property
     def port(self) -> int:
-        """Its port."""
+        """The port, 0 for a unix socket."""
         return self.place.port
 
     def __str__(self) -> str:
@@ -75,7 +75,7 @@ class SchemedHost(NamedTuple):
 
 
 class RedisHost(FieldType[SchemedHost]):
-    """`host[:port]` or the path of a unix socket, and by option `redis://host[:port]`, or `rediss://` for TLS."""
+    """`host[:port]`, the path of a unix socket, `redis://host[:port]`, or `rediss://host[:port]` for TLS."""
 
     empty = SchemedHost(HostPort("", 0), tls=False)
     label = "host[:port]"
@@ -84,51 +84,49 @@ class RedisHost(FieldType[SchemedHost]):
         self._host = Host(6379, socket=True)
 
     def parse(self, text: str) -> SchemedHost:
-        """The place; of a URL nothing but scheme, host and port, because everything else has keys of its own."""
-        scheme, divider, rest = text.partition("://")
-        if not divider:
+        """Parse the address; a URL may have only scheme, host and port, because the rest has its own keys."""
+        scheme, separator, rest = text.partition("://")
+        if not separator:
             return SchemedHost(self._host.parse(text), tls=False)
         if scheme.lower() not in ("redis", "rediss"):
-            raise BadValue("is no Redis URL", "write host:port, redis://host:port or rediss://host:port")
+            raise BadValue("is not a Redis URL", "write host:port, redis://host:port or rediss://host:port")
         if "@" in rest or "/" in rest.removesuffix("/") or "?" in rest:
-            raise BadValue("says more than a host and a port", "write the rest as the keys user, password and db")
+            raise BadValue("contains more than a host and a port", "write the rest as the keys user, password and db")
         return SchemedHost(self._host.parse(rest.removesuffix("/")), tls=scheme.lower() == "rediss")
 
     def shown(self, text: str) -> str:
-        """The text without a password, should there be one."""
         return redacted_url(text) if "://" in text else text
 
 
 class HttpUrl(FieldType[str]):
-    """An `http` or `https` URL; doubled slashes and dots go from its path, a trailing `/` stays."""
+    """An `http` or `https` URL; doubled slashes and dots are removed from its path, a trailing `/` is kept."""
 
     label = "http(s) URL"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The URL, its scheme in lower case and a default port left out."""
+        """Parse the URL; the scheme becomes lower case, a default port is left out."""
         parts = split_url(text)
         if parts.scheme not in ("http", "https"):
-            raise BadValue("is no http or https URL", "write http://host[:port]/path or https://…")
+            raise BadValue("is not an http or https URL", "write http://host[:port]/path or https://…")
         if parts.fragment:
             raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
         host = parts.hostname or ""
         check_host(host)
-        shown = f"[{host}]" if ":" in host else host
+        authority = f"[{host}]" if ":" in host else host
         if parts.port not in (None, 80 if parts.scheme == "http" else 443):
-            shown += f":{parts.port}"
+            authority += f":{parts.port}"
         credentials, at, _ = parts.netloc.rpartition("@")
-        return urlunsplit((parts.scheme, credentials + at + shown, _clean(parts.path), parts.query, ""))
+        return urlunsplit((parts.scheme, credentials + at + authority, _clean(parts.path), parts.query, ""))
 
     def shown(self, text: str) -> str:
-        """The URL without its password."""
         return redacted_url(text)
 
 
 def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
-    """The parts of a URL, whose port is a number and whose host is there if it must be. Raises `BadValue`."""
+    """Split a URL and check its port, and its host unless `needs_host` is false. Raises `BadValue`."""
     if re.search(r"[\s\x00-\x1f\x7f]", text):
-        raise BadValue("holds a blank or control character", "write it as %20 or the like")
+        raise BadValue("contains a space or control character", "write it as %20 or the like")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -142,17 +140,17 @@ def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
 
 
 def redacted_url(text: str) -> str:
-    """A URL as it may be printed: the password in it is `*redacted*`, and so is all of what cannot be read."""
+    """Replace the password in a URL by `*redacted*`; a URL that cannot be parsed is replaced as a whole."""
     try:
         parts = urlsplit(text)
     except ValueError:
         return REDACTED
-    credentials, at, place = parts.netloc.rpartition("@")
+    credentials, at, address = parts.netloc.rpartition("@")
     if not at and "@" in text:
-        # Without `//` or with a stray `/` in a password the credentials stand outside of the authority.
+        # Without `//`, or with a stray `/` in the password, the credentials are outside the authority.
         return REDACTED
     user, colon, _ = credentials.partition(":")
-    netloc = f"{user}{colon and ':' + REDACTED}{at}{place}"
+    netloc = f"{user}{colon and ':' + REDACTED}{at}{address}"
     query = re.sub(r"(?i)(^|&)([^=&]*(?:pass|token|secret|key|sig|auth)[^=&]*)=[^&]*", rf"\1\2={REDACTED}", parts.query)
     unchanged = (netloc, query) == (parts.netloc, parts.query)
     return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
@@ -170,7 +168,7 @@ def check_host(host: str) -> None:
         return
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
-        raise BadValue("has no valid host", "a host is labels of letters, digits and -, divided by dots")
+        raise BadValue("has no valid host", "a host consists of labels of letters, digits and -, separated by dots")
     if labels[-1].isdigit():
         try:
             ipaddress.IPv4Address(host)
@@ -191,7 +189,7 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _clean(path: str) -> str:
-    """What Go's path cleaning does to an absolute path, except that a trailing slash stays."""
+    """Clean an absolute path as Go's `path.Clean` does, but keep a trailing slash."""
     if not path:
         return ""
     kept: list[str] = []

@@ -1,4 +1,4 @@
-"""Cron expressions: when something is to be done again and again. In UTC, so that every machine means the same."""
+"""Cron expressions. They are in UTC, so that they mean the same on every machine."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -15,24 +15,24 @@ class Cron(FieldType[str]):
 
     label = "cron expression, UTC"
     empty = ""
-    _HINT = "write minute, hour, day, month and weekday in UTC, such as 0 3 * * * for each night at three"
+    _HINT = "write minute, hour, day, month and weekday in UTC, such as 0 3 * * * for every night at 03:00"
 
     def parse(self, text: str) -> str:
-        """The expression, its fields divided by single blanks."""
+        """Return the expression, its fields separated by single spaces."""
         fields = text.split()
         if len(fields) != _FIELDS:
-            raise BadValue("is no cron expression of five fields", self._HINT)
+            raise BadValue("is not a cron expression of five fields", self._HINT)
         try:
-            comes = next(CronSim(text, datetime(2000, 1, 1, tzinfo=UTC)), None)
+            first = next(CronSim(text, datetime(2000, 1, 1, tzinfo=UTC)), None)
         except CronSimError as error:
-            raise BadValue(f"is no cron expression: {str(error).lower()}", self._HINT) from None
-        if comes is None:
-            raise BadValue("names a moment that never comes", self._HINT)
+            raise BadValue(f"is not a cron expression: {str(error).lower()}", self._HINT) from None
+        if first is None:
+            raise BadValue("never matches any date", self._HINT)
         return " ".join(fields)
 
 
 def last_moment(expression: str, now: int) -> int:
-    """The last moment of a parsed expression at or before `now`; both in milliseconds since 1970."""
-    # The moments before the next whole second are those up to now.
+    """Return the last time at or before `now` that an expression matches; both in milliseconds since 1970."""
+    # The times before the next whole second are those up to now.
     after = datetime.fromtimestamp(now // 1000, UTC) + timedelta(seconds=1)
     return int(next(CronSim(expression, after, reverse=True)).timestamp()) * 1000

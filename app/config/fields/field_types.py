@@ -1,7 +1,7 @@
-"""The kinds of values that settings have: how a text is read, and what is said when it cannot be (reference §3.3).
+"""The types of settings: how a text is parsed, and the error if it is invalid (reference §3.3).
 
-A kind's sentences never quote the text, because any key may be a secret. An empty text is no value: it never reaches
-`parse`, the key's default counts instead.
+Error messages never quote the text, because any key may be a secret. An empty text means no value: `parse` never gets
+it, and the key's default is used instead.
 """
 
 import posixpath
@@ -21,20 +21,20 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 class FieldType(Generic[T]):
-    """How one kind of value is read from text."""
+    """How one type of value is parsed from text."""
 
-    label: str  # what the reference page calls it
-    empty: T  # stands where a required value is missing because the target is off
-    holds_secrets = False  # whether a value may have a secret within; it may then stand elsewhere
-    has_colons = False  # whether a value may begin with `env:` or `file:` and be no reference
-    separator = ""  # between the values of a list, for kinds that are lists
+    label: str  # its name on the reference page
+    empty: T  # the placeholder for a required value that is missing because the target is disabled
+    holds_secrets = False  # whether a value may contain a secret; it may then be a reference to a secret
+    has_colons = False  # whether a value may begin with `env:` or `file:` without being a reference
+    separator = ""  # between the values of a list, for types that are lists
 
     def parse(self, text: str) -> T:
-        """The value of a text without surrounding blanks. Raises `BadValue`."""
+        """Parse a text without surrounding spaces. Raises `BadValue`."""
         raise NotImplementedError
 
     def shown(self, text: str) -> str:
-        """The text as it may be printed; kinds that can hold a password take it out."""
+        """Return the text as it may be printed; types that can contain a password redact it."""
         return text
 
 
@@ -49,24 +49,22 @@ class Text(FieldType[str]):
         self._longest = longest
 
     def parse(self, text: str) -> str:
-        """The text itself."""
         if _CONTROL.search(text):
-            raise BadValue("holds a control character", "a value is one line of printable text")
+            raise BadValue("contains a control character", "a value is one line of printable text")
         if self._ascii_only and not text.isascii():
-            raise BadValue("holds a character outside ASCII", "it is sent in a header, which takes ASCII only")
+            raise BadValue("contains a character outside ASCII", "it is sent in a header, which takes ASCII only")
         if len(text) > self._longest:
             raise BadValue(f"is longer than {self._longest} characters", "shorten it")
         return text
 
 
 class Toggle(FieldType[bool]):
-    """On or off in the spellings that `enable` has in MinIO; any other is refused, not taken as off (§10)."""
+    """On or off in the spellings of MinIO's `enable`; any other spelling is refused, not read as off (§10)."""
 
     label = "on/off"
     empty = False
 
     def parse(self, text: str) -> bool:
-        """True for on."""
         if text in _TRUE or text.lower() == "enabled":
             return True
         if text in _FALSE or text.lower() == "disabled":
@@ -75,7 +73,7 @@ class Toggle(FieldType[bool]):
 
 
 class Number(FieldType[int]):
-    """A decimal whole number between two bounds."""
+    """A decimal integer between two bounds."""
 
     label = "number"
     empty = 0
@@ -85,7 +83,6 @@ class Number(FieldType[int]):
         self._most = most
 
     def parse(self, text: str) -> int:
-        """The number."""
         if not re.fullmatch(r"[+-]?[0-9]{1,20}", text):
             raise BadValue("is not a whole number", "write decimal digits")
         number = int(text)
@@ -112,7 +109,6 @@ class Duration(FieldType[float]):
         self._hint = "write a number with its unit, such as 300ms, 10s, 2m or 1h30m" + (" or 7d" if days else "")
 
     def parse(self, text: str) -> float:
-        """Seconds."""
         units = "|".join(sorted(self._units, key=len, reverse=True))
         parts = re.findall(rf"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)({units})", text)
         if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
@@ -134,7 +130,6 @@ class Size(FieldType[int]):
         self._most = most
 
     def parse(self, text: str) -> int:
-        """Bytes."""
         match = re.fullmatch(r"([0-9]{1,12}) ?(KiB|MiB|GiB|)", text)
         if not match:
             raise BadValue("is not a size", "write bytes, or a number with KiB, MiB or GiB, such as 64MiB")
@@ -144,7 +139,7 @@ class Size(FieldType[int]):
 
 
 class Choice(FieldType[L]):
-    """One of a few words, in any case (MinIO takes any case and then loses what is not lower, §4.1)."""
+    """One of a few words, in any case (MinIO accepts any case and then ignores what is not lower case, §4.1)."""
 
     def __init__(self, *words: L) -> None:
         self._words = words
@@ -152,41 +147,41 @@ class Choice(FieldType[L]):
         self.empty = words[0]
 
     def parse(self, text: str) -> L:
-        """The word as declared."""
+        """Return the word as it is declared."""
         for word in self._words:
             if text.casefold() == word.casefold():
                 return word
-        raise BadValue("is none of the choices", f"write {' or '.join(self._words)}")
+        raise BadValue("is not one of the choices", f"write {' or '.join(self._words)}")
 
 
 class Switch(FieldType[Literal["on", "off", ""]]):
-    """On, off, or not said: then what holds for the whole service holds here."""
+    """On, off, or empty for the service's setting."""
 
     label = "on/off, or empty"
     empty: Literal["on", "off", ""] = ""
 
     def parse(self, text: str) -> Literal["on", "off", ""]:
-        """`on` or `off`, whatever the spelling."""
+        """Return `on` or `off`, whatever the spelling."""
         return "on" if Toggle().parse(text) else "off"
 
 
 class Path(FieldType[str]):
-    """An absolute path. Whether something is there is not looked at: it may be on another machine."""
+    """An absolute path. Its existence is not checked: it may be on another machine."""
 
     label = "absolute path"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The path without doubled slashes and dots."""
+        """Return the path without doubled slashes and dots."""
         if _CONTROL.search(text):
-            raise BadValue("holds a control character", "write the path as it is on disk")
+            raise BadValue("contains a control character", "write the path as it is on disk")
         if not text.startswith("/"):
             raise BadValue("is not an absolute path", "begin it with /")
         return posixpath.normpath("/" + text.lstrip("/"))
 
 
 def written_duration(seconds: float) -> str:
-    """A duration in the form that `Duration` reads, for messages and pages."""
+    """Format a duration as `Duration` parses it, for messages and pages."""
     if 0 < seconds < 1:
         return f"{seconds * 1000:g}ms"
     for size, unit in ((3600, "h"), (60, "m")):
@@ -197,4 +192,4 @@ def written_duration(seconds: float) -> str:
 
 def _check_bounds(value: float, least: float, most: float, written: Callable[[float], str]) -> None:
     if not least <= value <= most:
-        raise BadValue("is out of bounds", f"{written(least)} to {written(most)} can be had")
+        raise BadValue("is out of range", f"write a value from {written(least)} to {written(most)}")

@@ -5,8 +5,8 @@
         address: HostPort = setting(Host(6379), about="the server")
         password: str = setting(Text(), default="", secret=True, about="of the server or of `user`")
 
-A setting without a `default` is required. Everything else is derived from the declaration: the forms in which values
-come in and go out, the checks, what is secret, and the reference page.
+A setting without a `default` is required. Everything else is derived from the declaration: the input and output
+formats, the checks, which values are secret, and the reference page.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,12 +20,12 @@ from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
 _METADATA = "setting"
-_KEYS: dict[type, Mapping[str, "Field"]] = {}
+_FIELDS: dict[type, Mapping[str, "Field"]] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One declared setting. `default` is a text of its kind, None where the setting is required."""
+    """One declared setting. `default` is a text that `kind` can parse, or None if the setting is required."""
 
     name: str
     kind: FieldType[Any]
@@ -37,22 +37,22 @@ class Field:
 
     @property
     def required(self) -> bool:
-        """Whether there is nothing to fall back on."""
+        """Whether the setting has no default."""
         return self.default is None
 
     @property
     def refers(self) -> bool:
-        """Whether `file:/path` or `env:NAME` can stand in place of the value."""
+        """Whether the value may be a reference, `file:/path` or `env:NAME`."""
         return self.secret or self.kind.holds_secrets
 
     def shown(self, text: str) -> str:
-        """The text as it may be printed."""
+        """Return the text as it may be printed."""
         if not self.secret or not text:
             return self.kind.shown(text)
         return text if is_secret_ref(text) else REDACTED
 
     def fallback(self) -> Any:
-        """The value that counts where none is given."""
+        """Return the value to use if none is set."""
         return self.kind.parse(self.default) if self.default else self.kind.empty
 
 
@@ -65,7 +65,7 @@ def setting(
     aliases: tuple[str, ...] = (),
     about: str = "",
 ) -> T:
-    """Declare a setting. `env` replaces the name's upper case in the variable; `aliases` are older names."""
+    """Declare a setting. `env` replaces the upper-case name in the variable; `aliases` are older names."""
     key = Field("", kind, default, secret, env, aliases, about)
     if key.required:
         return cast(T, field(metadata={_METADATA: key}))
@@ -74,20 +74,20 @@ def setting(
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(setting, field))
 def declared(cls: type[T]) -> type[T]:
-    """Make a class of declared settings the frozen, keyword-only dataclass that it is."""
+    """Make a class of declared settings a frozen, keyword-only dataclass."""
     return dataclass(frozen=True, kw_only=True, repr=False)(cls)
 
 
 class Declared:
-    """Settings whose keys are declared. They compare by value, and print without their secrets.
+    """Settings with declared keys. They compare by value, and `repr` redacts their secrets.
 
-    `of_service`: they come from the service's own environment alone, so references in them may name any file.
+    `of_service`: they come only from the service's environment, so references in them may name any file.
     """
 
     of_service: ClassVar[bool] = False
 
     def problems(self) -> Iterator[Problem]:
-        """What is wrong between values that are each right by themselves."""
+        """Check values against each other that are each valid by themselves."""
         return iter(())
 
     def __repr__(self) -> str:
@@ -100,31 +100,32 @@ class Declared:
 
 
 def fields_of(cls: type[Declared]) -> Mapping[str, Field]:
-    """The declared settings of a class by name, in the order of their declaration."""
-    if cls not in _KEYS:
-        _KEYS[cls] = _collected(cls)
-    return _KEYS[cls]
+    """Return the declared settings of a class by name, in the order of their declaration."""
+    if cls not in _FIELDS:
+        _FIELDS[cls] = _collect_fields(cls)
+    return _FIELDS[cls]
 
 
-def _collected(cls: type[Declared]) -> Mapping[str, Field]:
-    found = {}
-    for each in fields(cast(Any, cls)):
-        if key := each.metadata.get(_METADATA):
-            found[each.name] = Field(each.name, key.kind, key.default, key.secret, key.env, key.aliases, key.about)
-    return found
+def _collect_fields(cls: type[Declared]) -> Mapping[str, Field]:
+    collected = {}
+    for attribute in fields(cast(Any, cls)):
+        if key := attribute.metadata.get(_METADATA):
+            name = attribute.name
+            collected[name] = Field(name, key.kind, key.default, key.secret, key.env, key.aliases, key.about)
+    return collected
 
 
 def names_of(cls: type[Declared]) -> Mapping[str, str]:
-    """Every name that a setting of the class goes by, and the name that it has today."""
+    """Return the current name of a setting for every name it has had."""
     return {name: key.name for key in fields_of(cls).values() for name in (key.name, *key.aliases)}
 
 
 def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> D:
-    """Settings from texts or JSON values. Raises `BadSettings` with every problem there is.
+    """Parse settings from texts or JSON values. Raises `BadSettings` with every problem.
 
-    An empty value counts as none. References in secrets (`file:/path`, `env:NAME`) are resolved here. What is
-    required, and what values have to do with each other, is asked only of settings that are enabled, the latter once
-    each value by itself is there and right.
+    An empty value means no value. References in secrets (`file:/path`, `env:NAME`) are resolved here. Required keys
+    are checked only if the settings are enabled; values are checked against each other only if each is present and
+    valid by itself.
     """
     texts, problems = texts_of(cls, values)
     parsed: dict[str, Any] = {}
@@ -141,42 +142,40 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
         except BadValue as error:
             wrong.append(Problem(name, key.shown(text), error.problem, error.hint))
     problems += wrong
-    made = cast(D, cast(Any, cls)(**parsed))
+    settings = cast(D, cast(Any, cls)(**parsed))
     if parsed.get("enable", True):
-        # Where a value is missing or could not be read, another stands in for it, which says nothing about the rest.
-        problems += missing if wrong or missing else made.problems()
+        # A missing or invalid value is replaced by a placeholder, which must not be compared with the other values.
+        problems += missing if wrong or missing else settings.problems()
     if problems:
         raise BadSettings(problems)
-    return made
+    return settings
 
 
 def _value(key: Field, text: str, environ: Mapping[str, str] | None, *, own: bool) -> Any:
     if REDACTED in text:
-        raise BadValue(
-            "holds what stands in place of a secret, not the secret", "give the secret, or leave the key out"
-        )
+        raise BadValue("contains the placeholder of a secret, not the secret", "give the secret, or leave the key out")
     refers = key.refers and (is_secret_ref(text) or not key.kind.has_colons)
     return key.kind.parse(resolve_secret(text, environ, own=own) if refers else text)
 
 
 def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[str, str], list[Problem]]:
-    """Values by the names that settings have today, as texts without surrounding blanks, and what was no setting.
+    """Return values as texts by their current names, without surrounding spaces, and the problems.
 
-    A value of null is no value. What is unknown or cannot be a text is a problem and not among the texts.
+    Null means no value. An unknown key, or a value that cannot be a text, is a problem and not among the texts.
     """
     texts: dict[str, str] = {}
     problems = []
-    for given, value in values.items():
-        name = names_of(cls).get(given)
+    for key, value in values.items():
+        name = names_of(cls).get(key)
         if name is None:
-            problems.append(Problem(given, "", "is no setting here", did_you_mean(given, list(fields_of(cls)))))
+            problems.append(Problem(key, "", "is not a known setting", did_you_mean(key, list(fields_of(cls)))))
         elif name in texts:
-            problems.append(Problem(given, "", f"is given twice, also as {name}", f"keep {name}"))
+            problems.append(Problem(key, "", f"is given twice, also as {name}", f"keep {name}"))
         elif value is not None:
             try:
                 texts[name] = _text(fields_of(cls)[name].kind, value)
             except BadValue as error:
-                problems.append(Problem(given, "", error.problem, error.hint))
+                problems.append(Problem(key, "", error.problem, error.hint))
     return texts, problems
 
 
@@ -186,20 +185,17 @@ def _text(kind: FieldType[Any], value: object) -> str:
     if isinstance(value, bool):
         if isinstance(kind, Toggle | Switch):
             return "on" if value else "off"
-        raise BadValue("is true or false, which this setting cannot be", f"give it as {kind.label}")
+        raise BadValue("is a JSON boolean, which this setting does not accept", f"give it as {kind.label}")
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
-    if kind.separator and isinstance(value, list) and all(isinstance(each, str) for each in value):
+    if kind.separator and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return kind.separator.join(value)
-    raise BadValue("is of a JSON type that this setting cannot have", f"give it as text: {kind.label}")
+    raise BadValue("is of a JSON type that this setting does not accept", f"give it as text: {kind.label}")
 
 
-def shown(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:
-    """Texts as they may be printed. What is no setting may be a misspelt secret, so its value is hidden too."""
+def redact(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:
+    """Return texts as they may be printed. An unknown key may be a misspelt secret, so its value is redacted too."""
     names, known = names_of(cls), fields_of(cls)
-    return {
-        given: known[names[given]].shown(text) if given in names else (text and REDACTED)
-        for given, text in values.items()
-    }
+    return {key: known[names[key]].shown(text) if key in names else (text and REDACTED) for key, text in values.items()}

@@ -12,52 +12,54 @@ from app.config.targets.registry import TYPES
 _PREFIX = "MINIO_NOTIFY_"
 
 
-class Found(NamedTuple):
-    """Targets with their texts, not yet loaded, and what belongs to none of them."""
+class ParsedTargets(NamedTuple):
+    """Targets with their texts, not yet loaded, and the problems that belong to no target."""
 
     targets: dict[TargetId, Mapping[str, str]]
     problems: list[Problem]
 
 
 def variable(cls: type[TargetSettings], key: str, name: str = UNNAMED) -> str:
-    """The variable that sets a key of a target."""
+    """Return the variable that sets a key of a target."""
     variable = f"{_PREFIX}{cls.env}_{_suffix(fields_of(cls)[key])}"
     return variable if name == UNNAMED else f"{variable}_{name}"
 
 
-def from_environ(environ: Mapping[str, str]) -> Found:
-    """The targets that the environment names. Never raises: what is wrong with one target touches no other.
+def from_environ(environ: Mapping[str, str]) -> ParsedTargets:
+    """Read the targets of the environment. Never raises: a problem of one target does not affect the others.
 
-    As MinIO: an `…_ENABLE` variable makes a target and gives its name, which keeps its case and may contain `_`;
-    an empty variable is no variable. A variable of a target with a key that the type does not know is among its
-    texts, so that loading the target refuses it; one that belongs to no target is a problem of its own.
+    As in MinIO, an `…_ENABLE` variable creates a target and names it; the name keeps its case and may contain `_`. An
+    empty variable is ignored. A target's unknown key is kept among its texts, so that loading the target refuses it; a
+    variable that belongs to no target is a separate problem.
     """
-    given = {name.removeprefix(_PREFIX): text.strip() for name, text in environ.items() if name.startswith(_PREFIX)}
-    given = {name: text for name, text in given.items() if text}
+    remaining = {name.removeprefix(_PREFIX): text.strip() for name, text in environ.items() if name.startswith(_PREFIX)}
+    remaining = {name: text for name, text in remaining.items() if text}
     targets: dict[TargetId, Mapping[str, str]] = {}
     problems: list[Problem] = []
     for cls in TYPES.values():
         of_type = {
-            name.removeprefix(f"{cls.env}_"): given.pop(name) for name in list(given) if name.startswith(f"{cls.env}_")
+            name.removeprefix(f"{cls.env}_"): remaining.pop(name)
+            for name in list(remaining)
+            if name.startswith(f"{cls.env}_")
         }
-        found = _of_type(cls, of_type)
-        targets |= found.targets
-        problems += found.problems
+        parsed = _parse_type(cls, of_type)
+        targets |= parsed.targets
+        problems += parsed.problems
     known = [cls.env for cls in TYPES.values()]
-    for name in given:
+    for name in remaining:
         hint = did_you_mean(name.partition("_")[0], known)
-        problems.append(Problem(_PREFIX + name, "", "is of no target type here", hint))
-    return Found(targets, problems)
+        problems.append(Problem(_PREFIX + name, "", "is of an unknown target type", hint))
+    return ParsedTargets(targets, problems)
 
 
-def _of_type(cls: type[TargetSettings], given: dict[str, str]) -> Found:
+def _parse_type(cls: type[TargetSettings], variables: dict[str, str]) -> ParsedTargets:
     problems = []
     values: dict[str, dict[str, str]] = {}
     unusable = []
     enable = _suffix(fields_of(cls)["enable"])
-    for rest in [rest for rest in given if rest == enable or rest.startswith(f"{enable}_")]:
+    for rest in [rest for rest in variables if rest == enable or rest.startswith(f"{enable}_")]:
         name = rest[len(enable) + 1 :] or UNNAMED
-        text = given.pop(rest)
+        text = variables.pop(rest)
         try:
             TargetId(cls.type_name, name)
         except BadValue as error:
@@ -65,24 +67,24 @@ def _of_type(cls: type[TargetSettings], given: dict[str, str]) -> Found:
             unusable.append(name)
             continue
         values[name] = {"enable": text}
-    for rest, text in given.items():
+    for rest, text in variables.items():
         owner = _owner(cls, rest, values)
         if owner:
             name, key = owner
             values[name][key] = text
         elif not any(rest.endswith(f"_{name}") for name in unusable):
-            problems.append(_stray(cls, rest))
-    return Found({TargetId(cls.type_name, name): texts for name, texts in values.items()}, problems)
+            problems.append(_stray_problem(cls, rest))
+    return ParsedTargets({TargetId(cls.type_name, name): texts for name, texts in values.items()}, problems)
 
 
 def _owner(cls: type[TargetSettings], rest: str, names: Mapping[str, object]) -> tuple[str, str] | None:
-    """Target and key of a variable: of several readings the one with the longest key, a known key before any other."""
+    """Return the target and key of a variable: the reading with the longest key; known keys take precedence."""
     readings = list(_readings(cls, rest))
     for name, key in readings:
         if name in names:
             return name, key
     if readings:
-        return None  # a known key, but of a target that no ENABLE names
+        return None  # a known key, but of a target without an ENABLE variable
     for name in sorted(names, key=len, reverse=True):
         if rest.endswith(f"_{name}"):
             return name, rest.removesuffix(f"_{name}").lower()
@@ -98,14 +100,15 @@ def _readings(cls: type[TargetSettings], rest: str) -> Iterator[tuple[str, str]]
             yield rest[len(suffix) + 1 :], suffixes[suffix]
 
 
-def _stray(cls: type[TargetSettings], rest: str) -> Problem:
+def _stray_problem(cls: type[TargetSettings], rest: str) -> Problem:
     key = f"{_PREFIX}{cls.env}_{rest}"
     for name, _ in _readings(cls, rest):
         missing = variable(cls, "enable", name)
-        close = nearest(rest, [_suffix(each) for each in fields_of(cls).values()])
+        close = nearest(rest, [_suffix(known) for known in fields_of(cls).values()])
         hint = f"set {missing}=on" + (f", or did you mean {close}?" if close not in ("", rest) else "")
         return Problem(key, "", "belongs to no target", hint)
-    return Problem(key, "", "belongs to no target and is no key", f"{variable(cls, 'enable')}_<NAME>=on makes a target")
+    hint = f"{variable(cls, 'enable')}_<NAME>=on creates a target"
+    return Problem(key, "", "belongs to no target and is not a known key", hint)
 
 
 def _suffix(key: Field) -> str:

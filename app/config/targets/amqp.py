@@ -1,4 +1,4 @@
-"""The settings of AMQP (reference §4.3), and how its URL is read."""
+"""The settings of AMQP (reference §4.3), and the parser of its URL."""
 
 import re
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ _AMQP_FILES = {"tls_ca": "cacertfile", "client_cert": "certfile", "client_key": 
 
 @dataclass(frozen=True, slots=True)
 class AmqpAddress:
-    """Where an AMQP URL leads, escapes resolved. `heartbeat` is in seconds, 0 for none."""
+    """The parts of an AMQP URL, unescaped. `heartbeat` is in seconds, 0 for none."""
 
     address: HostPort
     tls: bool
@@ -32,30 +32,28 @@ class AmqpAddress:
 
 
 class AmqpUrl(LoginUrl):
-    """`amqp://` or `amqps://`, with login, virtual host and RabbitMQ's query parameters (as MinIO's library: §4.3)."""
+    """`amqp://` or `amqps://`, with login, virtual host and RabbitMQ's parameters, as in MinIO's library (§4.3)."""
 
     label = "amqp(s) URL"
 
     def parse(self, text: str) -> str:
-        """The URL itself."""
         amqp_address(text)
         return text
 
 
 class ShortString(Text):
-    """What AMQP calls a short string."""
+    """A short string of AMQP."""
 
     label = "text of at most 255 bytes"
 
     def parse(self, text: str) -> str:
-        """The text itself."""
         if len(super().parse(text).encode()) > 255:
             raise BadValue("is longer than the 255 bytes that AMQP allows", "shorten it")
         return text
 
 
 def amqp_address(url: str) -> AmqpAddress:
-    """What the URL says; the defaults are those of Go's library: guest:guest@localhost, virtual host `/`.
+    """Parse an AMQP URL; the defaults are those of Go's library: guest:guest@localhost, virtual host `/`.
 
     Raises `BadValue`.
     """
@@ -67,7 +65,7 @@ def amqp_address(url: str) -> AmqpAddress:
     vhost = unquote(parts.path[1:]) or "/"
     if len(vhost.encode()) > 255:
         raise BadValue("has a virtual host longer than the 255 bytes that AMQP allows", "shorten it")
-    given = _parameters(parts.query)
+    parameters = _parameters(parts.query)
     user, password = login_of(parts)
     return AmqpAddress(
         HostPort(host, parts.port or _AMQP_PORTS[parts.scheme]),
@@ -75,44 +73,46 @@ def amqp_address(url: str) -> AmqpAddress:
         user="guest" if user is None else user,
         password="guest" if password is None else password,
         vhost=vhost,
-        heartbeat=int(given.get("heartbeat", AMQP_HEARTBEAT)),
-        external=given.get("auth_mechanism") == "external",
-        server_name=given.get("server_name_indication", ""),
+        heartbeat=int(parameters.get("heartbeat", AMQP_HEARTBEAT)),
+        external=parameters.get("auth_mechanism") == "external",
+        server_name=parameters.get("server_name_indication", ""),
     )
 
 
 @declared
 class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
-    """AMQP 0-9-1 (reference §4.3). Without an exchange events go to the queue that `routing_key` names."""
+    """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
 
     url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
     exchange: str = setting(ShortString(), default="", about="the exchange; empty: the server's default exchange")
     exchange_type: str = setting(
         ShortString(),
         default="",
-        about="direct, fanout, topic, headers or one of a plugin's; empty: the exchange is there already, as it is",
+        about="direct, fanout, topic, headers or a plugin's; empty: the exchange exists and is not declared",
     )
     routing_key: str = setting(
-        ShortString(), default="", about="routing key of every event; queue, without an exchange"
+        ShortString(), default="", about="routing key of every event; without an exchange, the queue"
     )
-    mandatory: bool = setting(Toggle(), default="off", about="refuse events that reach no queue: they are dead letters")
+    mandatory: bool = setting(Toggle(), default="off", about="events that reach no queue become dead letters")
     immediate: bool = setting(
-        Toggle(), default="off", about="as AMQP has it; RabbitMQ from 3.0 on closes the connection instead"
+        Toggle(), default="off", about="AMQP's immediate flag; RabbitMQ 3.0 and later closes the connection instead"
     )
     durable: bool = setting(Toggle(), default="off", about="the exchange outlives a restart of the server")
     internal: bool = setting(
-        Toggle(), default="off", about="the exchange takes messages of other exchanges only, so RabbitMQ refuses events"
+        Toggle(),
+        default="off",
+        about="the exchange accepts only messages of other exchanges, so RabbitMQ refuses events",
     )
-    no_wait: bool = setting(Toggle(), default="off", about="declare the exchange without awaiting the answer")
-    auto_deleted: bool = setting(Toggle(), default="off", about="the exchange goes when its last binding does")
+    no_wait: bool = setting(Toggle(), default="off", about="declare the exchange without waiting for the answer")
+    auto_deleted: bool = setting(Toggle(), default="off", about="delete the exchange with its last binding")
     delivery_mode: int = setting(Number(0, 2), default="0", about="2: queues keep events on disk; 0 or 1: in memory")
     publisher_confirms: bool = setting(
         Toggle(),
         default="off",
         env="PUBLISHING_CONFIRMS",
-        about="accepted as MinIO's; confirmations are awaited with or without it",
+        about="accepted for compatibility with MinIO; confirmations are always awaited",
     )
-    password: str = setting(Text(), default="", secret=True, about="of the URL's user, where the URL has none")
+    password: str = setting(Text(), default="", secret=True, about="password of the URL's user, if the URL has none")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
@@ -120,25 +120,22 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
 
     @property
     def place(self) -> AmqpAddress:
-        """Where to connect, and as whom; a password of its own replaces the default one."""
-        place = amqp_address(self.url)
-        return replace(place, password=self.password or place.password)
+        """The address and login to connect with; `password` replaces the default one."""
+        address = amqp_address(self.url)
+        return replace(address, password=self.password or address.password)
 
     def file(self, key: str) -> str:
-        """The PEM file of `tls_ca`, `client_cert` or `client_key`: the key's own, else the URL's parameter."""
+        """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
         return str(getattr(self, key)) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[key], "")
 
     def problems(self) -> Iterator[Problem]:
-        """An exchange can be told from a queue, one password is given, and files for TLS have TLS."""
         yield from super().problems()
         yield from check_certificate_pair(self.file("client_cert"), self.file("client_key"))
         if not self.exchange and self.exchange_type:
-            yield Problem(
-                "exchange", "", "is missing", "exchange_type is of an exchange, so name it, or leave both out"
-            )
+            yield Problem("exchange", "", "is missing", "exchange_type needs an exchange: name it, or leave both out")
         if not self.exchange and not self.routing_key:
             yield Problem(
-                "exchange", "", "is required", "name the exchange, or in routing_key the queue, that gets events"
+                "exchange", "", "is required", "name the exchange that gets events, or the queue in routing_key"
             )
         if self.password and urlsplit(self.url).password is not None:
             yield Problem("password", "", "is in url too", "leave one of them out")
@@ -149,23 +146,23 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
 
 
 def _parameters(query: str) -> dict[str, str]:
-    """RabbitMQ's query parameters. Raises `BadValue` for one that is not known or has no such value."""
+    """Parse RabbitMQ's query parameters. Raises `BadValue` for an unknown parameter or an invalid value."""
     try:
-        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+        parameters = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
         raise BadValue("has a ?query that is not name=value&…", "such as ?heartbeat=30") from None
     known = ("heartbeat", "auth_mechanism", "server_name_indication", "connection_timeout", "channel_max")
-    for name, text in given.items():
+    for name, text in parameters.items():
         if name not in (*known, *_AMQP_FILES.values()):
-            raise BadValue("has a parameter that is not known here", f"known are {', '.join(known)}")
+            raise BadValue("has an unknown parameter", f"known are {', '.join(known)}")
         if name in ("heartbeat", "connection_timeout", "channel_max") and not re.fullmatch("[0-9]{1,5}", text):
-            raise BadValue(f"has a {name} that is no number", f"write it as {name}=30")
+            raise BadValue(f"has a {name} that is not a number", f"write it as {name}=30")
         if name in _AMQP_FILES.values() and not text.startswith("/"):
-            raise BadValue(f"has a {name} that is no absolute path", "begin it with /")
-    if int(given.get("heartbeat", "0")) > 65535:
+            raise BadValue(f"has a {name} that is not an absolute path", "begin it with /")
+    if int(parameters.get("heartbeat", "0")) > 65535:
         raise BadValue("has a heartbeat longer than AMQP allows", "write seconds up to 65535")
-    if given.get("auth_mechanism", "plain") not in ("plain", "external"):
-        raise BadValue("has an auth_mechanism that is not known here", "write plain or external")
-    if given.get("server_name_indication"):
-        check_host(given["server_name_indication"])
-    return given
+    if parameters.get("auth_mechanism", "plain") not in ("plain", "external"):
+        raise BadValue("has an unknown auth_mechanism", "write plain or external")
+    if parameters.get("server_name_indication"):
+        check_host(parameters["server_name_indication"])
+    return parameters

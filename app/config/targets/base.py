@@ -1,6 +1,4 @@
-"""The settings that every target type has. A key's name is its attribute's name, in MinIO's words where MinIO has
-them.
-"""
+"""The settings of every target type. A key's name is its attribute's name: MinIO's name where MinIO has the key."""
 
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
@@ -16,13 +14,13 @@ REGISTERED_TYPES: dict[str, type["TargetSettings"]] = {}
 
 @declared
 class TargetSettings(Declared):
-    """What every target can be told. Durations are seconds."""
+    """The settings of every target. Durations are seconds."""
 
     type_name: ClassVar[str]  # as in the ARN: postgresql
     section: ClassVar[str]  # of `notify_…` text: notify_postgres
     env: ClassVar[str]  # in MINIO_NOTIFY_<…>_: POSTGRES
     title: ClassVar[str]
-    obsolete: ClassVar[frozenset[str]] = frozenset()  # squashed member names of config.json that mean nothing today
+    obsolete: ClassVar[frozenset[str]] = frozenset()  # squashed member names of config.json that are ignored now
 
     def __init_subclass__(cls, *, type_name: str = "", short: str = "", title: str = "") -> None:
         super().__init_subclass__()
@@ -35,54 +33,59 @@ class TargetSettings(Declared):
             for name in sorted(REGISTERED_TYPES):
                 REGISTERED_TYPES[name] = REGISTERED_TYPES.pop(name)
 
-    enable: bool = setting(Toggle(), default="on", about="whether the target gets events; implied by setting it up")
-    comment: str = setting(Text(), default="", about="anything you want to remember")
+    enable: bool = setting(Toggle(), default="on", about="whether the target gets events; on unless set")
+    comment: str = setting(Text(), default="", about="a note of your own")
     queue_dir: str = setting(
-        Path(), default="", about="gives the target a `queue_limit`, as in MinIO; its events are kept in the outbox"
+        Path(),
+        default="",
+        about="sets the default `queue_limit`, as in MinIO; events are stored in the outbox, not in this folder",
     )
     queue_limit: int = setting(
         Number(0, 10**12),
         default="0",
-        about=f"undelivered events it may have; 0: no limit, or {DEFAULT_QUEUE_LIMIT} where `queue_dir` is set",
+        about=f"most undelivered events; 0: no limit, or {DEFAULT_QUEUE_LIMIT} if `queue_dir` is set",
     )
     queue_full: Literal["discard", "reject"] = setting(
         Choice("discard", "reject"),
         default="discard",
-        about="at the limit, if there is one: leave the target out and count it, or refuse the request with 503",
+        about="at `queue_limit`: discard the event for this target and count it, or refuse the request with 503",
     )
     sync: Literal["on", "off", ""] = setting(
-        Switch(), default="", about="one unconfirmed request at a time; empty: as the service's MINIO_API_SYNC_EVENTS"
+        Switch(), default="", about="one unconfirmed request at a time; empty: as MINIO_API_SYNC_EVENTS"
     )
-    max_in_flight: int = setting(Number(1, 50_000), default="1000", about="unconfirmed requests when not in sync mode")
-    batch_size: int = setting(Number(1, 10_000), default="500", about="events read and settled at once")
+    max_in_flight: int = setting(
+        Number(1, 50_000), default="1000", about="most unconfirmed requests when not in sync mode"
+    )
+    batch_size: int = setting(Number(1, 10_000), default="500", about="events read and settled in one batch")
     max_attempts: int = setting(
-        Number(1, 1_000_000), default="20", about="tries of one event before it becomes a dead letter"
+        Number(1, 1_000_000), default="20", about="attempts of an event before it becomes a dead letter"
     )
-    retry_base: float = setting(Duration(0.001), default="1s", about="the wait before the second try; it doubles")
-    retry_max_delay: float = setting(Duration(0.001), default="5m", about="the longest wait between two tries")
+    retry_base: float = setting(
+        Duration(0.001), default="1s", about="back-off before the second attempt; it doubles with each attempt"
+    )
+    retry_max_delay: float = setting(Duration(0.001), default="5m", about="longest back-off between two attempts")
     max_age: float = setting(
-        Duration(), default="72h", about="a failing event this old becomes a dead letter; 0 means never"
+        Duration(), default="72h", about="age at which a failing event becomes a dead letter; 0: never"
     )
-    timeout: float = setting(Duration(0.001, 3600), default="5s", about="for connecting, and for answers")
+    timeout: float = setting(Duration(0.001, 3600), default="5s", about="time limit for connecting and for an answer")
 
     @property
     def effective_queue_limit(self) -> int | None:
-        """How many undelivered events it may have, None for any number.
+        """The most undelivered events that it may have, None for no limit.
 
-        In MinIO the limit is that of the store in `queue_dir`, and 0 means 100000 (§4.1). MinIO writes `queue_limit=0`
-        into every target's settings, so that 0 alone says nothing.
+        In MinIO the limit applies to the store in `queue_dir`, and 0 means 100000 (§4.1). MinIO writes `queue_limit=0`
+        into every target's settings, so 0 alone means no limit here.
         """
         return self.queue_limit or (DEFAULT_QUEUE_LIMIT if self.queue_dir else None)
 
     def problems(self) -> Iterator[Problem]:
-        """What has to hold between the keys that every target has."""
         if self.retry_base > self.retry_max_delay:
-            yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it or lengthen the other")
+            yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
 
 
 @declared
 class NamespaceSettings(TargetSettings):
-    """What targets with rows or fields can be told: mirror the buckets, or record every event."""
+    """The settings of targets with rows or fields, which mirror the buckets or record every event."""
 
     format: Literal["namespace", "access"] = setting(
         Choice("namespace", "access"), default="namespace", about="one entry per object, or one per event"
@@ -90,17 +93,16 @@ class NamespaceSettings(TargetSettings):
     policy: Literal["mirror", "compatible"] = setting(
         Choice("mirror", "compatible"),
         default="mirror",
-        about="format namespace: hold what the bucket holds, or do what MinIO does event by event",
+        about="format namespace: mirror what the bucket contains, or apply each event as MinIO does",
     )
     reconcile: str = setting(
-        Cron(), default="", about="format namespace: when it is compared with its buckets; empty: only when asked for"
+        Cron(), default="", about="format namespace: when to compare it with its buckets; empty: only on request"
     )
     reconcile_repair: bool = setting(
-        Toggle(), default="off", about="whether scheduled runs after the first set right what they find"
+        Toggle(), default="off", about="whether scheduled runs after the first repair the drift they find"
     )
 
     def problems(self) -> Iterator[Problem]:
-        """What is compared has rows, and what is repaired is compared."""
         yield from super().problems()
         if self.reconcile and self.format == "access":
             yield Problem(
@@ -113,15 +115,15 @@ class NamespaceSettings(TargetSettings):
 
 
 def check_certificate_pair(cert: str, key: str) -> Iterator[Problem]:
-    """Yield a problem where a certificate has no key, or a key no certificate."""
+    """Yield a problem if a certificate has no key, or a key has no certificate."""
     if cert and not key:
-        yield Problem("client_key", "", "is missing", "client_cert needs the key that belongs to it")
+        yield Problem("client_key", "", "is missing", "client_cert needs its key")
     if key and not cert:
-        yield Problem("client_cert", "", "is missing", "client_key needs the certificate that belongs to it")
+        yield Problem("client_cert", "", "is missing", "client_key needs its certificate")
 
 
 def without_effect(values: Mapping[str, str]) -> Iterator[str]:
-    """What of a target's settings, given as texts, can be taken and does nothing: a sentence for each."""
+    """Yield a sentence for each setting that is accepted and has no effect."""
     connections = values.get("max_open_connections", "").strip()
     if connections not in ("", "1", "2"):  # 2 is MinIO's default, which it writes into every target's settings
         yield (

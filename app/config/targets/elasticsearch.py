@@ -20,12 +20,11 @@ class IndexName(FieldType[str]):
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The name as written."""
         if text != text.lower():
             raise BadValue("has upper-case letters, which no index can have", "write it in lower case")
         if re.search(r'[\\/*?"<>|\s,#:]', text) or text.startswith(("-", "_", "+")) or text in (".", ".."):
             raise BadValue(
-                "is not an index name", 'leave out blanks and \\ / * ? " < > | , # : and do not begin with - _ or +'
+                "is not an index name", 'leave out spaces and \\ / * ? " < > | , # : and do not begin with - _ or +'
             )
         if len(text.encode(errors="replace")) > 255:
             raise BadValue("is longer than the 255 bytes that an index name can have", "shorten it")
@@ -33,31 +32,34 @@ class IndexName(FieldType[str]):
 
 
 class NodeUrl(HttpUrl):
-    """The URL of a node, or of what stands before it; it may hold a login and a path."""
+    """The URL of a node, or of a proxy in front of it; it may contain a login and a path."""
 
     def parse(self, text: str) -> str:
-        """The URL without the `/` at its end."""
+        """Return the URL without a trailing `/`."""
         url = super().parse(text)
         if urlsplit(url).query:
-            raise BadValue("has a ?query, which requests to Elasticsearch have no use for", "leave it out")
+            raise BadValue("has a ?query, which requests to Elasticsearch cannot use", "leave it out")
         return url.rstrip("/")
 
 
 @declared
 class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title="Elasticsearch"):
-    """Elasticsearch 7 and later, by option OpenSearch (reference §4.8)."""
+    """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""
 
-    url: str = setting(NodeUrl(), about="the URL of a node; it may hold a login")
-    index: str = setting(IndexName(), about="the index, made when it is not there; an alias or a data stream will do")
-    username: str = setting(Text(), default="", about="user, when it is not in the URL")
-    password: str = setting(Text(), default="", secret=True, about="of the user")
+    url: str = setting(NodeUrl(), about="the URL of a node; it may contain a login")
+    index: str = setting(IndexName(), about="the index, alias or data stream; a missing index is created")
+    username: str = setting(Text(), default="", about="user, if not in the URL")
+    password: str = setting(Text(), default="", secret=True, about="password of the user")
     api_key: str = setting(
-        Text(ascii_only=True), default="", secret=True, about="an API key as it was handed out (base64), or id:key"
+        Text(ascii_only=True),
+        default="",
+        secret=True,
+        about="an API key as Elasticsearch returns it (base64), or id:key",
     )
     id_style: Literal["hash", "plain"] = setting(
         Choice("hash", "plain"),
         default="hash",
-        about="format namespace: document ids as the MinIO server makes them, or bucket/object of up to 512 bytes",
+        about="format namespace: document ids as MinIO makes them, or bucket/object of up to 512 bytes",
     )
     opensearch: bool = setting(
         Toggle(), default="off", about="accept OpenSearch, and Elasticsearch before 7.14, which do not name themselves"
@@ -69,9 +71,9 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
 
     @property
     def authorization(self) -> str:
-        """The header of that name, which says who asks; empty where nobody has to."""
+        """The Authorization header; empty without a login."""
         if key := self.api_key:
-            # A key that was handed out is base64 of id:key, where no colon can be.
+            # Elasticsearch returns a key as base64 of id:key, which contains no colon.
             return f"ApiKey {base64.b64encode(key.encode()).decode() if ':' in key else key}"
         login = f"{self.username}:{self.password}".encode() if self.username else b""
         if not login:
@@ -80,7 +82,6 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
         return f"Basic {base64.b64encode(login).decode()}" if login else ""
 
     def problems(self) -> Iterator[Problem]:
-        """There is one login or none, a certificate has its key, and files for TLS need https."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if bool(self.username) != bool(self.password):

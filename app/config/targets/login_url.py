@@ -1,4 +1,4 @@
-"""URLs that hold a login, as AMQP and MQTT use them."""
+"""Parse URLs that may contain a login, for AMQP and MQTT."""
 
 import re
 from collections.abc import Mapping
@@ -12,32 +12,31 @@ BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 class LoginUrl(FieldType[str]):
-    """A URL that may hold a login."""
+    """A URL that may contain a login."""
 
     empty = ""
     holds_secrets = True
 
     def shown(self, text: str) -> str:
-        """The URL without its password."""
         return redacted_url(text)
 
 
 def split_login_url(url: str, schemes: Mapping[str, int], hint: str, *, needs_host: bool = True) -> SplitResult:
-    """Split a URL that may hold a login."""
+    """Split a URL that may contain a login. Raises `BadValue`."""
     parts = split_url(url, needs_host=needs_host)
     if parts.scheme not in schemes or "://" not in url:
         raise BadValue(f"has none of the schemes {', '.join(schemes)}", hint)
     if "#" in url:
         raise BadValue("has a #fragment, which is never sent", "leave it out, or write # as %23")
     if BAD_ESCAPE.search(url):
-        raise BadValue("has a % without two hexadecimal digits behind it", "write % as %25")
+        raise BadValue("has a % without two hexadecimal digits after it", "write % as %25")
     if re.search(r"[\x00-\x1f\x7f]", unquote(url)):
-        raise BadValue("holds an escaped control character", "leave it out")
+        raise BadValue("contains an escaped control character", "leave it out")
     return parts
 
 
 def login_of(parts: SplitResult) -> tuple[str | None, str | None]:
-    """User and password, each None where the URL does not have it."""
+    """Return user and password, each None if the URL has none."""
     return (
         None if parts.username is None else unquote(parts.username),
         None if parts.password is None else unquote(parts.password),

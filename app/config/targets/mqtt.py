@@ -1,4 +1,4 @@
-"""The settings of MQTT (reference §4.4), and how its URL is read."""
+"""The settings of MQTT (reference §4.4), and the parser of its URL."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _MQTT_PORTS = {"tcp": 1883, "tcps": 8883, "ssl": 8883, "tls": 8883, "ws": 80, "w
 
 @dataclass(frozen=True, slots=True)
 class MqttAddress:
-    """Where an MQTT broker's URL leads, escapes resolved. `path` is the WebSocket's with its query, else empty."""
+    """The parts of an MQTT broker's URL, unescaped. `path` is the WebSocket's path and query, else empty."""
 
     address: HostPort
     tls: bool
@@ -28,12 +28,11 @@ class MqttAddress:
 
 
 class MqttUrl(LoginUrl):
-    """`tcp://`, `tls://` (also `ssl`, `tcps`), `ws://` or `wss://` with a host; a path where it is a WebSocket."""
+    """`tcp://`, `tls://` (also `ssl`, `tcps`), `ws://` or `wss://` with a host; a path only for WebSockets."""
 
     label = "broker URL"
 
     def parse(self, text: str) -> str:
-        """The URL itself."""
         mqtt_address(text)
         return text
 
@@ -44,14 +43,13 @@ class MqttTopic(Text):
     label = "topic"
 
     def parse(self, text: str) -> str:
-        """The topic itself."""
         if re.search(r"[+#]", super().parse(text)):
-            raise BadValue("holds a wildcard, which is for subscribers", "name one topic, such as minio/events")
+            raise BadValue("contains a wildcard, which is for subscribers", "name one topic, such as minio/events")
         return text
 
 
 def mqtt_address(url: str) -> MqttAddress:
-    """What the URL says. Raises `BadValue`."""
+    """Parse an MQTT broker's URL. Raises `BadValue`."""
     parts = split_login_url(
         url, _MQTT_PORTS, "write tcp://host:1883, tls://host:8883, ws://host/path or wss://host/path"
     )
@@ -61,9 +59,7 @@ def mqtt_address(url: str) -> MqttAddress:
         if not path.isascii():
             raise BadValue("has a path with characters outside ASCII", "write them as %C3%BC or the like")
     elif parts.path.strip("/") or parts.query:
-        raise BadValue(
-            "has a path, which only ws:// and wss:// can have", "leave it out; topic is a setting of its own"
-        )
+        raise BadValue("has a path, which only ws:// and wss:// can have", "leave it out; set the topic in topic")
     else:
         path = ""
     user, password = login_of(parts)
@@ -80,33 +76,33 @@ def mqtt_address(url: str) -> MqttAddress:
 class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
     """MQTT 3.1.1 and 5 (reference §4.4)."""
 
-    obsolete: ClassVar[frozenset[str]] = frozenset({"clientid"})  # went in 2019-01; each connection has its own
+    obsolete: ClassVar[frozenset[str]] = frozenset({"clientid"})  # removed in 2019-01; each connection has its own
 
     broker: str = setting(MqttUrl(), about="tcp://host:1883, tls://host:8883, ws://host/path or wss://host/path")
     topic: str = setting(MqttTopic(), about="the topic that every event is published to")
-    username: str = setting(Text(), default="", about="user; may stand in the URL instead")
-    password: str = setting(Text(), default="", secret=True, about="its password")
+    username: str = setting(Text(), default="", about="user, if not in the URL")
+    password: str = setting(Text(), default="", secret=True, about="password of the user")
     qos: int = setting(
         Number(0, 2),
         default="0",
-        about="0: sent, not confirmed; 1: confirmed; 2: confirmed, and each sending counts once",
+        about="0: sent, not confirmed; 1: confirmed, at least once; 2: confirmed, each message once",
     )
     keep_alive_interval: float = setting(
         Duration(0, 65535),
         default="0s",
-        about="the broker drops a connection silent for half as long again; 0 means 10s",
+        about="the broker closes a connection that is silent for 1.5 times as long; 0 means 10s",
     )
     reconnect_interval: float = setting(
         Duration(),
         default="0s",
-        about="accepted as MinIO's; when to reconnect is decided for the target as a whole",
+        about="accepted for compatibility with MinIO, without effect: the circuit breaker decides when to reconnect",
     )
     version: Literal["3.1.1", "5"] = setting(
-        Choice("3.1.1", "5"), default="3.1.1", about="protocol; only in 5 can a broker say that it refuses an event"
+        Choice("3.1.1", "5"),
+        default="3.1.1",
+        about="protocol version; only with 5 can a broker report that it refuses an event",
     )
-    retain: bool = setting(
-        Toggle(), default="off", about="the broker keeps the last event for those who subscribe later"
-    )
+    retain: bool = setting(Toggle(), default="off", about="the broker keeps the last event for later subscribers")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the broker's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
@@ -114,24 +110,21 @@ class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
 
     @property
     def place(self) -> MqttAddress:
-        """Where to connect, and as whom."""
-        place = mqtt_address(self.broker)
-        return replace(place, user=self.username or place.user, password=self.password or place.password)
+        """The address and login to connect with."""
+        address = mqtt_address(self.broker)
+        return replace(address, user=self.username or address.user, password=self.password or address.password)
 
     @property
     def keep_alive(self) -> int:
-        """Whole seconds; as MinIO, 0 means 10 (§4.4)."""
+        """The keep-alive interval in whole seconds; as in MinIO, 0 means 10 (§4.4)."""
         return max(1, round(self.keep_alive_interval)) if self.keep_alive_interval else 10
 
     def problems(self) -> Iterator[Problem]:
-        """A kept event needs a confirmation, a password a user, and files for TLS need TLS."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         url = urlsplit(self.broker)
         if self.qos == 0 and self.queue_dir:
-            yield Problem(
-                "qos", "0", "is not for events that are kept in queue_dir", "set 1 or 2, or leave queue_dir out"
-            )
+            yield Problem("qos", "0", "cannot be combined with queue_dir", "set qos to 1 or 2, or leave queue_dir out")
         if self.username and url.username is not None:
             yield Problem("username", self.username, "is in broker too", "leave one of them out")
         if self.password and url.password is not None:

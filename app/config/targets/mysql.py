@@ -15,61 +15,61 @@ _LONGEST_NAME = 64
 
 
 class DsnString(FieldType[str]):
-    """What Go's driver takes: `user:password@tcp(host:port)/database?tls=true`."""
+    """A DSN of Go's driver: `user:password@tcp(host:port)/database?tls=true`."""
 
     label = "Go DSN"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The text itself, found to be well formed."""
         Text().parse(text)
         parse_dsn(text)
         return text
 
 
 class MysqlTable(FieldType[str]):
-    """A table's name, bare or in backticks, after a database's and a dot where it is in another one."""
+    """A table's name, bare or in backticks; with a database's name and a dot before it if it is in another one."""
 
     label = "table name"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The name as written."""
         Text().parse(text)
         if not re.fullmatch(rf"{_NAME}(?:\.{_NAME})?", text):
             raise BadValue(
                 "is not a table name",
-                "write letters, digits, _ or $; any other name stands in backticks, `such as this`",
+                "write letters, digits, _ or $; put any other name in backticks, `such as this`",
             )
         for name, quoted in _names(text):
             if name.isdigit() and not quoted:
-                raise BadValue("is nothing but digits", "put the name in backticks")
+                raise BadValue("consists of digits only", "put the name in backticks")
             if len(name) > _LONGEST_NAME:
                 raise BadValue(f"is longer than the {_LONGEST_NAME} characters a name can have", "shorten it")
             if name.endswith(" ") or any(ord(letter) > 0xFFFF for letter in name):
-                raise BadValue("ends with a blank or holds an emoji, which no name can", "choose another name")
+                raise BadValue("ends with a space or contains an emoji, which no name may", "choose another name")
         return text
 
 
 def _names(text: str) -> list[tuple[str, bool]]:
-    """The names of a table and of the databases before it, and whether each was quoted."""
+    """Split the names of a table and of the databases before it; return whether each was quoted."""
     parts = re.findall(_NAME, text)
     return [(part[1:-1].replace("``", "`"), True) if part[0] == "`" else (part, False) for part in parts]
 
 
 @declared
 class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
-    """MySQL and MariaDB (reference §4.11). The keys of before 2020 (`host`, `port`, …) stand in for the DSN."""
+    """MySQL and MariaDB (reference §4.11). The keys of before 2020 (`host`, `port`, …) replace the DSN."""
 
     dsn_string: str = setting(
         DsnString(), default="", secret=True, about="user:password@tcp(host:port)/database?tls=true; this or host"
     )
-    table: str = setting(MysqlTable(), about="the table, made when it is not there; in another database: other.table")
+    table: str = setting(MysqlTable(), about="the table, created if missing; in another database: other.table")
     max_open_connections: int = setting(
-        Number(0, 10_000), default="2", about="accepted as MinIO's, without effect: a worker process has one connection"
+        Number(0, 10_000),
+        default="2",
+        about="accepted for compatibility with MinIO, without effect: a worker process has one connection",
     )
-    host: str = setting(Text(), default="", about="server, when there is no dsn_string")
-    port: int = setting(Number(0, 65535), default="0", about=f"its port; 0 means {MYSQL_PORT}")
+    host: str = setting(Text(), default="", about="server, if there is no dsn_string")
+    port: int = setting(Number(0, 65535), default="0", about=f"port of the server; 0 means {MYSQL_PORT}")
     username: str = setting(Text(), default="", aliases=("user",), about="database user")
     password: str = setting(Text(), default="", secret=True, about="database password")
     database: str = setting(Text(), default="", about="database name")
@@ -79,7 +79,7 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
 
     @property
     def dsn(self) -> Dsn:
-        """Where to connect to; it may hold a password."""
+        """The DSN to connect with; it may contain a password."""
         if self.dsn_string:
             return parse_dsn(self.dsn_string)
         port = self.port or MYSQL_PORT
@@ -87,27 +87,28 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
 
     @property
     def table_name(self) -> tuple[str, str]:
-        """The database, empty for that of the connection, and the table as the server knows them, not quoted."""
+        """The database (empty for the connection's) and the table, unquoted."""
         *database, table = [name for name, _ in _names(self.table)]
         return "".join(database), table
 
     def problems(self) -> Iterator[Problem]:
-        """There is a place to connect to, and only one; files for TLS need TLS."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         parts = {name: getattr(self, name) for name in ("host", "port", "username", "password", "database")}
-        given = [name for name, value in parts.items() if value]
-        if self.dsn_string and given:
-            yield Problem(given[0], "", "stands beside dsn_string, which says it all", "keep one of the two")
+        used = [name for name, value in parts.items() if value]
+        if self.dsn_string and used:
+            yield Problem(used[0], "", "conflicts with dsn_string", "keep one of the two")
         elif not self.dsn_string:
-            yield from self._separate()
+            yield from self._check_parts()
         tls = self.dsn.tls
         if self.tls_ca and tls != "true":
-            yield Problem("tls_ca", "", "has no effect where no certificate is verified", "add tls=true to dsn_string")
+            yield Problem(
+                "tls_ca", "", "has no effect unless the certificate is verified", "add tls=true to dsn_string"
+            )
         if self.client_cert and tls not in ("true", "skip-verify"):
             yield Problem("client_cert", "", "has no effect without TLS", "add tls=true to dsn_string")
 
-    def _separate(self) -> Iterator[Problem]:
+    def _check_parts(self) -> Iterator[Problem]:
         if not self.host:
             yield Problem(
                 "dsn_string", "", "is required", 'such as "me:secret@tcp(db:3306)/events?tls=true", or set host'
@@ -119,4 +120,4 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
             yield Problem("host", self.host, error.problem, error.hint)
         for name in ("username", "database"):
             if not getattr(self, name):
-                yield Problem(name, "", "is required beside host", "or write it all into dsn_string")
+                yield Problem(name, "", "is required with host", "set it, or write everything into dsn_string")

@@ -1,9 +1,9 @@
-"""The connection string of MySQL as Go's driver reads it, which is what MinIO takes (reference §4.11).
+"""Parse the connection string of MySQL as Go's driver does, which MinIO uses (reference §4.11).
 
     [user[:password]@][net[(address)]]/database[?parameter=value&…]
 
-User, password and address stand as they are, without escapes: the last `@` ends the password, the last `/` the address.
-The database's name and the values of parameters are percent-encoded.
+User, password and address are not escaped: the last `@` ends the password, the last `/` the address. The database's
+name and the values of parameters are percent-encoded.
 """
 
 import re
@@ -28,27 +28,27 @@ Tls = Literal["", "true", "skip-verify", "preferred"]
 
 @dataclass(frozen=True)
 class Dsn:
-    """Where a MySQL server is and how to speak to it. Durations are seconds, None where nothing is said."""
+    """The address and options of a MySQL server. Durations are seconds, None if not given."""
 
     user: str = ""
     password: str = field(default="", repr=False)
     host: str = "127.0.0.1"
     port: int = MYSQL_PORT
-    socket: str = ""  # the path of a unix socket, which then counts instead of host and port
+    socket: str = ""  # the path of a unix socket, used instead of host and port
     database: str = ""
     tls: Tls = ""
     collation: str = ""
     connect_timeout: float | None = None
     read_timeout: float | None = None
     write_timeout: float | None = None
-    zone: str = "UTC"  # in which times are written; Local is the machine's own
-    truncate: float = 0.0  # times lose what is no whole multiple of this
+    zone: str = "UTC"  # of written times; Local is the machine's own
+    truncate: float = 0.0  # times are rounded down to a multiple of this
     cleartext: bool = False  # whether a server may ask for the password as it is
-    variables: tuple[tuple[str, str], ...] = ()  # system variables to set, quotes taken off their values
+    variables: tuple[tuple[str, str], ...] = ()  # system variables to set, values unquoted
 
     @property
     def place(self) -> str:
-        """The server, for messages."""
+        """The server's address, for messages."""
         if self.socket:
             return self.socket
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -60,71 +60,73 @@ class Dsn:
 
 
 def parse_dsn(text: str) -> Dsn:
-    """What the string says, as Go's driver understands it. Raises `BadValue`, which never quotes from the string."""
+    """Parse a DSN as Go's driver does. Raises `BadValue`, which never quotes the string."""
     before, slash, after = text.rpartition("/")
     if not slash:
         raise BadValue("has no / before the database's name", _FORM)
     credentials, _, rest = before.rpartition("@")
     user, _, password = credentials.partition(":")
     database, _, parameters = after.partition("?")
-    found = replace(_address(rest), user=user, password=password, database=_decoded(database, unquote))
-    if not found.user:
-        raise BadValue("names no user", _FORM)
-    if not found.database:
-        raise BadValue("names no database", _FORM)
+    dsn = replace(_parse_address(rest), user=user, password=password, database=_decode(database, unquote))
+    if not dsn.user:
+        raise BadValue("has no user", _FORM)
+    if not dsn.database:
+        raise BadValue("has no database", _FORM)
     for number, parameter in enumerate(parameters.split("&"), 1):
         name, equals, value = parameter.partition("=")
-        if equals:  # what has none is no parameter to Go's driver either
-            found = _with(found, name, value, f"the value of parameter {number}")
-    return found
+        if equals:  # Go's driver ignores a parameter without one, too
+            dsn = _set_parameter(dsn, name, value, f"the value of parameter {number}")
+    return dsn
 
 
-def _address(text: str) -> Dsn:
+def _parse_address(text: str) -> Dsn:
     net, parenthesis, address = text.partition("(")
     if parenthesis and not address.endswith(")"):
         if ")" in address:
-            raise BadValue("has a / within a parameter or a name", "write it there as %2F")
-        raise BadValue("has an address without its closing )", _FORM)
+            raise BadValue("has a / within a parameter or a name", "write it as %2F")
+        raise BadValue("has an address without a closing )", _FORM)
     address = address[:-1]
     if net == "unix":
         path = address or _DEFAULT_SOCKET
         if not path.startswith("/"):
-            raise BadValue("names a socket without an absolute path", _FORM)
+            raise BadValue("has a socket path that is not absolute", _FORM)
         return Dsn(socket=path)
     if net not in ("tcp", ""):
-        raise BadValue("goes over a network that is neither tcp nor unix", _FORM)
+        raise BadValue("has a network that is neither tcp nor unix", _FORM)
     if not address:
         return Dsn()
     if address.count(":") > 1 and not address.startswith("["):
-        address = f"[{address}]"  # a bare IPv6 address, whose port is then the usual one
+        address = f"[{address}]"  # a bare IPv6 address, with the default port
     host, port = Host(MYSQL_PORT).parse(address)
     return Dsn(host=host, port=port)
 
 
-def _with(dsn: Dsn, name: str, value: str, what: str) -> Dsn:
-    """The DSN with one more parameter; `what` is how messages call its value, as the value may be a misread secret."""
+def _set_parameter(dsn: Dsn, name: str, value: str, what: str) -> Dsn:
+    """Set a parameter; messages name its value by `what`, because the value itself may be a misread secret."""
     if name in _PARAMETERS:
         return _PARAMETERS[name](dsn, value, what)
-    if "_" not in name:  # as all system variables have one that could be set here
+    if "_" not in name:  # every system variable that can be set here has one
         raise BadValue("has a parameter that Go's driver does not know", did_you_mean(name, [*_PARAMETERS]))
     if not re.fullmatch("[a-z][a-z0-9_]*", name):
-        raise BadValue("has a parameter that is no name of a system variable", "write it in lower case")
+        raise BadValue("has a parameter that is not the name of a system variable", "write it in lower case")
     if name.startswith(("character_set_", "collation_")):
         raise BadValue("changes the connection's character set, which is utf8mb4", "leave that parameter out")
-    literal = re.fullmatch(r"'([^'\\]*)'|([A-Za-z0-9_.+-]+)", _decoded(value, unquote_plus))
+    literal = re.fullmatch(r"'([^'\\]*)'|([A-Za-z0-9_.+-]+)", _decode(value, unquote_plus))
     if not literal:
         raise BadValue(f"{what} is neither a word, a number nor a text in single quotes", "write ' as %27")
-    held = literal[1] if literal[1] is not None else literal[2]
-    kept = tuple(each for each in dsn.variables if each[0] != name)
-    return replace(dsn, variables=(*kept, (name, held)))
+    content = literal[1] if literal[1] is not None else literal[2]
+    others = tuple(variable for variable in dsn.variables if variable[0] != name)
+    return replace(dsn, variables=(*others, (name, content)))
 
 
 _Parameter = Callable[[Dsn, str, str], Dsn]
 
 
-def _decoded(value: str, decode: Callable[..., str]) -> str:
+def _decode(value: str, decode: Callable[..., str]) -> str:
     if re.search("%(?![0-9A-Fa-f]{2})", value):
-        raise BadValue("has a % that begins no escape", "write % as %25 in the database's name and in parameters")
+        raise BadValue(
+            "has a % that does not begin an escape", "write % as %25 in the database's name and in parameters"
+        )
     try:
         return decode(value, errors="strict")
     except UnicodeDecodeError:
@@ -145,23 +147,23 @@ def _tls(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for 
     if value.lower() in ("skip-verify", "preferred"):
         return replace(dsn, tls=cast(Tls, value.lower()))
     raise BadValue(
-        "names a TLS configuration, which only a Go program can register",
+        "refers to a TLS configuration, which only a Go program can register",
         "write tls=true, and set tls_ca, client_cert and client_key beside it",
     )
 
 
 def _duration(attribute: str) -> _Parameter:
-    def take(dsn: Dsn, value: str, what: str) -> Dsn:
+    def set_duration(dsn: Dsn, value: str, what: str) -> Dsn:
         try:
             seconds = Duration().parse(value)
         except BadValue as error:
             raise BadValue(f"{what} {error.problem}", error.hint) from None
         if attribute == "truncate":
             return replace(dsn, truncate=seconds)
-        # As there, 0 means that nothing is said.
-        return replace(dsn, **{attribute: seconds or None})  # type: ignore[arg-type]  # a name that is a variable
+        # As in Go's driver, 0 means not given.
+        return replace(dsn, **{attribute: seconds or None})  # type: ignore[arg-type]  # the attribute's name is a variable
 
-    return take
+    return set_duration
 
 
 def _charset(dsn: Dsn, value: str, what: str) -> Dsn:
@@ -172,18 +174,18 @@ def _charset(dsn: Dsn, value: str, what: str) -> Dsn:
 
 def _collation(dsn: Dsn, value: str, what: str) -> Dsn:
     if not re.fullmatch("utf8mb4_[a-z0-9_]+", value):
-        raise BadValue(f"{what} is no collation of utf8mb4", "write for example collation=utf8mb4_bin")
+        raise BadValue(f"{what} is not a collation of utf8mb4", "write for example collation=utf8mb4_bin")
     return replace(dsn, collation=value)
 
 
 def _loc(dsn: Dsn, value: str, what: str) -> Dsn:
-    zone = _decoded(value, unquote_plus) or "UTC"
+    zone = _decode(value, unquote_plus) or "UTC"
     try:
-        made = replace(dsn, zone=zone)
-        _ = made.time_zone
+        with_zone = replace(dsn, zone=zone)
+        _ = with_zone.time_zone
     except (ValueError, OSError, zoneinfo.ZoneInfoNotFoundError):
-        raise BadValue(f"{what} is no time zone here", "write UTC, Local or for example Europe%2FBerlin") from None
-    return made
+        raise BadValue(f"{what} is not a known time zone", "write UTC, Local or for example Europe%2FBerlin") from None
+    return with_zone
 
 
 def _cleartext(dsn: Dsn, value: str, what: str) -> Dsn:
@@ -196,30 +198,30 @@ def _packet(dsn: Dsn, value: str, what: str) -> Dsn:
     return dsn
 
 
-def _only(wanted: bool, hint: str) -> _Parameter:
-    """A parameter of which only one value can be had."""
+def _only(supported: bool, hint: str) -> _Parameter:
+    """Accept only one value of a parameter."""
 
-    def take(dsn: Dsn, value: str, what: str) -> Dsn:
-        if _is_on(value, what) is not wanted:
-            raise BadValue(f"{what} cannot be had", hint)
+    def check(dsn: Dsn, value: str, what: str) -> Dsn:
+        if _is_on(value, what) is not supported:
+            raise BadValue(f"{what} is not supported", hint)
         return dsn
 
-    return take
+    return check
 
 
 def _any(dsn: Dsn, value: str, what: str) -> Dsn:
-    """A parameter about what only Go's driver has."""
+    """Ignore a parameter that concerns only Go's driver."""
     _is_on(value, what)
     return dsn
 
 
 def _attributes(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for all parameters)
-    _decoded(value, unquote_plus)
+    _decode(value, unquote_plus)
     return dsn
 
 
 def _public_key(dsn: Dsn, value: str, what: str) -> Dsn:  # noqa: ARG001 (the same for all parameters)
-    raise BadValue(f"{what} names a public key, which only a Go program can register", "use tls=true")
+    raise BadValue(f"{what} refers to a public key, which only a Go program can register", "use tls=true")
 
 
 _PARAMETERS: dict[str, _Parameter] = {

@@ -12,19 +12,18 @@ from app.config.targets.base import TargetSettings, check_certificate_pair
 
 
 class Subject(FieldType[str]):
-    """A NATS subject to publish to: words divided by dots, none of them a wildcard or the server's own."""
+    """A NATS subject to publish to: words separated by dots, without wildcards, not one of the server's own."""
 
     label = "subject"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The subject itself."""
         if re.search(r"[\s\x00-\x1f\x7f]", text):
-            raise BadValue("holds a blank or control character", "divide words by dots, such as minio.events")
+            raise BadValue("contains a space or control character", "separate words by dots, such as minio.events")
         if re.search(r"[*>]", text):
-            raise BadValue("holds a wildcard, which is for subscribers", "name one subject, such as minio.events")
+            raise BadValue("contains a wildcard, which is for subscribers", "name one subject, such as minio.events")
         if not all(text.split(".")):
-            raise BadValue("has an empty word", "words are divided by single dots, with none at the ends")
+            raise BadValue("has an empty word", "separate words by single dots, without one at either end")
         if text.startswith("$"):
             raise BadValue("begins with $, as the server's own subjects do", "choose another first word")
         if len(text.encode()) > 1024:
@@ -33,25 +32,23 @@ class Subject(FieldType[str]):
 
 
 class ClusterId(FieldType[str]):
-    """The id of a NATS Streaming cluster, by the rule that its server has."""
+    """The id of a NATS Streaming cluster, by the server's own rule."""
 
     label = "letters, digits, `_`, `-`"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The id itself."""
         if not re.fullmatch(r"[a-zA-Z0-9_-]{1,255}", text):
-            raise BadValue("is no cluster id", "it has letters, digits, _ and - only")
+            raise BadValue("is not a cluster id", "use only letters, digits, _ and -")
         return text
 
 
 class Interval(Duration):
-    """A duration; a number alone is seconds, because MinIO takes nothing else for this key (§4.5)."""
+    """A duration; a bare number is seconds, because MinIO accepts nothing else for this key (§4.5)."""
 
     label = "duration, or seconds"
 
     def parse(self, text: str) -> float:
-        """Seconds."""
         return super().parse(f"{text}s" if text.isdecimal() else text)
 
 
@@ -59,27 +56,27 @@ class Interval(Duration):
 class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
 
-    # MinIO has made the client id itself since 2018-12 (§3.5), and so do we.
+    # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.
     obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
 
     address: HostPort = setting(Host(4222), about="host:port of the server")
     subject: str = setting(Subject(), about="the subject of every message")
     username: str = setting(Text(), default="", about="NATS user; needs a password")
-    password: str = setting(Text(), default="", secret=True, about="of the user")
-    token: str = setting(Text(), default="", secret=True, about="token, where the server asks for one instead")
+    password: str = setting(Text(), default="", secret=True, about="password of the user")
+    token: str = setting(Text(), default="", secret=True, about="token, if the server asks for one instead")
     user_credentials: str = setting(
-        Path(), default="", about="credentials file as nsc writes it: a user's JWT and its NKEY seed"
+        Path(), default="", about="credentials file as nsc writes it: a user's JWT and NKEY seed"
     )
-    nkey_seed: str = setting(Path(), default="", about="file that holds a user's NKEY seed")
+    nkey_seed: str = setting(Path(), default="", about="file with a user's NKEY seed")
     tls: bool = setting(
-        Toggle(), default="off", about="insist on TLS; implied by tls_handshake_first, cert_authority and client_cert"
+        Toggle(), default="off", about="require TLS; implied by tls_handshake_first, cert_authority and client_cert"
     )
-    secure: bool = setting(Toggle(), default="off", about="the name that tls had before 2019; on means tls=on")
+    secure: bool = setting(Toggle(), default="off", about="the name of tls before 2019; on means tls=on")
     tls_skip_verify: bool = setting(
-        Toggle(), default="off", about="do not verify the server's certificate (MinIO verifies it in spite of this)"
+        Toggle(), default="off", about="do not verify the server's certificate (MinIO verifies it even so)"
     )
     tls_handshake_first: bool = setting(
-        Toggle(), default="off", about="begin with TLS at once, for a server that has handshake_first"
+        Toggle(), default="off", about="start with the TLS handshake, for a server with handshake_first"
     )
     cert_authority: str = setting(
         Path(), default="", about="PEM file of the only authorities to trust; empty: the system's"
@@ -87,25 +84,24 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
     ping_interval: float = setting(
-        Interval(0, 86400), default="0", about="how often an open connection is tested by a PING; 0 means 2m"
+        Interval(0, 86400), default="0", about="how often to test an open connection by a PING; 0 means 2m"
     )
     jetstream: bool = setting(Toggle(), default="off", about="publish to a JetStream stream, which must exist")
     streaming: bool = setting(Toggle(), default="off", about="publish to NATS Streaming (no longer maintained)")
     streaming_cluster_id: str = setting(ClusterId(), default="", about="id of the NATS Streaming cluster")
     streaming_async: bool = setting(
-        Toggle(), default="off", about="NATS Streaming: more than one message unacknowledged, within max_in_flight"
+        Toggle(), default="off", about="NATS Streaming: allow more than one unacknowledged message, up to max_in_flight"
     )
     streaming_max_pub_acks_in_flight: int = setting(
-        Number(0, 50_000), default="0", about="NATS Streaming: most messages unacknowledged; 0 means 16384"
+        Number(0, 50_000), default="0", about="NATS Streaming: most unacknowledged messages; 0 means 16384"
     )
 
     @property
     def uses_tls(self) -> bool:
-        """Whether the connection has to be TLS. Else it is where the server demands it (as nats.go, so MinIO)."""
+        """Whether the connection must use TLS. If not, it uses TLS only if the server requires it (as nats.go does)."""
         return bool(self.tls or self.secure or self.tls_handshake_first or self.cert_authority or self.client_cert)
 
     def problems(self) -> Iterator[Problem]:
-        """One way to log in, and it is complete; one kind of server."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.username and not self.password:
@@ -118,6 +114,8 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
         if self.tls_skip_verify and not self.uses_tls:
             yield Problem("tls_skip_verify", "", "has no effect without TLS", "set tls=on")
         if self.streaming and not self.streaming_cluster_id:
-            yield Problem("streaming_cluster_id", "", "is required with streaming=on", "the server's -cluster_id")
+            yield Problem(
+                "streaming_cluster_id", "", "is required with streaming=on", "set it to the server's -cluster_id"
+            )
         if self.streaming and self.jetstream:
-            yield Problem("jetstream", "on", "and streaming=on are two kinds of server", "keep one of them")
+            yield Problem("jetstream", "on", "conflicts with streaming=on", "keep one of them")

@@ -11,15 +11,16 @@ from app.config.targets.base import TargetSettings, check_certificate_pair
 
 
 class Topic(FieldType[str]):
-    """An NSQ topic, by the rule that nsqd itself has."""
+    """An NSQ topic, by nsqd's own rule."""
 
     label = "topic"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The topic itself."""
         if not re.fullmatch(r"[.a-zA-Z0-9_-]{1,64}(#ephemeral)?", text) or len(text) > 64:
-            raise BadValue("is no topic name", "up to 64 letters, digits, dots, _ and -; it may end with #ephemeral")
+            raise BadValue(
+                "is not a topic name", "use up to 64 letters, digits, dots, _ and -; it may end with #ephemeral"
+            )
         return text
 
 
@@ -29,14 +30,13 @@ class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
     topic: str = setting(Topic(), about="the topic of every message")
-    tls: bool = setting(Toggle(), default="off", about="speak TLS, which nsqd must offer")
+    tls: bool = setting(Toggle(), default="off", about="use TLS, which nsqd must offer")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
 
     def problems(self) -> Iterator[Problem]:
-        """A certificate needs its key, and what is for TLS needs TLS."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         for name in ("tls_ca", "tls_skip_verify", "client_cert"):

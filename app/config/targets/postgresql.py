@@ -18,24 +18,28 @@ from app.config.targets.postgresql_dsn import (
 
 @declared
 class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgres", title="PostgreSQL"):
-    """PostgreSQL (reference §4.10). The keys of before 2020 (`host`, `port`, …) add to the connection string."""
+    """PostgreSQL (reference §4.10). The keys of before 2020 (`host`, `port`, …) extend the connection string."""
 
     connection_string: str = setting(
         ConnectionString(), default="", secret=True, about="libpq keywords or a postgresql:// URL; this or host"
     )
-    table: str = setting(PostgresTable(), about="the table, made when it is not there; no schema")
+    table: str = setting(PostgresTable(), about="the table, created if missing; without a schema")
     max_open_connections: int = setting(
-        Number(0, 10_000), default="2", about="accepted as MinIO's, without effect: a worker process has one connection"
+        Number(0, 10_000),
+        default="2",
+        about="accepted for compatibility with MinIO, without effect: a worker process has one connection",
     )
-    host: str = setting(Text(), default="", about="server, when it is not in connection_string")
-    port: int = setting(Number(0, 65535), default="0", about="its port; 0 means what connection_string says, or 5432")
+    host: str = setting(Text(), default="", about="server, if not in connection_string")
+    port: int = setting(
+        Number(0, 65535), default="0", about="port of the server; 0 means the port in connection_string, or 5432"
+    )
     username: str = setting(Text(), default="", aliases=("user",), about="database user")
     password: str = setting(Text(), default="", secret=True, about="database password")
     database: str = setting(Text(), default="", about="database name")
 
     @property
     def dsn(self) -> str:
-        """What libpq connects to; it may hold a password."""
+        """libpq's connection string; it may contain a password."""
         parts = self._parts()
         if is_url(self.connection_string) or not parts:
             return self.connection_string
@@ -43,11 +47,10 @@ class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgre
 
     @property
     def table_name(self) -> str:
-        """The table's name as the catalogue holds it, to be quoted wherever it is used."""
+        """The table's name as in PostgreSQL's catalogue, to be quoted wherever it is used."""
         return identifier(self.table)
 
     def problems(self) -> Iterator[Problem]:
-        """There is a place to connect to, and only one."""
         yield from super().problems()
         parts = self._parts()
         if not self.connection_string and not self.host:

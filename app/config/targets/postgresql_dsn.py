@@ -1,4 +1,4 @@
-"""What SQL targets are told: connection strings and table names (reference §4.10)."""
+"""Parse PostgreSQL's connection strings and table names (reference §4.10)."""
 
 import re
 
@@ -14,18 +14,20 @@ _LONGEST_NAME = 63
 
 
 class ConnectionString(FieldType[str]):
-    """What libpq takes: `host=… port=… user=…` or a `postgresql://` URL."""
+    """A connection string of libpq: `host=… port=… user=…` or a `postgresql://` URL."""
 
     label = "libpq keywords or URL"
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The text itself, found to be well formed; whether libpq knows every keyword shows when it connects."""
+        """Check the syntax and return the text; only connecting shows whether libpq knows every keyword."""
         Text().parse(text)
         if "://" not in text.partition("=")[0]:
             keywords(text)
         elif not is_url(text) or re.search(r"\s", text):
-            raise BadValue("is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, no blanks")
+            raise BadValue(
+                "is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, without spaces"
+            )
         return text
 
 
@@ -36,24 +38,23 @@ class PostgresTable(FieldType[str]):
     empty = ""
 
     def parse(self, text: str) -> str:
-        """The name as written."""
         Text().parse(text)
         if not _QUOTED.fullmatch(text) and not _NAME.fullmatch(text):
             raise BadValue(
                 "is not a table name",
-                "begin with a letter or _, go on with letters, digits, _ or $, without a schema; "
-                'any other name stands in double quotes, "such as this"',
+                "begin with a letter or _, continue with letters, digits, _ or $, without a schema; "
+                'put any other name in double quotes, "such as this"',
             )
         name = identifier(text)
         if name.startswith("pg_"):
-            raise BadValue("belongs to PostgreSQL's own catalogue", "use a name that does not begin with pg_")
+            raise BadValue("is reserved for PostgreSQL's catalogue", "use a name that does not begin with pg_")
         if len(name.encode(errors="replace")) > _LONGEST_NAME:
             raise BadValue(f"is longer than {_LONGEST_NAME} bytes, where PostgreSQL cuts names off", "shorten it")
         return text
 
 
 def identifier(text: str) -> str:
-    """The name that PostgreSQL knows a table by: quotes taken off, or ASCII letters folded to lower case."""
+    """Return a table's name as PostgreSQL stores it: unquoted, or with ASCII letters in lower case."""
     quoted = _QUOTED.fullmatch(text)
     if quoted:
         return quoted[1].replace('""', '"')
@@ -61,13 +62,13 @@ def identifier(text: str) -> str:
 
 
 def is_url(text: str) -> bool:
-    """Whether a connection string is a URL rather than keywords."""
+    """Return whether a connection string is a URL rather than keywords."""
     return text.startswith(("postgres://", "postgresql://"))
 
 
 def keywords(text: str) -> dict[str, str]:
-    """The keywords of a libpq connection string; as in libpq the last of equal ones counts. Raises `BadValue`."""
-    found: dict[str, str] = {}
+    """Parse a libpq connection string; of repeated keywords the last one counts, as in libpq. Raises `BadValue`."""
+    pairs: dict[str, str] = {}
     position = 0
     text = text.rstrip()
     while position < len(text):
@@ -75,16 +76,16 @@ def keywords(text: str) -> dict[str, str]:
         if not match:
             raise BadValue(
                 "is not a connection string",
-                "write keyword=value pairs, a value with blanks in single quotes, or a URL",
+                "write keyword=value pairs, values with spaces in single quotes, or a URL",
             )
         value = match[2] if match[2] is not None else match[3]
-        found[match[1]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
+        pairs[match[1]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
         position = match.end()
-    return found
+    return pairs
 
 
 def written_keywords(values: dict[str, str]) -> str:
-    """A libpq connection string of these keywords."""
+    """Write these keywords as a libpq connection string."""
     return " ".join(
         f"{key}='{value}'" for key, value in ((k, re.sub(r"(['\\])", r"\\\1", v)) for k, v in values.items())
     )

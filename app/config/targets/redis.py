@@ -17,11 +17,11 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     address: SchemedHost = setting(
         RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
     )
-    key: str = setting(Text(), about="the hash (namespace) or list (access) that takes the events")
+    key: str = setting(Text(), about="the hash (namespace) or list (access) that stores the events")
     user: str = setting(Text(), default="", about="ACL user; needs a password")
-    password: str = setting(Text(), default="", secret=True, about="of the user, or of the server")
+    password: str = setting(Text(), default="", secret=True, about="password of the user, or of the server")
     db: int = setting(Number(0, 2**31 - 1), default="0", about="number of the database")
-    tls: bool = setting(Toggle(), default="off", about="speak TLS")
+    tls: bool = setting(Toggle(), default="off", about="use TLS")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
@@ -29,16 +29,15 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     access_shape: Literal["minio", "guide"] = setting(
         Choice("minio", "guide"),
         default="minio",
-        about="format access: entries as the MinIO server writes them, or the [time, event] pairs of its old guides",
+        about="format access: entries as the MinIO server writes them, or [time, event] pairs as in its old guides",
     )
 
     @property
     def by_tls(self) -> bool:
-        """Whether TLS is spoken, by `tls` or by the address."""
+        """Whether to use TLS, because of `tls` or of the address."""
         return self.tls or self.address.tls
 
     def problems(self) -> Iterator[Problem]:
-        """A user needs a password, a certificate its key, and files for TLS need TLS."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.user and not self.password:
@@ -47,4 +46,4 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
             if getattr(self, name) and not self.by_tls:
                 yield Problem(name, "", "has no effect without TLS", "set tls=on")
         if self.tls and self.address.host.startswith("/"):
-            yield Problem("tls", "on", "cannot be had on a unix socket", "set tls=off or address=host:port")
+            yield Problem("tls", "on", "is not possible on a unix socket", "set tls=off or address=host:port")

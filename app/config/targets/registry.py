@@ -11,8 +11,8 @@ TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(REGISTERED_TYPES)
 
 
 def settings_type(type_name: str) -> type[TargetSettings]:
-    """The settings class of a target type. Raises `BadSettings` naming the types there are."""
+    """Return the settings class of a target type. Raises `BadSettings`, which names the known types."""
     if type_name not in TYPES:
-        problem = Problem("type", type_name, "is no target type here", did_you_mean(type_name, list(TYPES)))
+        problem = Problem("type", type_name, "is not a known target type", did_you_mean(type_name, list(TYPES)))
         raise BadSettings([problem])
     return TYPES[type_name]

@@ -11,14 +11,14 @@ from app.config.targets.base import TargetSettings, check_certificate_pair
 
 
 class SigningSecrets(FieldType[str]):
-    """Secrets of Standard Webhooks, the newest first, divided by blanks: each `whsec_` and base64 of 24 to 64 bytes."""
+    """Space-separated secrets of Standard Webhooks, the newest first: `whsec_` and base64 of 24 to 64 bytes."""
 
-    label = "`whsec_…`, several divided by blanks"
+    label = "space-separated `whsec_…`"
     empty = ""
     separator = " "
 
     def parse(self, text: str) -> str:
-        """The secrets, divided by single blanks."""
+        """Return the secrets, separated by single spaces."""
         for secret in text.split():
             try:
                 size = len(base64.b64decode(secret.removeprefix("whsec_"), validate=True))
@@ -26,7 +26,7 @@ class SigningSecrets(FieldType[str]):
                 size = 0
             if not secret.startswith("whsec_") or not 24 <= size <= 64:
                 raise BadValue(
-                    "is no signing secret of Standard Webhooks",
+                    "is not a signing secret of Standard Webhooks",
                     'write whsec_ and the output of "openssl rand -base64 32"',
                 )
         return " ".join(text.split())
@@ -36,26 +36,28 @@ class SigningSecrets(FieldType[str]):
 class WebhookSettings(TargetSettings, type_name="webhook", title="Webhook"):
     """Webhook (reference §4.2)."""
 
-    endpoint: str = setting(HttpUrl(), about="the URL that events are posted to")
+    endpoint: str = setting(HttpUrl(), about="the URL that receives the events by POST")
     auth_token: str = setting(
         Text(ascii_only=True),
         default="",
         secret=True,
-        about="one word is sent as a bearer token, two words as they are, any other number not at all",
+        about="one word is sent as a bearer token, two words unchanged, any other number of words not at all",
     )
     signing_secret: str = setting(
-        SigningSecrets(), default="", secret=True, about="signs each request as Standard Webhooks; several: rotation"
+        SigningSecrets(), default="", secret=True, about="sign each request as Standard Webhooks; several for rotation"
     )
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     allow_private: bool = setting(
-        Toggle(), default="off", about="allow loopback, private and link-local addresses behind the endpoint's name"
+        Toggle(),
+        default="off",
+        about="allow the endpoint's name to resolve to loopback, private and link-local addresses",
     )
-    read_timeout: float = setting(Duration(0.001, 3600), default="10s", about="for the answer to a request")
+    read_timeout: float = setting(Duration(0.001, 3600), default="10s", about="time limit for the answer to a request")
     events_per_post: int = setting(
-        Number(1, 1000), default="1", about="most events in one request; more than 1 makes another body than MinIO's"
+        Number(1, 1000), default="1", about="most events in one request; with more than 1 the body differs from MinIO's"
     )
 
     @property
@@ -64,6 +66,5 @@ class WebhookSettings(TargetSettings, type_name="webhook", title="Webhook"):
         return tuple(self.signing_secret.split())
 
     def problems(self) -> Iterator[Problem]:
-        """A certificate needs its key."""
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)

@@ -121,7 +121,7 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
     assert api.client.get("/healthz").status_code == 200  # this connection stays open
     api.put(certs.other_cert, certs.other_key)
     workers = len(psutil.Process(api.pid).children())  # each looks when it is connected to
-    renewed = "the certificate was renewed"
+    renewed = "the TLS certificate was reloaded"
     until(lambda: api.presented() != first and api.log.read_text().count(renewed) == workers, 30)
     second = api.presented()
     with pytest.raises(httpx.ConnectError):
@@ -139,7 +139,7 @@ def test_a_renewed_certificate_is_served_without_a_restart_and_a_broken_one_is_n
     assert api.presented() == second
     said = api.log.read_text()
     assert said.count(renewed) > workers
-    assert "the certificate before goes on: BUCKETWIRE_TLS_CERT: " in said
+    assert "the previous one stays in use: BUCKETWIRE_TLS_CERT: " in said
 
 
 def test_a_certificate_that_cannot_be_used_stops_the_start_with_a_sentence(log: Database) -> None:

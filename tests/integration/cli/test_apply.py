@@ -102,12 +102,12 @@ def test_a_declared_target_is_whole_and_one_that_is_not_declared_stays_until_pru
     ("text", "said"),
     [
         ("targts: {{}}", "did you mean targets?"),
-        ("targets: {{redis:cache: {{adress: 127.0.0.1:1, key: k}}}}", "redis:cache: adress: is no setting here"),
+        ("targets: {{redis:cache: {{adress: 127.0.0.1:1, key: k}}}}", "redis:cache: adress: is not a known setting"),
         ("targets: {{redsi:cache: {{}}}}", "did you mean redis?"),
-        ("rules: [{{bucket: a, evnts: put, target: redis:x}}]", "rules[0].evnts: is not known here; did you mean"),
-        ("rules: [{{bucket: a, events: putt, target: redis:x}}]", "rules[0].events: “putt” is no event"),
-        ("rules: [{{bucket: a, events: put, target: redis:x}}]", "rules[0].target: “redis:x” is no target"),
-        ("rules: [{{bucket: a, events: put}}]", "rules[0].target: names no target"),
+        ("rules: [{{bucket: a, evnts: put, target: redis:x}}]", "rules[0].evnts: is not a known key; did you mean"),
+        ("rules: [{{bucket: a, events: putt, target: redis:x}}]", "rules[0].events: “putt” is not an event name"),
+        ("rules: [{{bucket: a, events: put, target: redis:x}}]", "rules[0].target: “redis:x” is not a known target"),
+        ("rules: [{{bucket: a, events: put}}]", "rules[0].target: is not a target"),
         ("targets: {{redis:a: {{address: h}}, redis:a: {{}}}}", "'redis:a' is given twice"),
         ("targets: [", "line 1, column"),
         ("targets: {{redis:a: {{address: 'h:1', key: k, password: 'env:NOWHERE'}}}}", "the variable NOWHERE is empty"),
@@ -147,7 +147,7 @@ def test_targets_of_the_environment_may_be_named_by_rules_and_not_be_changed(
     assert registry(database).target(TargetId("redis", "env")).enabled
     refused = applied(rule + "targets: {{redis:env: {{address: '127.0.0.1:1', key: k}}}}")
     assert refused.code == 1
-    assert "change it there" in refused.err
+    assert "change the variables" in refused.err
 
 
 def test_the_schema_describes_the_file(cli: Cli) -> None:

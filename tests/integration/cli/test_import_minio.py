@@ -153,15 +153,15 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
     words = ("import", "minio", "--from", left.minio.url)
     refused = cli(*words)
     assert refused.code == 1
-    assert "name targets that are not set here: kafka:batches, webhook:down" in refused.err
+    assert "name targets that do not exist here: kafka:batches, webhook:down" in refused.err
 
     cli("target", "set", HOOK, "endpoint=http://127.0.0.1:9/")
     assert [rule["bucket"] for rule in cli(*words, "--skip-unknown", "--dry-run", "--json").json["added"]] == ["hooked"]
     assert cli("event", "ls", "--json").json == []
 
     cli("target", "set", BATCHES, "brokers=127.0.0.1:9", "topic=events")
-    assert "2 rules added, 0 rules there already" in cli(*words).out
-    assert "0 rules added, 2 rules there already" in cli(*words).out
+    assert "2 rules added, 0 rules already present" in cli(*words).out
+    assert "0 rules added, 2 rules already present" in cli(*words).out
     rules = cli("event", "ls", "--json").json
     assert [(rule["bucket"], rule["arn"], rule["events"], rule["suffix"], rule["rule_id"]) for rule in rules] == [
         ("batched", "arn:minio:sqs::batches:kafka", ["s3:ObjectCreated:*"], ".txt", "one"),
@@ -172,7 +172,7 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
 def test_a_server_that_cannot_be_asked_is_told_without_its_secret(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush-9f3")
-    for endpoint in (f"http://{services.LOOPBACK}:9", "no endpoint"):
+    for endpoint in (f"http://{services.LOOPBACK}:9", "not an endpoint"):
         refused = cli("import", "minio", "--from", endpoint)
         assert refused.code == 1
         assert endpoint in refused.err
@@ -187,5 +187,5 @@ def test_one_event_of_two_queues_is_one_event(targets: Cli, left: Left, tmp_path
     record = orjson.loads(first.read_bytes())
     for name in ("one.event", "two.event"):
         (folder / name).write_bytes(orjson.dumps(record))
-    assert "1 recorded, 1 known already" in targets("import", "minio", "--queue-dir", str(folder)).out
+    assert "1 recorded, 1 already known" in targets("import", "minio", "--queue-dir", str(folder)).out
     assert len(keys(database)) == 1

@@ -23,8 +23,8 @@ def test_a_service_that_was_never_set_up_says_how_to(bare: Cli, folder: Path) ->
     refused = bare("status")
     assert refused.code == 1
     assert refused.err == (
-        f"bucketwire: there is no outbox yet at {folder}/bucketwire.db; "
-        "`bucketwire up` or `bucketwire migrate` makes it\n"
+        f"bucketwire: there is no outbox yet at {folder}/bucketwire.db; create it: "
+        "`bucketwire up` or `bucketwire migrate`\n"
     )
     assert not folder.exists()
 
@@ -44,7 +44,9 @@ def test_a_version_that_is_older_than_the_schema_does_not_ask_for_a_migration(ba
         database.execute("UPDATE alembic_version SET version_num = 'later'")
     refused = bare("status")
     assert refused.code == 1
-    assert refused.err.startswith("bucketwire: the outbox database stands at revision later, which this version, of 0")
+    assert refused.err.startswith(
+        "bucketwire: the outbox database is at revision later, which is newer than this version"
+    )
     assert "use the version that migrated it" in refused.err
 
 
@@ -69,7 +71,7 @@ def test_a_database_that_is_away_is_named_without_its_password(bare: Cli, monkey
     monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", f"postgresql://me:hush-hush@127.0.0.1:{port}/x")
     refused = bare("status")
     assert refused.code == 1
-    assert refused.err.startswith("bucketwire: the outbox database cannot be used: ")
+    assert refused.err.startswith("bucketwire: the outbox database is unavailable: ")
     assert len(refused.err.splitlines()) == 1
     assert "hush-hush" not in refused.err
     doctor = bare("doctor")

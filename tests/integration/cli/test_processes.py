@@ -119,7 +119,7 @@ def test_a_worker_whose_figures_have_no_place_says_so_and_does_not_start(setting
     worker = Role(arguments=["worker", "--only", "targets"], settings=nowhere, ready=" ready.")
     with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
         worker.start()
-    assert "no folder for figures can be made in /proc/nowhere" in str(refused.value)
+    assert "cannot create a metrics folder in /proc/nowhere" in str(refused.value)
     assert "Traceback" not in str(refused.value)
 
 

@@ -136,11 +136,11 @@ def test_what_cannot_be_asked_from_afar_says_so(there: Cli, monkeypatch: pytest.
         assert refused.code in (1, 2)
         return refused
 
-    assert "secrets are not told over the API" in said("config", "export", "--secrets").err
+    assert "secrets cannot be read through the API" in said("config", "export", "--secrets").err
     assert "there is no target redis:none" in said("target", "show", "redis:none").err
     nowhere = f"http://{services.LOOPBACK}:9"
     assert f"{nowhere} does not answer" in said("target", "ls", "--url", nowhere).err
     wrong = said("target", "ls", "--token", "of-somebody-else-entirely").err
     assert "BUCKETWIRE_TOKEN" in wrong
     assert "somebody" not in wrong
-    assert "cannot be used" in said("target", "ls", "--token", "new\nline").err
+    assert "the token is invalid" in said("target", "ls", "--token", "new\nline").err

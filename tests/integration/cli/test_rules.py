@@ -59,7 +59,7 @@ def test_the_same_rule_twice_is_one_rule_and_another_filter_another(cli: Cli) ->
     [
         (["images", ARN, "--event", "s3:ObjectCreated:Putt"], "did you mean s3:ObjectCreated:Put?"),
         (["images", "arn:minio:sqs::other:redis"], "there is no target redis:other"),
-        (["im/ages", ARN], "is no bucket's name"),
+        (["im/ages", ARN], "is not a bucket name"),
         (["images", ARN, "--prefix", "a/../b"], "prefix"),
         (["images", ARN, "--event", ""], "events: are missing"),
     ],

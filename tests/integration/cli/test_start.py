@@ -85,5 +85,7 @@ def test_a_taken_ipv6_address_is_named_with_brackets_and_so_is_a_free_one() -> N
         taken.bind(("::1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(CannotStart, match=rf"\[::1\]:{port} already; BUCKETWIRE_LISTEN=\[::1\]:\d+ would be free"):
+        with pytest.raises(
+            CannotStart, match=rf"\[::1\]:{port} is already in use .*; BUCKETWIRE_LISTEN=\[::1\]:\d+ is free"
+        ):
             check_address(HostPort("::1", port))

@@ -103,7 +103,7 @@ def test_a_target_of_the_environment_is_changed_there_and_nowhere_else(cli: Cli,
     assert "redis:bad" in problem
 
     assert cli("target", "set", "redis:env", "db=3").code == 1
-    assert "change it there" in cli("config", "set", "notify_redis:env db=3").err
+    assert "change the variables" in cli("config", "set", "notify_redis:env db=3").err
     assert cli("target", "rm", "redis:env", "--force").code == 1
     states = {row["target"]: row["state"] for row in cli("target", "ls", "--json").json}
     assert states == {"redis:env": "running", "redis:bad": "broken"}
@@ -151,7 +151,7 @@ def test_what_is_exported_with_its_secrets_can_be_set_again(cli: Cli, tmp_path: 
 def test_a_redacted_line_keeps_the_secret_that_is_stored(cli: Cli) -> None:
     cli(*SET)
     [line] = cli("config", "get").out.splitlines()
-    assert "redis:cache: as it was" in cli("config", "set", line).out
+    assert "redis:cache: unchanged" in cli("config", "set", line).out
     assert SECRET in cli("config", "export", "--secrets").out
 
 
@@ -164,7 +164,7 @@ def test_a_target_is_reset_and_an_old_configuration_file_taken_over(cli: Cli, tm
     assert cli("config", "reset", "notify_redis:1").code == 0
     assert cli("config", "get").out == ""
     path.write_text("{")
-    assert "is no JSON" in cli("config", "import", str(path)).err
+    assert "is not JSON" in cli("config", "import", str(path)).err
 
 
 def test_an_unknown_target_or_type_is_named(cli: Cli) -> None:

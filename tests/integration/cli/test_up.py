@@ -23,7 +23,7 @@ from tests.support.service_processes import BUCKETWIRE, Role
 
 def up(folder: Path, port: int, **more: str) -> Role:
     settings = {"BUCKETWIRE_DATA_DIR": str(folder), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{port}", **more}
-    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C ends all of it.")
+    return Role(arguments=["up", "--concurrency", "1"], settings=settings, ready="Ctrl-C stops everything.")
 
 
 def refused(folder: Path, port: int, **more: str) -> str:
@@ -70,8 +70,8 @@ def test_a_port_that_is_taken_is_named_with_the_setting_and_a_free_one(tmp_path:
         port = other.getsockname()[1]
         said = refused(tmp_path / "var", port)
     free = re.fullmatch(
-        rf"bucketwire: another program listens on 127.0.0.1:{port} already; "
-        r"BUCKETWIRE_LISTEN=127.0.0.1:(\d+) would be free\n",
+        rf"bucketwire: 127.0.0.1:{port} is already in use by another program; "
+        r"BUCKETWIRE_LISTEN=127.0.0.1:(\d+) is free\n",
         said,
     )
     assert free, said
@@ -91,20 +91,20 @@ def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
 def test_a_schedule_that_nothing_here_can_keep_is_told_of(running: Role) -> None:
     target = ["target", "set", "redis:rows", f"address={services.LOOPBACK}:1", "key=rows", "reconcile=0 3 * * *"]
     subprocess.run([BUCKETWIRE, *target], env=dict(running.settings), check=True)
-    until(lambda: "a target has a schedule" in running.said(), 20, what="the news")
-    said = "its runs wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
+    until(lambda: "scheduled reconciliations wait" in running.said(), 20, what="the news")
+    said = "scheduled reconciliations wait for a `bucketwire worker --only spark`: there is no Java in /nowhere/bin"
     assert said in running.said()
     assert not (Path(running.settings["BUCKETWIRE_DATA_DIR"]) / "log" / "spark.log").exists()
 
 
 def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role) -> None:
     folder = running.settings["BUCKETWIRE_DATA_DIR"]
-    assert f"is running already in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
+    assert f"is already running in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
 
     api = f"http://{running.settings['BUCKETWIRE_LISTEN']}/healthz"
     master = next(one for one in running.children() if "gunicorn" in str(one.cmdline()))
     master.kill()
-    until(lambda: "api ended (SIGKILL); starting it again in 0.5 s" in running.log.read_text(), what="the news")
+    until(lambda: "api ended (SIGKILL); restarting it in 0.5 s" in running.log.read_text(), what="the news")
     until(lambda: _answers(api), 30, what="the API again")
 
     redis = next(one for one in running.children() if "redis-server" in one.name())

@@ -55,7 +55,7 @@ def test_nested_and_camel_case_members_find_their_keys() -> None:
 def test_what_is_no_key_today_breaks_its_target_only() -> None:
     found = from_config_json({"webhook": {"a": {"enable": True, "endpoint": "http://h", "stream": {"clientID": "x"}}}})
     problem = str(invalid_targets(found.targets)[TargetId("webhook", "a")])
-    assert problem.startswith("webhook:a: stream.clientID: is no setting here")
+    assert problem.startswith("webhook:a: stream.clientID: is not a known setting")
 
 
 def test_what_is_no_target_is_told_with_its_place() -> None:

@@ -86,8 +86,8 @@ def test_an_unknown_key_breaks_its_own_target_only() -> None:
     assert found.targets[redis("A_B")] == {"enable": "on", "adress": "h"}
     problems = invalid_targets(found.targets)
     assert set(problems) == {redis("A_B"), TargetId("webhook", "_"), TargetId("postgresql", "_")}
-    assert "adress: is no setting here; did you mean address?" in str(problems[redis("A_B")])
-    assert "endpont: is no setting here; did you mean endpoint?" in str(problems[TargetId("webhook", "_")])
+    assert "adress: is not a known setting; did you mean address?" in str(problems[redis("A_B")])
+    assert "endpont: is not a known setting; did you mean endpoint?" in str(problems[TargetId("webhook", "_")])
     assert "neither on nor off" in str(problems[TargetId("postgresql", "_")])
     assert load("redis", found.targets[redis("B")]).enable
 
@@ -96,7 +96,7 @@ def test_an_unknown_type_is_told_with_the_nearest() -> None:
     found = from_environ({f"{N}RADIS_ENABLE": "on", f"{N}REDIS_ENABLE": "on"})
     assert list(found.targets) == [redis("_")]
     assert [str(problem) for problem in found.problems] == [
-        f"{N}RADIS_ENABLE: is of no target type here; did you mean REDIS?"
+        f"{N}RADIS_ENABLE: is of an unknown target type; did you mean REDIS?"
     ]
 
 

@@ -45,16 +45,16 @@ def test_a_line_sets_a_target(line: str, target: TargetId, values: dict[str, str
         ("", "line: is empty"),
         ("notify_radis key=x", "did you mean notify_redis"),
         ("redis key=x", "known are notify_"),
-        ("notify_redis: key=x", "no target name"),
-        ("notify_redis:a:b key=x", "no target name"),
-        ("notify_redis key", "no key=value"),
-        ("notify_redis =x", "no key=value"),
-        ("notify_redis key = x", "no key=value"),
+        ("notify_redis: key=x", "not a target name"),
+        ("notify_redis:a:b key=x", "not a target name"),
+        ("notify_redis key", "not key=value"),
+        ("notify_redis =x", "not key=value"),
+        ("notify_redis key = x", "not key=value"),
         ('notify_redis key="x address=h', "key: has a quote that is not closed"),
         ("notify_redis key=x key=y", "key: is given twice"),
         ("notify_redis adress=h", "did you mean address"),
         ("notify_redis Address=h", "did you mean address"),
-        ("notify_webhook endpoint=http://h/x bogus=1", "bogus: is no setting here"),
+        ("notify_webhook endpoint=http://h/x bogus=1", "bogus: is not a known setting"),
         ("notify_postgres connection_string=host=h dbname=d", "put that value in double quotes"),
     ],
 )
@@ -88,7 +88,7 @@ def test_a_line_is_written_without_its_secrets() -> None:
 
 def test_a_line_that_was_written_without_secrets_does_not_overwrite_them() -> None:
     line = to_line(TargetId("redis", "x"), {"password": "hunter2", "key": "k", "address": "h"})
-    with pytest.raises(BadSettings, match="in place of a secret"):
+    with pytest.raises(BadSettings, match="placeholder of a secret"):
         load("redis", parse_line(line)[1])
 
 

@@ -97,7 +97,7 @@ def test_a_stranger_is_refused_and_its_value_not_told(type_name: str) -> None:
         lambda: target_settings.parse_line(f"{table.section} pasWort=hush"),
         lambda: target_settings.load(type_name, old.targets[TargetId(type_name, "1")]),
     ):
-        with pytest.raises(BadSettings, match=r"(?i)paswort.*is no setting") as caught:
+        with pytest.raises(BadSettings, match=r"(?i)paswort.*is not a known setting") as caught:
             refuse()
         assert "hush" not in str(caught.value)
 

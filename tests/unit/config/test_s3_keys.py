@@ -30,10 +30,10 @@ def test_without_any_there_is_none() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("watcher:a-long-secret", "no list of S3 keys"),
-        ("w:ingest:watcher:a-long-secret", "no list of S3 keys"),
-        ("w:read:wa:a-long-secret", "no list of S3 keys"),
-        ("w:read:watcher:short", "no list of S3 keys"),
+        ("watcher:a-long-secret", "not a list of S3 keys"),
+        ("w:ingest:watcher:a-long-secret", "not a list of S3 keys"),
+        ("w:read:wa:a-long-secret", "not a list of S3 keys"),
+        ("w:read:watcher:short", "not a list of S3 keys"),
         ("w:read:one:a-long-secret,w:read:two:a-long-secret", "twice"),
         ("v:read:one:a-long-secret,w:read:one:a-long-secret", "twice"),
         ("w:read:first:a-long-secret", "BUCKETWIRE_ACCESS_KEY"),

@@ -137,7 +137,7 @@ def test_a_key_file_that_cannot_be_trusted_is_refused(tmp_path: Path) -> None:
         key_file(open_to_all)
     broken = tmp_path / "broken.key"
     broken.touch(mode=0o600)
-    with pytest.raises(BadValue, match="no secret key"):
+    with pytest.raises(BadValue, match="not a secret key"):
         key_file(broken)
     with pytest.raises(BadValue, match="cannot be used"):
         key_file(broken / "secret.key")

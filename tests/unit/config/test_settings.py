@@ -175,7 +175,7 @@ def test_the_url_of_the_api_is_one_that_this_machine_reaches(listen: str, place:
 def test_an_unknown_variable_is_refused_with_the_nearest() -> None:
     found = problems({f"{B}DATABASE_ULR": "x", f"{B}PARTITIONS": "many", f"{B}CACHE": "/tests"})
     assert found == {
-        f"{B}DATABASE_ULR": f"{B}DATABASE_ULR: is no setting; did you mean {B}DATABASE_URL?",
+        f"{B}DATABASE_ULR": f"{B}DATABASE_ULR: is not a known setting; did you mean {B}DATABASE_URL?",
         f"{B}PARTITIONS": f"{B}PARTITIONS: “many” is not a whole number; write decimal digits",
     }
 

@@ -70,7 +70,7 @@ def test_blanks_around_a_value_are_no_part_of_it_and_an_empty_one_is_none() -> N
 def test_every_problem_is_named_at_once() -> None:
     found = problems("redis", {"adress": "x", "db": "minus", "format": "both", "tls": "perhaps"})
     assert set(found) == {"adress", "db", "format", "tls", "address", "key"}
-    assert found["adress"] == "adress: is no setting here; did you mean address?"
+    assert found["adress"] == "adress: is not a known setting; did you mean address?"
     assert found["db"] == "db: “minus” is not a whole number; write decimal digits"
     assert found["address"].startswith("address: is required; ")
 
@@ -122,7 +122,7 @@ def test_a_password_in_an_endpoint_is_not_shown_either() -> None:
 
 
 def test_what_is_shown_in_place_of_a_secret_is_not_taken_for_one() -> None:
-    assert "in place of a secret" in problems("redis", REDIS | {"password": REDACTED})["password"]
+    assert "placeholder of a secret" in problems("redis", REDIS | {"password": REDACTED})["password"]
     assert "endpoint" in problems("webhook", {"endpoint": f"http://me:{REDACTED}@h/x"})
 
 
@@ -231,11 +231,11 @@ def test_secrets_that_are_not_there_are_a_problem_of_their_key(tmp_path: Path, m
     cases: dict[str, str] = {
         "env:REDIS_PW": "variable REDIS_PW is empty or missing",
         "env:BUCKETWIRE_SECRET_KEYS": "a variable of the service itself",
-        "file:password": "is none",
-        "env:a-b": "is none",
+        "file:password": "is not one",
+        "env:a-b": "is not one",
         f"file:{tmp_path}/none": "No such file",
         f"file:{tmp_path}/folder": "Is a directory",
-        f"file:{tmp_path}/a\0b": "is none",
+        f"file:{tmp_path}/a\0b": "is not one",
         f"file:{tmp_path}/empty": "empty or missing",
         f"file:{tmp_path}/large": "larger than",
         f"file:{tmp_path}/binary": "not UTF-8",

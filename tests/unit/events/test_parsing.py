@@ -151,7 +151,7 @@ def test_a_key_may_have_four_thousand_bytes(key: str) -> None:
         ("s3.bucket.name", ["plain"], "is an array; it must be the bucket's name"),
         ("s3.bucket.name", "b\0", "U+0000"),
         ("s3.bucket.name", "b" * 256, "at most 255"),
-        ("s3.bucket.name", "plain ", "ends with a blank"),
+        ("s3.bucket.name", "plain ", "ends with a space"),
         ("s3.object", ..., "s3.object.key is missing"),
         ("s3.object", [], "s3.object is an array"),
         ("s3.object.key", ..., "s3.object.key is missing"),

@@ -48,7 +48,9 @@ def test_known_names_and_aggregates_are_taken(events: tuple[str, ...]) -> None:
     ],
 )
 def test_an_unknown_event_is_refused_with_the_nearest(name: str, nearest: str) -> None:
-    assert problems(replace(RULE, events=(name,))) == [f"events: “{name}” is no event; did you mean {nearest}?"]
+    assert problems(replace(RULE, events=(name,))) == [
+        f"events: “{name}” is not an event name; did you mean {nearest}?"
+    ]
 
 
 @pytest.mark.parametrize("name", ["s3:*", "s3:ObjectCreated", "s3:Nothing:*", "put", "", "**", "s3:ObjectCreated:Put "])
@@ -57,13 +59,13 @@ def test_what_is_no_event_is_refused(name: str) -> None:
 
 
 def test_all_events_of_minio_are_asked_for_with_a_star_alone() -> None:
-    assert problems(replace(RULE, events=("s3:*",))) == ["events: “s3:*” is no event; did you mean *?"]
+    assert problems(replace(RULE, events=("s3:*",))) == ["events: “s3:*” is not an event name; did you mean *?"]
 
 
 def test_a_rule_names_at_least_one_event_and_none_twice() -> None:
     assert "events: are missing" in problems(replace(RULE, events=()))[0]
     twice = problems(replace(RULE, events=("s3:ObjectCreated:Put", "s3:ObjectCreated:Put")))
-    assert twice == ["events: “s3:ObjectCreated:Put” is there twice; name it once"]
+    assert twice == ["events: “s3:ObjectCreated:Put” is given twice; give it once"]
 
 
 @pytest.mark.parametrize("bucket", ["*", "images", "a", "My_Bucket.1", "tenant:bucket", "x" * 255])
@@ -100,7 +102,7 @@ def test_the_same_rule_twice_is_refused_and_one_that_differs_in_its_id_is_not() 
         [RULE, replace(RULE, rule_id="other"), replace(RULE, prefix="a"), replace(RULE, target=TargetId("redis", "b"))]
     )
     found = problems(RULE, replace(RULE, rule_id="other"), RULE)
-    assert found == ["rule 3: is the same as one before it; leave one of them out"]
+    assert found == ["rule 3: repeats an earlier rule; leave one of them out"]
 
 
 def test_every_problem_of_every_rule_is_told() -> None:

@@ -71,7 +71,7 @@ REFUSED = {
     "two suffixes": (filtered(("suffix", "a"), ("suffix", "b")), "InvalidArgument", "one suffix"),
     "a filter of 1,025 bytes": (filtered(("prefix", "é" * 513)), "InvalidArgument", "too long"),
     "a backslash": (filtered(("prefix", "a\\b")), "InvalidArgument", "backslash"),
-    "a segment of two dots": (filtered(("suffix", "a/../b")), "InvalidArgument", "between slashes"),
+    "a segment of two dots": (filtered(("suffix", "a/../b")), "InvalidArgument", "path segment"),
     "the same rule twice": (queue() + queue(), "InvalidArgument", "overlapping prefixes"),
     "a topic": (f"<TopicConfiguration><Topic>{ARN}</Topic>{PUT}</TopicConfiguration>", "UnsupportedNotification", ""),
     "a function": ("<CloudFunctionConfiguration/>", "UnsupportedNotification", ""),
