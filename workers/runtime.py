@@ -8,13 +8,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
-import sqlalchemy as sa
-
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
-from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
@@ -214,7 +211,7 @@ class Runtime:
         return tally
 
     def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
-        wait = back_off(1 + self._failures(lease), self._rng, why.retry_after)
+        wait = back_off(1 + self.registry.failures(lease.target_id), self._rng, why.retry_after)
         opened = self.registry.unavailable(
             lease.target_id, why.reason, self.clock() + wait, probing=lease.probing, pause=why.pause
         )
@@ -222,11 +219,6 @@ class Runtime:
             seen.opened_breaker()
         members = {"target": arn, "outcome": "unavailable", "next_look_in": wait / 1000, "reason": why.reason}
         log.warning("%s unavailable, next look in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
-
-    def _failures(self, lease: Lease) -> int:
-        with self.database.reading() as connection:
-            query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == lease.target_id)
-            return int(connection.execute(query).scalar_one_or_none() or 0)
 
     def _note_away(self, error: Exception) -> None:
         if not self._away:

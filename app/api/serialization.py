@@ -10,7 +10,7 @@ from flask import Response
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
-from app.outbox import tables
+from app.outbox.markers import NEVER
 
 _LONGEST_TEXT = 4096  # characters: an object's key has at most as many bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -36,7 +36,7 @@ def parsed_time(field: str, value: object, default: int) -> int:
     if value is None or value == "":
         return default
     at = _milliseconds(value)
-    if at is None or abs(at) > tables.NEVER:
+    if at is None or abs(at) > NEVER:
         raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
     return at
 

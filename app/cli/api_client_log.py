@@ -12,7 +12,7 @@ from app.events.trace import trace_of
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
 from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
-from app.outbox.tables import NEVER
+from app.outbox.markers import NEVER
 
 _PAGE = 1000  # the API's largest page
 

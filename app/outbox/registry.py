@@ -22,6 +22,7 @@ from app.outbox import tables
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors
+from app.outbox.markers import NO_LIMIT
 from app.rules.model import Rule, check
 
 
@@ -143,7 +144,7 @@ class Registry:
             limit = settings.effective_queue_limit
             columns |= {
                 "enabled": settings.enable,
-                "queue_limit": tables.NO_LIMIT if limit is None else limit,
+                "queue_limit": NO_LIMIT if limit is None else limit,
                 "rejects": settings.queue_full == "reject",
             }
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
@@ -155,7 +156,7 @@ class Registry:
                 sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
             if known is None:
-                new = {"enabled": True, "queue_limit": tables.NO_LIMIT, "created_at": now_ms()} | columns
+                new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
                 made = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
                 _begin(connection, made.inserted_primary_key[0], last_seq, partitions)
                 return
@@ -264,6 +265,12 @@ class Registry:
                 )
             )
         return bool(changed.rowcount) and not probing
+
+    def failures(self, row_id: int) -> int:
+        """Return how many times in a row the target was unavailable; 0 if it was removed."""
+        with self._database.reading() as connection:
+            query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == row_id)
+            return int(connection.execute(query).scalar_one_or_none() or 0)
 
     def available(self, row_id: int) -> None:
         """Close the breaker: the target took something."""

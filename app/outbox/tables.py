@@ -9,6 +9,8 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.dialects import mysql
 
+from app.outbox.markers import NEVER, WHOLE_LOG
+
 metadata = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
@@ -22,9 +24,6 @@ MYSQL: dict[str, Any] = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_b
 BigId = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 LongText = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 
-NEVER = 1 << 62  # not_before of an event that waits behind an earlier one of its object
-NO_LIMIT = 1 << 62  # queue_limit of a target that may have any number of undelivered events
-WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself
 
 log_head = sa.Table(
     "log_head",

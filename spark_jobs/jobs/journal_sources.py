@@ -6,7 +6,6 @@ A task has no more than one batch in memory. Times are milliseconds since 1970.
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import sqlalchemy as sa
 from psycopg2 import sql
 from pyspark.sql import DataFrame, SparkSession
 
@@ -14,22 +13,20 @@ from app.config.targets.base import NamespaceSettings, TargetSettings
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
-from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.log.log_reader import LogReader, log_end
+from app.outbox.log.log_reader import LogReader, first_seq, journal_rows, log_end
 from spark_jobs.jobs.journal import ENTRIES, RECORDED
 from spark_jobs.stores import mysql, postgresql
 from spark_jobs.stores.base import CannotRead
 from spark_jobs.stores.redis import check, connect
 
 _BATCH_SIZE = 5000  # events that a task has in memory at a time
-_e = tables.events.c
 
 
 def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
     """Return RECORDED: every event that the log still has, or those received since then, up to now."""
     last, partitions = log_end(database)
-    after = LogReader(database, since).after if since else _first(database, partitions) - 1
+    after = LogReader(database, since).after if since else first_seq(database, partitions) - 1
     url = database.url.render_as_string(hide_password=False)
     windows = [(start, min(start + _BATCH_SIZE, last)) for start in range(after, last, _BATCH_SIZE)]
     slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
@@ -56,23 +53,11 @@ def entries(spark: SparkSession, settings: TargetSettings, *, tasks: int, since:
     raise CannotRead(f"{settings.type_name} targets cannot be read; journals need PostgreSQL, MySQL or Redis")
 
 
-def _first(database: Database, partitions: int) -> int:
-    """Return the first seq of the log; by partition, because the primary key begins with it."""
-    with database.reading() as connection:
-        query = sa.select(sa.func.min(_e.seq)).where(_e.partition == sa.bindparam("partition"))
-        firsts = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
-    return min((seq for seq in firsts if seq is not None), default=1)
-
-
 def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
     database = Database(url, pool_size=1, patience=None)
-    query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
     try:
         for after, last in windows:
-            with database.reading() as connection:
-                window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
-                rows = connection.execute(window).all()
-            yield from map(tuple, rows)
+            yield from map(tuple, journal_rows(database, partitions, after, last))
     finally:
         database.close()
 

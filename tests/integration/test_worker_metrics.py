@@ -17,7 +17,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.fields.addresses import HostPort
-from app.supervisor.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
+from app.metrics_folder import VARIABLE, fresh_folder, own_folder, remove
 from tests import services
 from tests.services import until
 from workers.telemetry import metrics
@@ -39,7 +39,7 @@ time.sleep(60)
 KEEPER = """
 import sys, time
 from pathlib import Path
-from app.supervisor.metrics_folder import own_folder
+from app.metrics_folder import own_folder
 print(own_folder(Path(sys.argv[1])), flush=True)
 time.sleep(60)
 """

@@ -22,6 +22,7 @@ from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
 from app.outbox.log.retention import purge
+from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.registry import StoredTarget, UnknownTarget
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
@@ -314,9 +315,7 @@ def violations(world: World, workers: Sequence[Worker]) -> list[str]:
 def _wrong(world: World, table_names: Mapping[str, Sequence[Any]]) -> Iterator[str]:
     logged = {(row.partition, row.seq): row for row in table_names["events"]}
     positions = {
-        (row.target_id, row.partition): row.position
-        for row in table_names["cursors"]
-        if row.replay_id == tables.WHOLE_LOG
+        (row.target_id, row.partition): row.position for row in table_names["cursors"] if row.replay_id == WHOLE_LOG
     }
     parked = {(row.target_id, row.partition, row.seq) for row in table_names["parked"]}
     dead = {(row.target_id, row.partition, row.seq) for row in table_names["dead_letters"]}
@@ -348,7 +347,7 @@ def _headless(parked: Sequence[Any]) -> Iterator[str]:
     for row in sorted(parked, key=lambda row: row.seq):
         heads.setdefault((row.target_id, row.partition, row.key_hash), row)
     for place, row in heads.items():
-        if row.not_before >= tables.NEVER:
+        if row.not_before >= NEVER:
             yield f"no parked event of {place} is ever due"
 
 

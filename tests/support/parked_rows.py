@@ -7,6 +7,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER
 
 
 class ParkedRow(NamedTuple):
@@ -37,10 +38,8 @@ def due_times(database: Database) -> dict[tuple[int, int], int]:
     due = {}
     for (_, partition, key_hash), group in groupby(parked_rows(database), key=lambda row: row[:3]):
         head, *others = group
-        assert head.not_before < tables.NEVER, f"no parked event of this object is ever due: {[head, *others]}"
-        assert all(row.not_before == tables.NEVER for row in others), (
-            f"two events of an object are due: {[head, *others]}"
-        )
+        assert head.not_before < NEVER, f"no parked event of this object is ever due: {[head, *others]}"
+        assert all(row.not_before == NEVER for row in others), f"two events of an object are due: {[head, *others]}"
         due[partition, key_hash] = head.not_before
     return due
 

@@ -122,6 +122,16 @@ def test_the_spark_jobs_know_app_and_neither_its_interfaces_nor_the_workers() ->
     assert crossings("spark_jobs", *not_known) == []
 
 
+def test_workers_do_not_know_the_supervisor() -> None:
+    assert crossings("workers", "app.supervisor") == []
+
+
+def test_only_the_outbox_knows_its_tables() -> None:
+    others = (path.name for path in (ROOT / "app").iterdir() if path.is_dir() and path.name != "outbox")
+    folders = ["workers", "spark_jobs", *(f"app/{name}" for name in others if name != "__pycache__")]
+    assert [each for folder in folders for each in crossings(folder, "app.outbox.tables")] == []
+
+
 def test_no_part_of_the_product_knows_its_tests() -> None:
     for folder in ("app", "workers", "migrations", "spark_jobs"):
         assert crossings(folder, "tests", "bench", "pytest") == []

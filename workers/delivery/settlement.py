@@ -16,7 +16,7 @@ from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, ParkedEvent
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
-from app.outbox.tables import NEVER
+from app.outbox.markers import NEVER
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule

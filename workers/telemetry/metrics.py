@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from app.config.arn import TargetId, parse_target
 from app.config.fields.addresses import HostPort
-from app.supervisor.metrics_folder import VARIABLE
+from app.metrics_folder import VARIABLE
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 
 log = logging.getLogger("bucketwire.worker")

@@ -19,8 +19,8 @@ from app.api.serialization import (
     refuse_unknown,
 )
 from app.api.services import services
-from app.outbox import tables
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
+from app.outbox.markers import NEVER
 
 routes = Blueprint("dead_letters", __name__)
 _FILTERS = ("ids", "target", "bucket", "prefix", "reason", "since", "before")
@@ -51,7 +51,7 @@ def ls() -> Response:
     """
     given: dict[str, Any] = request.args.to_dict()
     limit = parsed_number("limit", given.pop("limit", None), 100, least=1, most=_MOST)
-    after = parsed_number("after", given.pop("after", None), 0, least=0, most=tables.NEVER)
+    after = parsed_number("after", given.pop("after", None), 0, least=0, most=NEVER)
     if "ids" in given:
         given["ids"] = [part.strip() for part in given["ids"].split(",") if part.strip()]
     found = services().dead_letters.list(_filter(given), limit=limit, after=after)
@@ -111,13 +111,13 @@ def _filter(given: Mapping[str, Any]) -> Filter:
         raise bad_value("ids", "is no list", "write [17, 18]")
     target = given.get("target")
     return Filter(
-        ids=[parsed_number("ids", each, 0, least=1, most=tables.NEVER) for each in ids],
+        ids=[parsed_number("ids", each, 0, least=1, most=NEVER) for each in ids],
         target=parsed_target("target", target) if target else None,
         bucket=parsed_text("bucket", given.get("bucket")),
         prefix=parsed_text("prefix", given.get("prefix")),
         reason=parsed_text("reason", given.get("reason")),
         since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), tables.NEVER),
+        before=parsed_time("before", given.get("before"), NEVER),
     )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
 from flask import Blueprint, Response, current_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -19,10 +18,9 @@ from prometheus_client.registry import CollectorRegistry
 from app.api.auth import READ, needs
 from app.api.services import Services, services
 from app.config.arn import TargetId
-from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters, snapshot
-from app.outbox.delivery.due_work import OFFERED
+from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -100,7 +98,7 @@ class Scrape:
                 drained = heartbeats.last_drain(connection)
                 queues = heartbeats.queues(connection)
                 now = database_now(connection)
-                busy = _busy(connection, now)
+                busy = leased_partitions(connection, now)
                 drifts = latest_results(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
@@ -202,14 +200,6 @@ def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
         total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Partitions that workers have in hand.")
         total.add_metric([], sum(busy.values()))
         yield total
-
-
-def _busy(connection: sa.Connection, now: int) -> dict[int, int]:
-    c = tables.cursors.c
-    held = sa.select(c.target_id, sa.func.count()).where(
-        c.replay_id == tables.WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
-    )
-    return {int(row[0]): int(row[1]) for row in connection.execute(held.group_by(c.target_id))}
 
 
 def _silences(queues: Sequence[heartbeats.Queue], now: int) -> Metric:

@@ -17,8 +17,8 @@ from app.api.serialization import (
     refuse_unknown,
 )
 from app.api.services import services
-from app.outbox import tables
 from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
+from app.outbox.markers import NEVER
 
 routes = Blueprint("replays", __name__)
 _LAST = 2**31 - 1  # the most that the table's numbers can be
@@ -62,7 +62,7 @@ def begin() -> Response:
         raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:Put"], or leave it out')
     selection = Selection(
         since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), tables.NEVER),
+        before=parsed_time("before", given.get("before"), NEVER),
         bucket=parsed_text("bucket", given.get("bucket")),
         prefix=parsed_text("prefix", given.get("prefix")),
         names=tuple(names),
@@ -100,7 +100,7 @@ def _replay_json(replay: Replay) -> dict[str, Any]:
         "id": replay.replay_id,
         "target": replay.target.arn(services().settings.region),
         "since": format_time(chosen.since),
-        "before": None if chosen.before == tables.NEVER else format_time(chosen.before),
+        "before": None if chosen.before == NEVER else format_time(chosen.before),
         "bucket": chosen.bucket,
         "prefix": chosen.prefix,
         "events": list(chosen.names),

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 import click
 
-from app import logs
+from app import logs, metrics_folder
 from app.api.server.gunicorn_options import command
 from app.cli.context import CommandContext
 from app.cli.errors import describe_exception
@@ -21,7 +21,6 @@ from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
-from app.supervisor import metrics_folder
 from app.supervisor.start import sync_environment
 
 # The only link from app to workers: a name that celery imports, so that nothing here does.

@@ -11,7 +11,7 @@ from app.cli_common.output import bar, count_noun
 from app.cli_common.param_types import TARGET, TIME, iso
 from app.config.arn import TargetId
 from app.outbox.delivery.replays import BadSelection, Replay, Selection, UnknownReplay, checked
-from app.outbox.tables import NEVER
+from app.outbox.markers import NEVER
 
 _PERIOD = 0.25  # seconds between two looks
 _OPTIONS = {"events": "--event", "bucket": "--bucket", "prefix": "--prefix"}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from app import logs
+from app import logs, metrics_folder
 from app.api.auth import check_listen
 from app.cli.commands.processes import check_spark, say
 from app.cli.context import CommandContext
@@ -21,7 +21,7 @@ from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
-from app.supervisor import embedded_redis, metrics_folder, start
+from app.supervisor import embedded_redis, start
 from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
 from app.supervisor.supervisor import Supervisor

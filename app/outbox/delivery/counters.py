@@ -16,6 +16,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to
 from app.outbox.engine.database import Database
+from app.outbox.markers import WHOLE_LOG
 
 _LOOKS = 10  # windows of the log in which the oldest pending event is looked for
 
@@ -159,7 +160,7 @@ def _pending(connection: sa.Connection, target_id: int) -> int:
 
 def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
     c = tables.cursors.c
-    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)
+    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
     return [(row.partition, row.position) for row in connection.execute(query)]
 
 

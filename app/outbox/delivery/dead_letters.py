@@ -14,6 +14,7 @@ from app.outbox.delivery.parked import restore_heads
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Filter:
     prefix: str = ""
     reason: str = ""  # contained in the reason
     since: int = 0
-    before: int = tables.NEVER
+    before: int = NEVER
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
 from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER, WHOLE_LOG
 
 OFFERED = "offered"  # in place of a token: anybody may claim
 BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
@@ -57,7 +58,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
         if row.replay
         or row.redelivery
         or (row.id, row.partition) in ahead
-        or parked.get((row.id, row.partition), tables.NEVER) <= now
+        or parked.get((row.id, row.partition), NEVER) <= now
     ]
 
 
@@ -81,19 +82,19 @@ def _free(now: int) -> sa.Select[Any]:
     replay = (
         sa.exists()
         .where(other.c.target_id == c.target_id, other.c.partition == c.partition)
-        .where(other.c.replay_id > tables.WHOLE_LOG)
+        .where(other.c.replay_id > WHOLE_LOG)
         .correlate(tables.cursors)
     )
     held = (
         sa.exists()
-        .where(other.c.target_id == c.target_id, other.c.replay_id == tables.WHOLE_LOG, other.c.leased_until >= now)
+        .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, other.c.leased_until >= now)
         .correlate(tables.cursors)
     )
     return (
         sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.position, c.lease_token, c.leased_until)
         .add_columns(redelivery.label("redelivery"), replay.label("replay"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
-        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == tables.WHOLE_LOG, c.leased_until < now)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
         .order_by(t.id, c.partition)
     )

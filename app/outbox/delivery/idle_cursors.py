@@ -14,6 +14,7 @@ from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.engine.database import Database
+from app.outbox.markers import WHOLE_LOG
 
 _BEHIND = 1000  # seqs that a cursor may lag behind the log before it is moved
 _SECONDS = 0.5  # for all targets together; the next run goes on
@@ -36,7 +37,7 @@ def advance_cursors(database: Database, isolation: TargetIsolation, now: int) ->
         head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
         rows = connection.execute(
             sa.select(c.target_id, c.partition, c.position).where(
-                c.replay_id == tables.WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND
+                c.replay_id == WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND
             )
         ).all()
     lagging: dict[int, list[_Cursor]] = {}
@@ -81,7 +82,7 @@ def _move(cursor: _Cursor, seq: int, now: int) -> sa.Update:
     c = tables.cursors.c
     return (
         tables.cursors.update()
-        .where(c.target_id == cursor.target_id, c.partition == cursor.partition, c.replay_id == tables.WHOLE_LOG)
+        .where(c.target_id == cursor.target_id, c.partition == cursor.partition, c.replay_id == WHOLE_LOG)
         .where(c.position == cursor.position, c.leased_until < now)
         # Where every event is folded, none is missed: those passed over are of other targets.
         .values(position=seq, folded=sa.case((c.folded >= cursor.position, seq), else_=c.folded))

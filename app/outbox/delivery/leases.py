@@ -22,6 +22,7 @@ from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import advance_cursors
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.engine.database import Database
+from app.outbox.markers import WHOLE_LOG
 
 REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
 
@@ -215,6 +216,15 @@ class Leases:
         advance_cursors(self._database, self._isolation, now)
 
 
+def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:
+    """Return how many partitions of each target, by its row's id, workers have leased at `now`."""
+    c = tables.cursors.c
+    leased = sa.select(c.target_id, sa.func.count()).where(
+        c.replay_id == WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+    )
+    return {int(row[0]): int(row[1]) for row in connection.execute(leased.group_by(c.target_id))}
+
+
 def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
     """Share partitions (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones
     together.
@@ -233,7 +243,7 @@ def at_least(column: sa.ColumnElement[int], value: sa.ColumnElement[int] | int) 
 
 
 def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
-    return sa.and_(tables.cursors.c.target_id == target_id, tables.cursors.c.replay_id == tables.WHOLE_LOG)
+    return sa.and_(tables.cursors.c.target_id == target_id, tables.cursors.c.replay_id == WHOLE_LOG)
 
 
 def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:
@@ -242,7 +252,7 @@ def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[Rep
     query = (
         sa.select(c.replay_id, c.partition, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)
         .join_from(tables.cursors, tables.replays, c.replay_id == r.id)
-        .where(c.target_id == target_id, c.replay_id > tables.WHOLE_LOG, c.position < c.until)
+        .where(c.target_id == target_id, c.replay_id > WHOLE_LOG, c.position < c.until)
         .order_by(c.replay_id)
     )
     for row in connection.execute(query):

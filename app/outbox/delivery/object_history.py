@@ -11,6 +11,7 @@ from app.outbox import tables
 from app.outbox.delivery.counters import snapshot
 from app.outbox.engine.database import Database
 from app.outbox.log.append import key_hash
+from app.outbox.markers import WHOLE_LOG
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
             return []
         partition, seqs = rows[0].partition, [row.seq for row in rows]
         ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
-        query = sa.select(c.target_id, c.position).where(c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+        query = sa.select(c.target_id, c.position).where(c.partition == partition, c.replay_id == WHOLE_LOG)
         positions = {row.target_id: row.position for row in connection.execute(query)}
         special: dict[tuple[int, int], tuple[str, str]] = {}
         for row in connection.execute(

@@ -16,6 +16,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER, WHOLE_LOG
 
 ObjectHash = tuple[int, int]  # partition and key hash
 
@@ -40,7 +41,7 @@ _DUE = sa.select(
     _P.target_id == sa.bindparam("target"),
     _P.partition == sa.bindparam("partition"),
     _P.key_hash.in_(sa.bindparam("hashes", expanding=True)),
-    _P.not_before < tables.NEVER,
+    _P.not_before < NEVER,
 )
 _OLDEST = sa.select(sa.func.min(_P.seq)).where(_OBJECT)
 _SET_DUE = (
@@ -82,7 +83,7 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
     if oldest is None:
         return False
     own = next((row.not_before for row in due if row.seq == oldest), None)
-    times = {row.seq: tables.NEVER for row in due}
+    times = {row.seq: NEVER for row in due}
     times[oldest] = min((row.not_before for row in due), default=0) if own is None else own
     connection.execute(
         _SET_DUE,
@@ -153,7 +154,7 @@ class HeadRepair:
             partitions = connection.execute(
                 sa.select(t.id, t.type, t.name, c.partition)
                 .join_from(tables.cursors, tables.targets, c.target_id == t.id)
-                .where(c.replay_id == tables.WHOLE_LOG, parked)
+                .where(c.replay_id == WHOLE_LOG, parked)
                 .order_by(t.id, c.partition)
             ).all()
         for partition in partitions:
@@ -177,7 +178,7 @@ class HeadRepair:
     def _repair(self, partition: Any, objects: set[ObjectHash]) -> int:
         c = tables.cursors.c
         cursor = sa.select(c.position).where(
-            c.target_id == partition.id, c.partition == partition.partition, c.replay_id == tables.WHOLE_LOG
+            c.target_id == partition.id, c.partition == partition.partition, c.replay_id == WHOLE_LOG
         )
         with self._database.writing() as connection:
             # As a settlement locks it: what is read next is exact, and stays so until the commit.
@@ -189,5 +190,5 @@ def _without_one_head(rows: Iterable[Any]) -> Iterator[int]:
     """The key hashes of objects that break the invariant; their rows come in order of key hash and seq."""
     for key_hash, group in groupby(rows, key=lambda row: row.key_hash):
         head, *others = (row.not_before for row in group)
-        if head == tables.NEVER or any(not_before != tables.NEVER for not_before in others):
+        if head == NEVER or any(not_before != NEVER for not_before in others):
             yield key_hash

@@ -25,6 +25,7 @@ from app.outbox.delivery.logged_events import (
 )
 from app.outbox.delivery.parked import ObjectHash, first_due
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 
@@ -36,7 +37,7 @@ _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # b
     _P.target_id == sa.bindparam("target"),
     _P.partition == sa.bindparam("partition"),
     _P.key_hash.in_(sa.bindparam("hashes", expanding=True)),
-    _P.not_before < tables.NEVER,
+    _P.not_before < NEVER,
 )
 
 
@@ -133,7 +134,7 @@ class PartitionReader:
         events: list[LoggedEvent] = []
         for _ in range(_LOOKS):
             ends = position + WINDOW >= head
-            until = tables.NEVER if ends else position + WINDOW
+            until = NEVER if ends else position + WINDOW
             wanted = share - len(events)
             place = {"partition": partition, "position": position, "until": until, "share": wanted}
             rows = self._connection.execute(self._ahead, place).all()
@@ -180,7 +181,7 @@ class PartitionReader:
         due.sort(key=lambda row: row.not_before)
         objects = list(dict.fromkeys((row.partition, row.key_hash) for row in due[:limit]))
         heads = self._heads(objects)
-        return [each for each in objects if heads.get(each, tables.NEVER) <= now]
+        return [each for each in objects if heads.get(each, NEVER) <= now]
 
     def waiting(self, events: Iterable[LoggedEvent]) -> set[ObjectHash]:
         """Those of the events' objects that have a parked event: what comes later of them waits behind it."""

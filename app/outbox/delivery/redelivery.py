@@ -20,6 +20,7 @@ from app.outbox.delivery.partition_reader import PartitionReader, Redelivery
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
 
@@ -145,7 +146,7 @@ def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
     c = tables.cursors.c
     held = connection.execute(
         tables.cursors.update()
-        .where(c.target_id == lease.target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+        .where(c.target_id == lease.target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
         .where(c.lease_token == lease.token)
         .values(lease_token=lease.token)
     )
@@ -156,7 +157,7 @@ def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
 def _count_free(connection: sa.Connection, target_id: int, partition: int, events: int) -> None:
     """Note that so many of the events taken for the target take no room of its queue; the cursor is locked already."""
     c = tables.cursors.c
-    mine = (c.target_id == target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+    mine = (c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
     if events:
         connection.execute(tables.cursors.update().where(*mine).values(freed=c.freed + events))
 
@@ -189,7 +190,7 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[LoggedEven
     rows = [
         {
             "target_id": target_id, "partition": logged.partition, "seq": logged.seq, "key_hash": logged.key_hash,
-            "not_before": tables.NEVER, "replayed": True,
+            "not_before": NEVER, "replayed": True,
         }
         for logged in parked
     ]  # fmt: skip

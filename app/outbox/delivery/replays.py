@@ -19,6 +19,7 @@ from app.outbox.delivery.leases import REVOKED
 from app.outbox.delivery.settlement_store import finish_replay
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
+from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.registry import UnknownTarget
 
 _MOST_NAMES = 1000
@@ -30,7 +31,7 @@ class Selection:
     """Which events: received in [since, before) (ms), of a bucket, under a prefix, of some names; empty = any."""
 
     since: int = 0
-    before: int = tables.NEVER
+    before: int = NEVER
     bucket: str = ""
     prefix: str = ""
     names: tuple[str, ...] = ()
@@ -159,7 +160,7 @@ class Replays:
             # A worker at one of these partitions does not know of the replay: its lease is not renewed and runs out.
             connection.execute(
                 tables.cursors.update()
-                .where(c.target_id == row_id, c.replay_id == tables.WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
+                .where(c.target_id == row_id, c.replay_id == WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
                 .values(lease_token=REVOKED)
             )
         length = sum(cursor["until"] - cursor["position"] for cursor in new)
@@ -186,7 +187,7 @@ class Replays:
                 held = c.lease_token.not_in(["", OFFERED])
                 connection.execute(
                     tables.cursors.update()
-                    .where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG, c.partition.in_(partitions), held)
+                    .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(partitions), held)
                     .values(lease_token=REVOKED)
                 )
         return self.get(replay_id)
@@ -211,7 +212,7 @@ class Replays:
         }
         cursors = (
             sa.select(c.replay_id, *(sa.func.sum(column).label(name) for name, column in sums.items()))
-            .where(c.replay_id != tables.WHOLE_LOG)
+            .where(c.replay_id != WHOLE_LOG)
             .group_by(c.replay_id)
             .subquery()
         )
@@ -251,5 +252,5 @@ def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:
         .correlate(tables.cursors)
         .scalar_subquery()
     )
-    query = sa.select(c.partition, first.label("seq")).where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)
+    query = sa.select(c.partition, first.label("seq")).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
     return {row.partition: row.seq for row in connection.execute(query) if row.seq is not None}

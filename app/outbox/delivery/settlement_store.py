@@ -21,6 +21,7 @@ from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.reasons import PLAIN
 from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, refuses_value
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.versions.object_versions import ObjectVersions
 
 log = logging.getLogger("bucketwire.outbox")
@@ -106,7 +107,7 @@ _C = tables.cursors.c
 _ADVANCE = (
     tables.cursors.update()
     .where(_C.target_id == sa.bindparam("of_target"), _C.partition == sa.bindparam("of_partition"))
-    .where(_C.replay_id == tables.WHOLE_LOG, _C.lease_token == sa.bindparam("token"))
+    .where(_C.replay_id == WHOLE_LOG, _C.lease_token == sa.bindparam("token"))
     .values(
         position=sa.bindparam("to"),
         leased_until=at_least(_C.leased_until, sa.bindparam("lease_ends", type_=sa.BigInteger)),
@@ -192,7 +193,7 @@ class SettlementStore:
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
                 "more_freed": 0 if settlement.replay is not None else progress.settled - progress.roomless,
-                "folded_before": lease.positions[partition] if lease.mirror else tables.NEVER,
+                "folded_before": lease.positions[partition] if lease.mirror else NEVER,
                 "confirmed_at": settlement.delivered_at,
             },
         )
@@ -228,7 +229,7 @@ def finish_replay(connection: sa.Connection, target_id: int, replay_id: int, par
     row = connection.execute(sa.select(c.replayed, (c.position - c.begins_after).label("passed")).where(*mine)).one()
     connection.execute(tables.cursors.delete().where(*mine))
     connection.execute(
-        tables.cursors.update().where(*here, c.replay_id == tables.WHOLE_LOG).values(replayed=c.replayed + row.replayed)
+        tables.cursors.update().where(*here, c.replay_id == WHOLE_LOG).values(replayed=c.replayed + row.replayed)
     )
     connection.execute(
         tables.replays.update()

@@ -10,6 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.markers import WHOLE_LOG
 
 
 def lock_tail(connection: sa.Connection) -> None:
@@ -26,7 +27,7 @@ def lock_cursors(connection: sa.Connection, target_id: int, partitions: Collecti
     Returns partition and position of each, partitions ascending; nothing where the target was removed.
     """
     c = tables.cursors.c
-    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG)
+    query = sa.select(c.partition, c.position).where(c.target_id == target_id, c.replay_id == WHOLE_LOG)
     if partitions is not None:
         query = query.where(c.partition.in_(sorted(partitions)))
     return connection.execute(query.order_by(c.partition).with_for_update()).all()

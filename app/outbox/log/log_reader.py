@@ -57,6 +57,23 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
     return found
 
 
+def first_seq(database: Database, partitions: int) -> int:
+    """Return the first seq that the log still holds, 1 for an empty log."""
+    query = sa.select(sa.func.min(_e.seq)).where(_e.partition == sa.bindparam("partition"))
+    with database.reading() as connection:  # by partition, because the primary key begins with it
+        firsts = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
+    return min((seq for seq in firsts if seq is not None), default=1)
+
+
+def journal_rows(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
+    """Return the events behind `after` up to `last`, in any order: id, time, name, bucket, key, version, record."""
+    query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
+    with database.reading() as connection:
+        window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
+        rows: Sequence[Any] = connection.execute(window).all()
+    return rows
+
+
 class LogReader:
     """A place in the log that moves on as it is read."""
 

@@ -25,6 +25,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER
 from app.outbox.versions.retention import drop_unused, keep_records
 
 _REVISIT_INTERVAL = 600.0  # seconds after which the events that were kept are looked at again
@@ -131,9 +132,7 @@ def _look(connection: sa.Connection, partition: int, after: int, older_than: int
         return _Window((), after, is_last=True)
     referred = _referred(connection, partition, old[0].seq, old[-1].seq)
     suspect = _redelivered_since(connection, partition, {row.key_hash for row in old})
-    free = {
-        row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, tables.NEVER)
-    }
+    free = {row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, NEVER)}
     kept = _superseding(connection, partition, rows, free)
     # Those behind the last old one will be old soon: the next look is for them, too.
     removable = [row for seq, row in free.items() if seq not in kept]

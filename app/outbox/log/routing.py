@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.markers import NO_LIMIT
 from app.rules.matching import Matcher, compile_rules
 from app.rules.model import Rule
 
@@ -60,7 +61,7 @@ def load_routing(connection: sa.Connection, version: int) -> Routing:
     return Routing(
         version=version,
         ids=ids,
-        limits={row.id: row.queue_limit for row in rows if row.queue_limit < tables.NO_LIMIT},
+        limits={row.id: row.queue_limit for row in rows if row.queue_limit < NO_LIMIT},
         rejecting=frozenset(row.id for row in rows if row.rejects),
         matcher=compile_rules(rules),
     )

@@ -18,6 +18,7 @@ from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import chunks, key_hash
+from app.outbox.markers import WHOLE_LOG
 from app.outbox.registry import UnknownTarget
 
 COUNTS = (
@@ -191,7 +192,7 @@ def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: 
         undelivered = (
             sa.select(e.key)
             .join(tables.cursors, sa.and_(c.partition == e.partition, e.seq > c.position))
-            .where(c.target_id == target_id, c.replay_id == tables.WHOLE_LOG, *in_bucket, goes_to(target_id))
+            .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, *in_bucket, goes_to(target_id))
         )
         parked = (
             sa.select(e.key)

@@ -19,6 +19,7 @@ from app.events.buckets import is_bucket_name
 from app.outbox import tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER
 from app.outbox.reconcile.runs import (
     BACKFILLED,
     BACKFILLING,
@@ -169,7 +170,7 @@ def _due(connection: sa.Connection, pairs: Iterable[tuple[TargetId, str, str]], 
 def _row(target: TargetId, bucket: str, now: int) -> dict[str, object]:
     return {
         "run": uuid4().hex, "type": target.type, "name": target.name, "bucket": bucket, "state": WAITING,
-        "started_at": now, "alive_until": tables.NEVER, "finished_at": 0, "report": "", "problem": "",
+        "started_at": now, "alive_until": NEVER, "finished_at": 0, "report": "", "problem": "",
         **dict.fromkeys(COUNTS, 0),
     }  # fmt: skip
 

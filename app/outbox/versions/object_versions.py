@@ -17,6 +17,7 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
+from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.rows import UPSERT, ObjectKey, key_state, rows_of, version_id, version_state
 
 _CONTENT = names(*set(ContentChange) - {ContentChange.NOTHING})
@@ -134,7 +135,7 @@ class ObjectVersions:
     def _fence(self, connection: sa.Connection, partition: int) -> None:
         c = tables.cursors.c
         mine = sa.select(c.partition).where(
-            c.target_id == self._lease.target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG,
+            c.target_id == self._lease.target_id, c.partition == partition, c.replay_id == WHOLE_LOG,
             c.lease_token == self._lease.token,
         )  # fmt: skip
         if connection.execute(mine.with_for_update()).first() is None:
@@ -146,7 +147,7 @@ class ObjectVersions:
         query = sa.select(c.partition, (c.folded < c.position).label("gap"), filled.label("filled")).where(
             c.target_id == self._lease.target_id,
             c.partition.in_(list(self._lease.positions)),
-            c.replay_id == tables.WHOLE_LOG,
+            c.replay_id == WHOLE_LOG,
         )
         for row in self._connection.execute(query):
             if row.gap:
@@ -169,7 +170,7 @@ class ObjectVersions:
                             .where(
                                 c.target_id == self._lease.target_id,
                                 c.partition == partition,
-                                c.replay_id == tables.WHOLE_LOG,
+                                c.replay_id == WHOLE_LOG,
                             )
                             .values(folded=c.position)
                         )

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import chunks
+from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import drop
 from app.outbox.versions.rows import ObjectKey
 
@@ -70,7 +71,7 @@ def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
     c = tables.cursors.c
     cursor = connection.execute(
         sa.select(c.position, c.folded)
-        .where(c.target_id == target_id, c.partition == partition, c.replay_id == tables.WHOLE_LOG)
+        .where(c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
         .with_for_update()
     ).one_or_none()
     return cursor is not None and cursor.folded >= cursor.position

@@ -20,6 +20,7 @@ from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
+from app.outbox.markers import NEVER
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -290,7 +291,7 @@ def test_a_redelivery_takes_over_the_back_off_of_a_parked_event_and_waits_behind
         two.take_over()
     with two.database.reading() as connection:
         heads = [tuple(found) for found in connection.execute(sa.select(p.seq, p.not_before).order_by(p.seq))]
-    assert heads == [(2, before), (3, tables.NEVER)]
+    assert heads == [(2, before), (3, NEVER)]
     assert_counters_balance(two.database)
     partitions = two.other.partitions(now_ms() + LATER)
     assert partitions is not None

@@ -16,6 +16,7 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
+from app.outbox.markers import NEVER
 from app.outbox.versions.retention import KEPT
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
@@ -222,7 +223,7 @@ def test_events_behind_a_parked_one_are_known(database: Database) -> None:
     assert mirror.tell(refused) == {}
     assert mirror.tell(put("v2")) == {}
     with database.writing() as connection:
-        connection.execute(tables.parked.update().where(tables.parked.c.not_before < tables.NEVER).values(not_before=0))
+        connection.execute(tables.parked.update().where(tables.parked.c.not_before < NEVER).values(not_before=0))
     assert mirror.deliver() == {"k": "v2"}
     assert_counters_balance(database)
 

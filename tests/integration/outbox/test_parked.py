@@ -22,6 +22,7 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.settlement_store import NewDeadLetter, ParkedRow, Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -78,7 +79,7 @@ def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_wai
     record(database, first, second, third, *(event(f"b{number}") for number in range(40)), other)
     courier.run(turns=1)
     [due] = due_times(database).values()
-    assert due < tables.NEVER
+    assert due < NEVER
     assert_counters_balance(database)
 
 
@@ -119,7 +120,7 @@ def test_an_older_event_that_a_replay_parks_in_front_waits_as_long_as_the_head_d
     courier.run(turns=50)
     assert sent == []
     assert list(due_times(database).values()) == [due]
-    assert [(row.attempts, row.not_before == tables.NEVER) for row in parked_rows(database)] == [(0, False), (1, True)]
+    assert [(row.attempts, row.not_before == NEVER) for row in parked_rows(database)] == [(0, False), (1, True)]
     assert_counters_balance(database)
     work(courier, due + 1, turns=30)
     assert sent == [events[0].id], "one attempt for each back-off"
@@ -166,12 +167,12 @@ def test_when_an_object_is_due_does_not_depend_on_the_order_of_its_rows(database
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ((tables.NEVER, tables.NEVER, tables.NEVER), 0),  # nothing is ever due
-        ((tables.NEVER, 70, tables.NEVER), 70),  # an older event was parked in front of the head
-        ((50, 70, tables.NEVER), 50),  # the head keeps its own time
+        ((NEVER, NEVER, NEVER), 0),  # nothing is ever due
+        ((NEVER, 70, NEVER), 70),  # an older event was parked in front of the head
+        ((50, 70, NEVER), 50),  # the head keeps its own time
         ((0, 70, 60), 0),
-        ((tables.NEVER, 70, 60), 60),
-        ((50, tables.NEVER, tables.NEVER), 50),
+        ((NEVER, 70, 60), 60),
+        ((50, NEVER, NEVER), 50),
     ],
 )
 def test_the_oldest_parked_event_becomes_the_head_again(
@@ -183,9 +184,9 @@ def test_the_oldest_parked_event_becomes_the_head_again(
     objects = {(rows[0].partition, rows[0].key_hash), (0, 12345)}
     with database.writing() as connection:
         changed = restore_heads(connection, rows[0].target_id, objects)
-    assert [row.not_before for row in parked_rows(database)] == [after, tables.NEVER, tables.NEVER]
+    assert [row.not_before for row in parked_rows(database)] == [after, NEVER, NEVER]
     assert [row.attempts for row in parked_rows(database)] == [row.attempts for row in rows]
-    assert changed == (0 if before == (50, tables.NEVER, tables.NEVER) else 1)
+    assert changed == (0 if before == (50, NEVER, NEVER) else 1)
 
 
 def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(database: Database) -> None:
@@ -197,7 +198,7 @@ def test_objects_without_a_head_are_found_and_mended_once_and_others_left_alone(
     assert repair.run() == {}
     healthy = due_times(database)
     rows = parked_rows(database)
-    _break(database, (rows[0].seq, tables.NEVER), (rows[10].seq, 77))  # one without a head, one with two
+    _break(database, (rows[0].seq, NEVER), (rows[10].seq, 77))  # one without a head, one with two
     assert repair.run() == {courier.target: 2}
     due = due_times(database)
     assert due.pop((rows[0].partition, rows[0].key_hash)) == 0
@@ -215,7 +216,7 @@ def test_a_run_of_the_repair_reads_so_many_rows_and_the_next_goes_on_where_it_en
     record(database, *(event(f"k{number}") for number in range(9) for _ in range(3)))
     courier.run()
     rows = parked_rows(database)
-    _break(database, *((row.seq, tables.NEVER) for row in rows))
+    _break(database, *((row.seq, NEVER) for row in rows))
     repair = HeadRepair(database, chunk=3, chunks_each_run=2)
     mended = [repair.run().total() for _ in range(10)]
     assert max(mended) <= 4
@@ -228,7 +229,7 @@ def test_the_drain_repairs_a_partition_whose_parked_events_would_never_be_due(
 ) -> None:
     _park_three(database)
     rows = parked_rows(database)
-    _break(database, (rows[0].seq, tables.NEVER))
+    _break(database, (rows[0].seq, NEVER))
     context = Runtime(
         Settings.from_environ({"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url})
     )

@@ -22,6 +22,7 @@ from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
+from app.outbox.markers import NEVER
 from tests.support.builders import DELETE, add_target, event, migrated
 from tests.support.mirror import Mirror
 from tests.support.properties import thorough
@@ -81,7 +82,7 @@ class Life:
         self.now += 60_000  # so that a lease that a replay revoked has run out
         p = tables.parked.c
         with self.database.writing() as connection:
-            connection.execute(tables.parked.update().where(p.not_before < tables.NEVER).values(not_before=0))
+            connection.execute(tables.parked.update().where(p.not_before < NEVER).values(not_before=0))
         return self.mirror.deliver(turns=turns, now=self.now)
 
     def change(self, key: str, choice: int) -> Event:

@@ -6,7 +6,7 @@ import pytest
 
 from app.outbox.delivery.logged_events import LoggedEvent
 from app.outbox.delivery.partition_reader import Batch, ParkedEvent
-from app.outbox.tables import NEVER
+from app.outbox.markers import NEVER
 from tests.support.builders import event
 from workers.delivery.namespace_policy import SkipReason
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
