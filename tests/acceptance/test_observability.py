@@ -227,7 +227,7 @@ def test_a_worker_that_ends_leaves_no_files_and_one_that_was_killed_only_until_t
 
 def figures_folder(watched: Watched) -> Path:
     """The one folder of figures that there is."""
-    [found] = (Path(watched.whole.settings["BUCKETWIRE_DATA_DIR"]) / "figures").iterdir()
+    [found] = (Path(watched.whole.settings["BUCKETWIRE_DATA_DIR"]) / "metrics").iterdir()
     return found
 
 
