@@ -61,7 +61,7 @@ _WATCHED_REDIS = {
 
 
 class _Acknowledging(over_redis.QoS):
-    """Free a worker's slot for a wake-up on Redis even if acknowledging the wake-up fails.
+    """Frees a worker's slot for a wake-up on Redis even if acknowledging the wake-up fails.
 
     Celery only logs the failure. The worker would count the wake-up against its prefetch limit forever, and stop taking
     messages.

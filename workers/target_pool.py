@@ -1,4 +1,4 @@
-"""Open targets of this process: opened in the process that uses them, reopened when their settings change."""
+"""Keep the open targets of this process: each is opened in the process that uses it, and again on new settings."""
 
 import contextlib
 import logging

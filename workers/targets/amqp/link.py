@@ -56,7 +56,7 @@ class Link:
             self._declare(settings)
             self._channel.confirm_select()
         except BaseException:
-            self._connection.collect()  # py-amqp leaves the socket open when the server refuses the login
+            self._connection.collect()  # py-amqp leaves the socket open when the server refuses the connection
             raise
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)

@@ -1,4 +1,4 @@
-"""One connection to a NATS server by nats-py, with fixes for what that client leaves to its user (libraries §1.1).
+"""One connection to a NATS server by nats-py, with what that client leaves to its user (reference libraries §1.1).
 
 This module works around four defects of nats-py 2.16, each shown by a test of `tests/contract/test_nats.py`:
 
