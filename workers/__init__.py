@@ -1,1 +1,1 @@
-"""What takes events out: leases at work, outcomes, retries, and the targets themselves."""
+"""Deliver events: Celery tasks, leases, outcomes, retries, and the targets themselves."""

@@ -1,7 +1,7 @@
-"""The Celery application: broker, queues, limits and the beat's times. With tasks.py the only file that knows Celery.
+"""The Celery application: broker, queues, limits and beat's schedule. Only this file and tasks.py use Celery.
 
-Celery carries hints, never events: its retries, results and schedules of single tasks stay off, and a message lost,
-late or doubled costs nothing but time.
+Celery messages are wake-ups; they carry no event data. Celery's retries, results and per-task schedules stay off. A
+wake-up that is lost, late or duplicated costs nothing but time.
 """
 
 import logging
@@ -41,9 +41,9 @@ from workers.telemetry import metrics
 SERVICE_QUEUE = "bucketwire"
 SPARK_QUEUE = "spark"
 _LONGEST_JOB = 7 * 86400  # seconds
-PURGE_EVERY = 10  # seconds; a purge is short, and what leaves the log in a day is as much as comes in
+PURGE_EVERY = 10  # seconds; each purge is short, and over a day it removes as many events as arrive
 
-# A broker that is gone without a word would else be waited for: for ever by a worker, and by who publishes.
+# Without timeouts, workers and publishers would wait forever for a broker that vanished without closing connections.
 _SILENCE = 3  # seconds
 _WATCHED_RABBITMQ = {
     "confirm_publish": True,
@@ -56,18 +56,19 @@ _WATCHED_REDIS = {
     "socket_timeout": _SILENCE,
     "socket_connect_timeout": _SILENCE,
     "socket_keepalive": True,
-    "health_check_interval": _SILENCE - 1,  # also the most that Redis may be late with "nothing came"
+    "health_check_interval": _SILENCE - 1,  # also bounds how late Redis may reply that no message arrived
 }
 
 
 class _Acknowledging(over_redis.QoS):
-    """Hints in hand, on Redis: one that cannot be acknowledged does not count as in hand for ever.
+    """Frees a worker's slot for a wake-up on Redis even if acknowledging the wake-up fails.
 
-    Celery only logs that it could not. A worker would count it against what it may have at once, and take no more.
+    Celery only logs the failure. The worker would count the wake-up against its prefetch limit forever, and stop taking
+    messages.
     """
 
     def ack(self, delivery_tag: str) -> None:
-        """Raises what kombu raises; the hint comes again after the visibility timeout and then says nothing new."""
+        """Acknowledge a wake-up. Raises kombu's errors; a later redelivery by Redis is harmless."""
         try:
             super().ack(delivery_tag)
         except Exception:
@@ -83,43 +84,43 @@ _arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if _rabbitm
 
 
 def queue_name(target: TargetId) -> str:
-    """The queue that carries a target's hints."""
+    """Return the name of the queue that carries a target's wake-ups."""
     return f"target.{target.type}.{target.name}"
 
 
 def queue(name: str) -> Queue:
-    """A queue as this service declares it: durable; a quorum queue on RabbitMQ."""
+    """Return a queue as this service declares it: durable; a quorum queue on RabbitMQ."""
     arguments = _arguments
-    if _arguments and name == SPARK_QUEUE:  # a hint may have to wait for as long as a reconciliation takes
+    if _arguments and name == SPARK_QUEUE:  # a wake-up may have to wait for as long as a reconciliation takes
         arguments = _arguments | {"x-consumer-timeout": _LONGEST_JOB * 1000}
     return Queue(name, routing_key=name, queue_arguments=arguments)
 
 
 def waiting(channel: Any, name: str) -> int:
-    """How many messages wait in a queue. Raises the channel's errors, also where there is no such queue."""
+    """Return how many messages wait in a queue. Raises the channel's errors, also if the queue does not exist."""
     return int(channel.queue_declare(name, passive=True).message_count)
 
 
-# A drain would be three lines, ten times a second; what a delivery came to is logged where it is known.
+# Celery would log three lines per drain, ten times a second; the delivery log records the results of deliveries.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
 
 
-# Messages in the service queue from which on beat sends no more, instead of an expiry, which would compare the clocks
-# of two hosts. What is rare may wait behind the drains that wait.
+# Beat sends nothing more once this many messages wait in the service queue. (An expiry would instead compare the clocks
+# of two hosts.) Rare tasks may wait behind waiting drains.
 _MOST_DRAINS, _MOST_WAITING = 3, 20
 
 
 class Scheduler(beat.Scheduler):
-    """Beat's own, with nothing to remember between starts, which goes on when the clock is set back.
+    """Beat's scheduler, without state that persists between starts, which continues when the clock is set back.
 
-    Else nothing would be due until the clock is again where it was. While nobody serves the service queue, only a few
-    messages are put there.
+    Celery's own would have nothing due until the clock reaches its old value again. While no worker serves the service
+    queue, it sends only a few messages there.
     """
 
     _ticked = 0.0
-    _counting: Any = None  # the channel on which the queue is asked for its length
+    _counting: Any = None  # the channel used to query the length of the queue
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a task that is due, unless enough messages wait already."""
@@ -127,14 +128,14 @@ class Scheduler(beat.Scheduler):
             super().apply_entry(entry, producer=producer)
 
     def _waiting(self) -> int:
-        """How many messages wait in the service queue; 0 where the broker does not say."""
+        """Return how many messages wait in the service queue; 0 if the broker does not answer."""
         connection = self.connection
         try:
             if self._counting is None:
                 self._counting = connection.channel()
             return waiting(self._counting, SERVICE_QUEUE)
         except (*connection.channel_errors, *connection.connection_errors):
-            # RabbitMQ closes a channel on which a queue was asked for that is not there.
+            # RabbitMQ closes a channel on which a missing queue was queried.
             channel, self._counting = self._counting, None
             with suppress(*connection.channel_errors, *connection.connection_errors):
                 if channel is not None:
@@ -142,7 +143,7 @@ class Scheduler(beat.Scheduler):
             return 0
 
     def tick(self, *arguments: Any, **options: Any) -> float:
-        """Send what is due; seconds until the next look."""
+        """Send what is due; return the seconds until the next check."""
         now = time.time()
         if now < self._ticked:
             for entry in self.schedule.values():
@@ -175,9 +176,9 @@ app.conf.update(
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_heartbeat=2 * _SILENCE,  # of RabbitMQ's connections, which are given up after two without a sign of life
+    broker_heartbeat=2 * _SILENCE,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
     broker_transport_options=_WATCHED_RABBITMQ if _rabbitmq else _WATCHED_REDIS,
-    # Else a worker that has lost its connection without a word could not come back before the broker knows of it.
+    # Otherwise a worker that lost its connection silently could not reconnect before the broker notices the loss.
     control_queue_durable=_rabbitmq,
     control_queue_exclusive=False,
     enable_utc=True,
@@ -200,7 +201,7 @@ app.conf.update(
 
 
 class TargetQueues(bootsteps.StartStopStep):
-    """Consume the queues of the targets that there are: one created or removed meanwhile is noticed in a second."""
+    """Consume the queues of all enabled targets; a target that is created or removed is noticed within a second."""
 
     requires = ("celery.worker.consumer:Tasks",)
 
@@ -212,8 +213,8 @@ class TargetQueues(bootsteps.StartStopStep):
         self._timer: Any = None
 
     def start(self, parent: Any) -> None:
-        """Called when the worker has its connection, again after each reconnect."""
-        # Only added: nobody takes what comes in before the event loop runs, which then begins to consume them all.
+        """Start consuming; Celery calls this when the worker is connected, and again after each reconnect."""
+        # Only add the queues: nothing takes messages before the event loop runs, which then starts to consume them all.
         consuming = self._consuming(parent)
         for name in self._served() or ():
             if name not in consuming:
@@ -221,7 +222,7 @@ class TargetQueues(bootsteps.StartStopStep):
         self._timer = parent.timer.call_repeatedly(1.0, self._follow, (parent,))
 
     def stop(self, _parent: Any) -> None:
-        """Called when the connection is lost or the worker ends."""
+        """Stop following the targets; Celery calls this when the connection is lost or the worker ends."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -238,7 +239,7 @@ class TargetQueues(bootsteps.StartStopStep):
             consumer.cancel_task_queue(name)
 
     def _served(self) -> set[str] | None:
-        """The queues of the targets that there are; None while the database is away, and then all stays as it is."""
+        """Return the queues of the enabled targets; None while the database is unavailable: nothing changes then."""
         try:
             return {queue_name(target) for target in enabled_targets(self._database) if self._serves(target)}
         except DatabaseUnavailable:
@@ -268,7 +269,7 @@ _figures: metrics.Server | None = None
 
 @worker_ready.connect
 def _ready(**_: Any) -> None:
-    """Serve the figures of what the pool's processes do; called again after each reconnect."""
+    """Serve the metrics of the pool's processes; called again after each reconnect."""
     global _figures  # noqa: PLW0603 - one for each worker is the point
     folder = os.environ.get(metrics.FOLDER)
     if _figures is None and folder and settings.metrics_listen.host:
@@ -303,14 +304,14 @@ def _ended(**_: Any) -> None:
 
 
 def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:
-    """In place of all that Celery does for its logs."""
+    """Configure logging; this replaces Celery's own configuration."""
     logs.configure("json", loglevel)
-    pools = logging.getLogger("multiprocessing")  # billiard's, which hands nothing on
+    pools = logging.getLogger("multiprocessing")  # billiard's logger, which does not propagate
     pools.handlers = logging.getLogger().handlers[:1]
     pools.setLevel(logging.ERROR)
     app.log.redirect_stdouts("WARNING")  # type: ignore[arg-type]  # the stubs know numbers only, its code names only
 
 
 if settings.log_format == "json":
-    celeryd_init.connect(_log_in_json)  # before the worker looks whether it is root's, and warns
+    celeryd_init.connect(_log_in_json)  # before the worker checks whether it runs as root, and warns
     setup_logging.connect(_log_in_json)

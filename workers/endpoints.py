@@ -1,7 +1,7 @@
-"""Where a target is: the places that its settings name, and whether each is resolved, connected to and trusted.
+"""List the endpoints that a target's settings name, and check each one's name resolution, connection and TLS.
 
-What can be seen without the target's own protocol. Where TLS begins within a protocol (NATS, NSQ, PostgreSQL, MySQL)
-it belongs to logging in, and only the adapter can tell of it.
+These checks need no target protocol. Where TLS begins within a protocol (NATS, NSQ, PostgreSQL, MySQL) it is part of
+logging in, and only the adapter can check it.
 """
 
 import socket
@@ -34,8 +34,8 @@ _POSTGRES_PORT = 5432
 class Endpoint:
     """One address to connect to; a host that begins with `/` is a unix socket.
 
-    `context` makes the TLS context where TLS begins with the first byte, and `name` is what the certificate has to be
-    for. `guarded`: only public addresses may be connected to.
+    `context` creates the TLS context if TLS begins with the first byte, and `name` is the name that the certificate
+    must match. `guarded`: only connections to public addresses are allowed.
     """
 
     address: HostPort
@@ -44,7 +44,7 @@ class Endpoint:
     guarded: bool = False
 
     def resolve(self) -> list[str]:
-        """The addresses behind the name. Raises `OSError`, or the guard's error."""
+        """Return the addresses of the host. Raises `OSError`, or `PrivateAddressError` if the endpoint is guarded."""
         host, port = self.address
         if host.startswith("/"):
             return [host]
@@ -54,7 +54,7 @@ class Endpoint:
         return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
     def connect(self, addresses: Sequence[str], timeout: float) -> socket.socket:
-        """A connection to the first address that takes one. Raises `OSError`."""
+        """Connect to the first address that accepts a connection. Raises `OSError`."""
         failure = OSError("there is no address to connect to")
         for address in addresses:
             try:
@@ -67,15 +67,15 @@ class Endpoint:
 
 
 def endpoints_of(settings: TargetSettings) -> list[Endpoint]:
-    """Every place that the settings name, in their order; the proxy where an HTTP request would go to one.
+    """Return every endpoint that the settings name, in order; the proxy instead if HTTP requests go through one.
 
-    Raises `TargetUnavailable` for a proxy or a connection string that cannot be used.
+    Raises `TargetUnavailable` for an unusable proxy or connection string.
     """
     return [*_ENDPOINTS[type(settings)](settings)]
 
 
 def tls_handshake(wire: socket.socket, context: ssl.SSLContext, name: str) -> str:
-    """Begin TLS over the connection and say what was agreed on. Raises `OSError`."""
+    """Start TLS over the connection; return the TLS version and the cipher. Raises `OSError`."""
     with context.wrap_socket(wire, server_hostname=name) as wrapped:
         cipher = wrapped.cipher()
         return f"{wrapped.version()}, {cipher[0]}" if cipher else str(wrapped.version())
@@ -145,7 +145,7 @@ def _mysql(settings: MysqlSettings) -> list[Endpoint]:
 
 
 def _postgresql(settings: PostgresSettings) -> list[Endpoint]:
-    """Read as libpq reads it: several hosts, and a port for each or one for all."""
+    """Read the hosts and ports as libpq does: several hosts, with one port for each or one for all."""
     given = parameters(settings)
     hosts = str(given.get("hostaddr") or given.get("host") or "/var/run/postgresql").split(",")
     ports = str(given.get("port") or _POSTGRES_PORT).split(",")

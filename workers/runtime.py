@@ -1,4 +1,4 @@
-"""What a worker process works with: its database, its open targets, and the two jobs that tasks call."""
+"""What a worker process works with: its database, its open targets, and the jobs that the tasks call."""
 
 import logging
 import os
@@ -33,14 +33,14 @@ log = logging.getLogger("bucketwire.worker")
 
 _REPAIR_INTERVAL = 60.0  # seconds
 _DROP_INTERVAL = 600.0  # seconds
-_LONGEST_PURGE = 1.0  # seconds; the drain has the same process and waits meanwhile
-_SHUTDOWN_PATIENCE = 10.0  # seconds for requests that the outbox database has not taken yet
-_LIMITS_KNOWN = 5.0  # seconds
-_RETRIES = 3  # one connection that reads and one that writes may have gone stale
+_LONGEST_PURGE = 1.0  # seconds; the drain runs in the same process and waits meanwhile
+_SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
+_LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
+_RETRIES = 3  # one reading and one writing connection may have gone stale
 
 
 class Runtime:
-    """One for each process; `current()` makes it anew after a fork."""
+    """The state of one worker process; `current()` creates it again after a fork."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -58,13 +58,14 @@ class Runtime:
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._away = False
-        self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and what it was
+        self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
         self.redeliveries = RedeliveryRequests(self.database, settings.folder)
 
     def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
-        """Offer every free partition with due work and publish the hints; says how many, 0 while the database is away.
+        """Offer every free partition with due work and publish the wake-ups.
 
-        `hints` says how many wait in a target's queue.
+        `hints` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the database
+        is unavailable.
         """
         try:
             offered = self._drain(publish, hints)
@@ -75,9 +76,9 @@ class Runtime:
         return offered
 
     def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
-        """Claim what is free of `partitions`, work it off, and say in a line what that came to."""
-        # After the database was away each kept connection fails once. A hint that fails costs its partitions the time
-        # of a lease, so it is not left to the next one to find a new connection.
+        """Claim the free ones of `partitions`, work them off, and return a one-line summary."""
+        # After a database outage each pooled connection fails once. A wake-up that fails delays its partitions by the
+        # time of a lease, so this call opens a new connection instead of leaving that to the next one.
         for _ in range(_RETRIES):
             try:
                 done = self._deliver(target, partitions)
@@ -90,19 +91,19 @@ class Runtime:
         return "the outbox database is away"
 
     def time_limit(self, target: TargetId) -> int:
-        """The seconds that one delivery to this target may take at the most; as the target was some seconds ago."""
+        """Return the longest time (seconds) that one delivery to this target may take; cached for some seconds."""
         known = self._limits.get(target)
         if known is None or time.monotonic() - known[0] > _LIMITS_KNOWN:
             try:
                 settings = self.registry.settings(self.registry.target(target))
                 limit = time_limit(settings, self.settings.lease_max_work)
-            except (UnknownTarget, BadSettings):  # which `deliver` deals with
+            except (UnknownTarget, BadSettings):  # `deliver` handles these
                 limit = HARD_LIMIT
             known = self._limits[target] = time.monotonic(), limit
         return known[1]
 
     def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
-        """Ask each target's queue for a sign of life, where that is due; says how many."""
+        """Send a heartbeat task to each target's queue, where one is due; return how many were sent."""
         try:
             asked = heartbeats.queues_to_probe(self.database, self.clock())
         except DatabaseUnavailable as error:
@@ -113,14 +114,14 @@ class Runtime:
         return len(asked)
 
     def queue_alive(self, row_id: int) -> None:
-        """Note that the queue of the target with this row id is served."""
+        """Record that a worker serves the queue of the target with this row id."""
         try:
             heartbeats.answered(self.database, row_id, self.clock())
         except DatabaseUnavailable as error:
             self._note_away(error)
 
     def purge(self) -> int:
-        """Remove events that are older than the retention and done with; how many, 0 while the database is away."""
+        """Remove settled events older than the retention; return how many, 0 while the database is unavailable."""
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
         try:
             older_than = self.clock() - int(self.settings.retention * 1000)
@@ -135,7 +136,7 @@ class Runtime:
         return removed
 
     def close(self) -> None:
-        """Close targets and database; redelivery requests that are not recorded yet get some time for it."""
+        """Close targets and database; allow some time to record pending redelivery requests."""
         self.redeliveries.close(_SHUTDOWN_PATIENCE)
         self.pool.close()
         self.database.close()
@@ -200,7 +201,7 @@ class Runtime:
             self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise
         except DatabaseUnavailable:
-            if not guard.holds:  # what was sent cannot be settled, and somebody else may have sent newer events
+            if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
                 self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise
         if tally.unavailable is not None:
@@ -232,7 +233,7 @@ class Runtime:
 
 
 def parse_partitions(text: str) -> list[int]:
-    """The numbers of a `format_partitions`."""
+    """Return the numbers that `format_partitions` wrote."""
     partitions: list[int] = []
     for run in text.split(","):
         first, _, last = run.partition("-")
@@ -244,7 +245,7 @@ _current: tuple[int, Runtime] | None = None
 
 
 def forget() -> None:
-    """Close what this process has open; the next use makes it anew. In a forked child, only forget the parent's."""
+    """Close what this process has open; the next use creates it again. A forked child only drops the parent's."""
     global _current  # noqa: PLW0603 - see current()
     if _current is not None and _current[0] == os.getpid():
         _current[1].close()
@@ -252,7 +253,7 @@ def forget() -> None:
 
 
 def current() -> Runtime:
-    """This process's context, made at its first use."""
+    """Return this process's runtime; the first use creates it."""
     global _current  # noqa: PLW0603 - one for each process is the point
     if _current is None or _current[0] != os.getpid():
         _current = (os.getpid(), Runtime(Settings.from_environ(os.environ)))

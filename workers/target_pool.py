@@ -1,4 +1,4 @@
-"""The targets that this process has open: made in the process that uses them, reopened when their settings change."""
+"""Keep the open targets of this process: each is opened in the process that uses it, and again on new settings."""
 
 import contextlib
 import logging
@@ -19,8 +19,8 @@ from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
 
-HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless a target is granted more time
-_REQUESTS = 20  # the most that may take a whole time limit each after the time to work off a lease is over
+HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless its target is allowed more time
+_REQUESTS = 20  # the most requests that may each use a whole time limit after the time to work off a lease is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class _Open:
 
 
 class TargetPool:
-    """One `OpenTarget` for each target. Not inherited by a forked child: a driver's connection must not be shared."""
+    """One `OpenTarget` for each target. A forked child does not inherit it: it must not share a driver's connection."""
 
     def __init__(self, registry: Registry, settings: Settings) -> None:
         self._registry = registry
@@ -40,7 +40,7 @@ class TargetPool:
         self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
 
     def work(self, stored: StoredTarget) -> OpenTarget:
-        """The target as this process has it open, with the secrets that files hold by now. Raises `BadSettings`."""
+        """Return the target, with the current content of the secret files in its settings. Raises `BadSettings`."""
         known = self._open.get(stored.row_id)
         same = known is not None and known.values == stored.values
         if known is not None and same and not _in_files(stored.values):
@@ -50,7 +50,7 @@ class TargetPool:
         except BadSettings as error:
             if known is None or not same:
                 raise
-            # A file that is being replaced must not stop a target that works with what it said before.
+            # A file that is being replaced must not stop a target that works with the file's previous content.
             if stored.row_id not in self._unread:
                 log.warning("%s goes on with the secrets that it has: %s", known.work.name, error)
             self._unread.add(stored.row_id)
@@ -74,32 +74,32 @@ class TargetPool:
     def close(self) -> None:
         """Close every target."""
         for known in self._open.values():
-            with contextlib.suppress(Exception):  # the process ends; the remote sees a closed connection either way
+            with contextlib.suppress(Exception):  # the process ends; either way the remote detects a closed connection
                 known.work.target.close()
         self._open.clear()
 
 
 def _in_files(values: Mapping[str, str]) -> bool:
-    """Whether a secret may change without its setting: what is sealed is no reference, and a variable stays."""
+    """Return whether a secret may change while its setting does not: only files; sealed values and variables do not."""
     return any(text.startswith("file:") for text in values.values())
 
 
 def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:
-    """A target's settings with what the service's own add to them."""
+    """Return a target's settings with the service's own settings applied."""
     if isinstance(settings, WebhookSettings) and service.allow_private:
         return replace(settings, allow_private=True)
     return settings
 
 
 def policy(settings: TargetSettings) -> Policy:
-    """How a target with these settings uses events."""
+    """Return how a target with these settings uses events."""
     if getattr(settings, "format", "access") != "namespace":
         return Policy.LOG
     return Policy(getattr(settings, "policy"))  # noqa: B009 - only the types with a namespace format have it
 
 
 def schedule(settings: TargetSettings) -> RetrySchedule:
-    """The retry schedule that these settings ask for."""
+    """Return the retry schedule that these settings define."""
     return RetrySchedule(
         base=int(settings.retry_base * 1000),
         cap=int(settings.retry_max_delay * 1000),
@@ -109,16 +109,16 @@ def schedule(settings: TargetSettings) -> RetrySchedule:
 
 
 def time_limit(settings: TargetSettings, work: float) -> int:
-    """The seconds after which a task that delivers to this target is certain to hang, and its process is killed.
+    """Return the seconds after which a task that delivers to this target certainly hangs, and its process is killed.
 
-    A task begins requests for `work` seconds; at the end of that it may still make one for each of parked events,
-    replays and the log, each of which may have to connect before and after.
+    A task starts requests for `work` seconds. After that it may still make one request each for parked events, replays
+    and the log, and each of them may have to connect before and after.
     """
     longest = max(settings.timeout, getattr(settings, "read_timeout", 0.0))
     return max(HARD_LIMIT, math.ceil(work + _REQUESTS * longest))
 
 
 def window(settings: TargetSettings, *, sync_events: bool) -> int:
-    """How many requests may be unconfirmed: 1 in sync mode. A target's own `sync` goes before the service's."""
+    """Return how many requests may be unconfirmed: 1 in sync mode. A target's own `sync` overrides the service's."""
     sync = sync_events if settings.sync == "" else settings.sync == "on"
     return 1 if sync else settings.max_in_flight

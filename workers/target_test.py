@@ -1,7 +1,8 @@
-"""`python -m workers.target_test TYPE:NAME [--json]`: send a target a marked test event and tell of each step.
+"""`python -m workers.target_test TYPE:NAME [--json]`: send a target a marked test event and report each step.
 
-What `bucketwire target test` becomes. It goes by no log and no rule: the adapter is opened here, as a worker opens it,
-and is given the trial's events (`app.events.test_events`). Ends with 0 if the target confirmed them, else with 1.
+`bucketwire target test` executes this program. It uses neither the event log nor rules: it opens the adapter as a
+worker does, and passes it the test events (`app.events.test_events`). The exit code is 0 if the target confirmed them,
+else 1.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ from workers.telemetry.redaction import RedactingTarget
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of a trial: what was done, whether it went well, how long it took, and what there is to say of it."""
+    """One step of a test: what was done, whether it succeeded, how long it took, and a message about it."""
 
     step: str
     ok: bool
@@ -44,14 +45,14 @@ class Step:
 
 
 class _Stop(Exception):
-    """A step failed in a way whose words are fit to be shown."""
+    """A step failed with a message that is safe to show."""
 
 
 def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
-    """The steps as they are made; the first that fails is the last. `words` never hold a secret.
+    """Yield each step when it is done; the first step that fails is the last one. `words` never hold a secret.
 
-    With several places (brokers, hosts) one that can be reached is enough: that others cannot is told and not held
-    against the target.
+    With several endpoints (brokers, hosts) one reachable endpoint is enough: the others are reported, but do not make
+    the test fail.
     """
     yield from (reached := _Reached(settings)).steps()
     if not reached.ok:
@@ -71,7 +72,7 @@ def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
 
 
 class _Reached:
-    """The steps that need no protocol, over every place; `ok` afterwards, if one of them was reached."""
+    """The steps that need no protocol, for every endpoint; `ok` is true afterwards if one of them was reached."""
 
     def __init__(self, settings: TargetSettings) -> None:
         self._settings = settings
@@ -148,7 +149,7 @@ def _confirmed(target: Target, event: Event) -> str:
         case Failed(reason=reason) | Rejected(reason=reason) | Unavailable(reason=reason):
             raise _Stop(reason)
         case NotAttempted():
-            raise _Stop("the event was not sent")  # no adapter answers so of a call's only event
+            raise _Stop("the event was not sent")  # no adapter returns this for a call's only event
 
 
 def _timed(name: str, action: Callable[[], str]) -> Step:
@@ -178,12 +179,12 @@ def _words(error: Exception) -> str:
 
 
 def _is_tls(words: str) -> bool:
-    """Whether a login failed for its TLS, which begins within the protocol and so only the adapter's words tell."""
+    """Return whether TLS made a login fail; it begins within the protocol, so only the adapter's message shows it."""
     return any(word in words for word in ("certificate", "SSL", "TLS"))
 
 
 def look_up(target: TargetId) -> TargetSettings:
-    """The target's settings as a worker would have them. Raises `BadSettings`, `UnknownTarget`."""
+    """Return the target's settings as a worker reads them. Raises `BadSettings`, `UnknownTarget`."""
     service = Settings.from_environ(os.environ)
     with contextlib.closing(Database(service.database_url, pool_size=1)) as database:
         registry = open_registry(database, service)
@@ -191,7 +192,7 @@ def look_up(target: TargetId) -> TargetSettings:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The program; its exit code."""
+    """Run the program; return its exit code."""
     names = [each for each in arguments if each != "--json"]
     as_json = len(names) < len(arguments)
     target = parse_target(names[0])

@@ -1,4 +1,4 @@
-"""The tasks: a few lines each, no decision."""
+"""The Celery tasks: a few lines each, without decisions."""
 
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
@@ -8,7 +8,7 @@ from workers import reconcile_jobs, runtime
 from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings, waiting
 from workers.telemetry.delivery_log import format_partitions
 
-_MOST_RUNS = 1000  # hints at reconciliations that may wait for a worker
+_MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 
 
 @app.task(name="drain", send_events=False)
@@ -19,32 +19,32 @@ def drain() -> int:
 
 @app.task(name="deliver")
 def deliver(arn: str, partitions: str) -> str:
-    """Work off some partitions of a target."""
+    """Deliver from some partitions of a target."""
     _, target = parse_arn(arn)
     return runtime.current().deliver(target, runtime.parse_partitions(partitions))
 
 
 @app.task(name="probe_queues", send_events=False)
 def probe_queues() -> int:
-    """Ask each target's queue for a sign of life. Not shown in Flower, as drain."""
+    """Send a heartbeat task to each target's queue. Not shown in Flower, like drain."""
     return runtime.current().probe_queues(_ask)
 
 
 @app.task(name="queue_alive", send_events=False)
 def queue_alive(target: int) -> None:
-    """Note that a queue is served: that of the target with this row id. Not shown in Flower, as drain."""
+    """Record a heartbeat of the queue of the target with this row id. Not shown in Flower, like drain."""
     runtime.current().queue_alive(target)
 
 
 @app.task(name="schedule_reconciliations", send_events=False)
 def schedule_reconciliations() -> int:
-    """Hint at the reconciliations that are due. Not shown in Flower, as drain."""
+    """Publish wake-ups for due reconciliations. Not shown in Flower, like drain."""
     return reconcile_jobs.wake_ups.publish_due(runtime.current().database, _publish_run)
 
 
-@app.task(name="reconcile", acks_late=False)  # what becomes of a run, the table of runs says
+@app.task(name="reconcile", acks_late=False)  # the table of runs holds the state of a run
 def reconcile(arn: str, bucket: str) -> str:
-    """Do the reconciliation of a target with a bucket that waits."""
+    """Run the waiting reconciliation of a target with a bucket."""
     _, target = parse_arn(arn)
     return reconcile_jobs.reconcile(runtime.current().database, target, bucket, arn)
 
@@ -56,15 +56,15 @@ def purge() -> str:
 
 
 def _publish_run(run: WaitingRun) -> None:
-    # It does not expire, which would compare the clocks of two hosts: where nobody takes them, no more are sent.
+    # It has no expiry, which would compare the clocks of two hosts: while nobody takes them, no more are sent.
     if _waiting(SPARK_QUEUE) < _MOST_RUNS:
         arn = run.target.arn(settings.region)
         reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE)
 
 
 def _publish(offer: Offer) -> None:
-    # It does not expire: there are no more of them in a queue than the target has partitions, and late is as good as
-    # new.
+    # It has no expiry: a queue never holds more of them than the target has partitions, and a late one is as good as a
+    # new one.
     arn = offer.target.arn(settings.region)
     deliver.apply_async(
         (arn, format_partitions(offer.partitions)),
@@ -74,7 +74,7 @@ def _publish(offer: Offer) -> None:
 
 
 def _hints(target: TargetId) -> int:
-    """How many hints wait in the target's queue; 0 where there is none, and where the broker does not say."""
+    """Return how many wake-ups wait in the target's queue; 0 if there is no queue, or the broker does not answer."""
     return _waiting(queue_name(target))
 
 
@@ -87,12 +87,12 @@ def _waiting(name: str) -> int:
 
 
 def _ask(asked: heartbeats.Queue) -> None:
-    # It does not expire: late is an answer too, and a queue that is not served is asked ever more rarely.
+    # It has no expiry: a late answer is an answer too, and a queue that nobody serves is probed less and less often.
     queue_alive.apply_async((asked.row_id,), queue=_known(asked.target))
 
 
 def _known(target: TargetId) -> str:
-    """The target's queue, declared as this service has it before anything is published there."""
+    """Declare the target's queue as this service does, before anything is published there; return its name."""
     name = queue_name(target)
     if name not in app.amqp.queues:
         app.amqp.queues.add(queue(name))

@@ -1,4 +1,4 @@
-"""The HTTP face: events come in here, and operators look, change and measure. `create_app` puts it together."""
+"""The HTTP API: frontends post events, and operators inspect, change and monitor. `create_app` assembles it."""
 
 from contextlib import suppress
 
@@ -24,13 +24,13 @@ _BLUEPRINTS = (
 
 
 def create_app(settings: Settings) -> Flask:
-    """The API over the outbox that the settings name; connects when the first request needs it to.
+    """Create the API for the outbox in the settings; the first request that needs the database connects to it.
 
-    Raises `BadSettings` where they cannot be used, such as an unusable folder.
+    Raises `BadSettings` for unusable settings, such as an unusable folder.
     """
     made = services.open_services(settings)
     app = Flask("bucketwire", static_folder=None)
-    app.url_map.strict_slashes = False  # a sender does not follow redirects; /v1/events/ is /v1/events
+    app.url_map.strict_slashes = False  # senders do not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False
     services.install(app, made)
     errors.install(app)
@@ -41,7 +41,7 @@ def create_app(settings: Settings) -> Flask:
         app.register_blueprint(blueprint)
     _add_s3_face(app, made)
     with suppress(TokensUnknown):
-        made.tokens.required()  # read now, they still hold if the database goes away before the first request
+        made.tokens.required()  # cached now, in case the database becomes unavailable before the first request
     if made.feeder is not None:
         made.feeder.started()
     return app

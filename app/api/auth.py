@@ -1,8 +1,8 @@
-"""Who may call what: each route declares the scope that it needs, and no request gets by without it.
+"""Authorize requests: each route declares the scope that it needs, and every request is checked against it.
 
-Scopes are those of the tokens: ingest, read, admin; admin includes the others. Until the first token is made the API is
-open, but only to this machine: it has to listen on a loopback address, be called by one, and not through a proxy. From
-then on it needs a token for good, also when the last one was revoked.
+The scopes are those of the tokens: ingest, read, admin; admin includes the others. Until the first token is created the
+API needs none, but only for requests from this machine: it must listen on a loopback address, be called by one, and not
+through a proxy. From then on the API always needs a token, even after the last one has been revoked.
 """
 
 import base64
@@ -25,7 +25,7 @@ from app.outbox.tokens import Tokens
 
 F = TypeVar("F", bound=Callable[..., object])
 
-PUBLIC = "anyone"  # what a probe has to reach without a token; says nothing of the events
+PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
 INGEST, READ, ADMIN = "ingest", "read", "admin"
 _SCOPE = "needed_scope"
 # Headers by which proxies and content delivery networks name the client or themselves.
@@ -40,7 +40,7 @@ _FORWARDING = frozenset(
 
 
 def needs(scope: str) -> Callable[[F], F]:
-    """Declare the scope of a route; it stands below the routing decorators."""
+    """Declare the scope of a route; use it below the routing decorators."""
 
     def declare(view: F) -> F:
         setattr(view, _SCOPE, scope)
@@ -50,7 +50,7 @@ def needs(scope: str) -> Callable[[F], F]:
 
 
 def scope_of(app: Flask, endpoint: str) -> str | None:
-    """What a route has declared; a test sees to it that each has."""
+    """Return the scope that a route has declared; a test verifies that every route has one."""
     return getattr(app.view_functions[endpoint], _SCOPE, None)
 
 
@@ -60,20 +60,20 @@ def install(app: Flask) -> None:
     @app.before_request
     def _check() -> None:
         if request.endpoint is None:
-            return  # there is no such path
+            return  # the path does not exist
         scope = scope_of(current_app, request.endpoint)
         if scope != PUBLIC:
             check(request, scope or ADMIN)
 
 
 def check(request: Request, scope: str) -> None:
-    """Raise `ApiProblem` unless the request may do what the scope allows; `TokensUnknown` when nobody can say."""
+    """Raise `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read."""
     tokens = services().tokens
     presented = presented_token(request.headers.get("Authorization", ""))
     found = tokens.find(presented) if presented else None
     if found is None:
         if services().settings.loopback and not tokens.required():
-            _check_local(request)  # also of a sender that was given a token before there were any
+            _check_local(request)  # also if it presents a token, configured before the first one existed
             return
         raise _unauthorized(_refused(tokens, presented))
     if not {scope, ADMIN} & found.scopes:
@@ -90,10 +90,10 @@ def _refused(tokens: Tokens, presented: str) -> str:
 
 
 def presented_token(authorization: str) -> str:
-    """The token in an `Authorization` header, "" for none.
+    """Return the token in an `Authorization` header, "" for none.
 
-    As a bearer token, as the password of basic authentication (Ceph's push endpoints carry user information in their
-    URL and nothing else), or the token alone: the ways in which senders are known to hand on what they are given.
+    It may be a bearer token, the password of basic authentication (Ceph's push endpoints can only carry user
+    information in their URL), or the token alone: these are the forms in which known senders pass on a token.
     """
     scheme, _, rest = authorization.strip().partition(" ")
     if scheme.lower() == "bearer":
@@ -107,9 +107,9 @@ def presented_token(authorization: str) -> str:
 
 
 def check_listen(settings: Settings, database: Database) -> None:
-    """Raise `BadSettings` where the API would be open to the network: no token, and no loopback address.
+    """Raise `BadSettings` if the API would be open to the network: no token, and no loopback address.
 
-    A database that cannot be read is no reason: then the tokens are not known, and without one nobody gets in.
+    A database that cannot be read is no error: the tokens are unknown then, and every request without one is refused.
     """
     if settings.loopback or settings.api_tokens:
         return
@@ -128,7 +128,7 @@ def check_listen(settings: Settings, database: Database) -> None:
 
 
 def _check_local(request: Request) -> None:
-    """Refuse what may come from elsewhere: through a proxy here, or from a page in a browser on this machine."""
+    """Refuse requests that may come from elsewhere: through a proxy here, or from a web page on this machine."""
     forwarded = [name for name, _ in request.headers if name.lower() in _FORWARDING or _FORWARDED.match(name)]
     if forwarded:
         raise ApiProblem(

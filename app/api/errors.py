@@ -1,4 +1,4 @@
-"""What the API answers when it cannot do as it is asked: one table of problems, all of them RFC 9457 JSON."""
+"""Error responses of the API: one table of problem types, all of them sent as RFC 9457 JSON."""
 
 import logging
 import uuid
@@ -24,10 +24,10 @@ from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
 
-_LONGEST, _LONGEST_DETAIL = 1024, 4096  # characters of what was sent that are sent back, and of a sentence
+_LONGEST, _LONGEST_DETAIL = 1024, 4096  # characters of a rejected value that are sent back, and of a detail
 _MOST_PROBLEMS = 1000
 
-# What each problem's `type` is for: its status and its title, which never change with the occasion.
+# The status and title of each problem's `type`; they are the same for every occurrence.
 PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-events": (400, "The body holds no events that can be taken"),
     "bad-request": (400, "The request cannot be understood"),
@@ -63,10 +63,10 @@ _RETRY_AFTER = {
 
 @dataclass
 class ApiProblem(Exception):
-    """A problem of one of the `PROBLEM_TYPES`, raised wherever it is found.
+    """A problem of one of the `PROBLEM_TYPES`, raised wherever it is detected.
 
-    `members` are the problem's own: the field, the position, the names. `status` differs from the kind's only where
-    the parser knows better.
+    `members` are specific to the problem: the field, the position, the names. `status` differs from the type's status
+    only if the parser has a more precise one.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class ApiProblem(Exception):
     status: int = 0
 
     def response(self) -> Response:
-        """The problem as it is sent."""
+        """Return the problem as an HTTP response."""
         status, title = PROBLEM_TYPES[self.kind]
         status = self.status or status
         body = {"type": f"urn:bucketwire:problem:{self.kind}", "title": title, "status": status, "detail": self.detail}
@@ -90,7 +90,7 @@ class ApiProblem(Exception):
 
 @singledispatch
 def to_problem(error: Exception) -> ApiProblem:
-    """The problem that an exception amounts to. What nobody expected is logged under an id that the problem carries."""
+    """Return the problem for an exception. An unexpected exception is logged under an id that the problem contains."""
     number = uuid.uuid4().hex
     log.error("unexpected error %s", number, exc_info=error)
     return ApiProblem("internal", "the log tells more under this id", {"id": number})
@@ -159,7 +159,10 @@ def _(error: HTTPException) -> ApiProblem:
 
 
 def database_unavailable(error: Exception) -> ApiProblem:
-    """The database is away, full or not set up. Its own words are logged and not sent: they may name its place."""
+    """Return the problem for an unavailable, full or uninitialised database.
+
+    The database's message is logged and not sent, because it may contain the database's address.
+    """
     if is_full(error):
         log.error("the outbox database is full: %s", describe_error(error))
         return ApiProblem(
@@ -178,7 +181,7 @@ for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, Timeo
 
 
 def install(app: Flask) -> None:
-    """Have every error of the app answered by a problem."""
+    """Answer every error of the app with a problem."""
 
     @app.errorhandler(Exception)
     def _answer(error: Exception) -> Response:

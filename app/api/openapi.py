@@ -1,4 +1,4 @@
-"""The API's own description, OpenAPI 3.1, made from the routes and the YAML in their docstrings."""
+"""Generate the API's OpenAPI 3.1 description from the routes and the YAML in their docstrings."""
 
 from functools import cache
 from importlib.metadata import version
@@ -227,7 +227,7 @@ def openapi() -> Response:
 
 @cache
 def described(app: Flask) -> dict[str, Any]:
-    """The whole description of an app."""
+    """Return the complete description of an app."""
     spec = APISpec(
         title="Bucketwire",
         version=version("bucketwire"),

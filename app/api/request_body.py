@@ -1,4 +1,4 @@
-"""Read a request's body within its limits, unpacking it as it comes: never more in memory than the limit allows."""
+"""Read and decompress a request's body as a stream, within its limits: memory use never exceeds the limit."""
 
 import zlib
 from typing import IO, Any
@@ -8,14 +8,14 @@ from flask import Request
 
 from app.api.errors import ApiProblem
 
-_SMALL = 1 << 20  # bytes of a request that is not about events
+_SMALL = 1 << 20  # bytes of a request without events
 _CHUNK = 1 << 16
 _DRAINED = 1 << 20
-_GZIP = 31  # zlib's number for a gzip header and the largest window
+_GZIP = 31  # zlib's code for a gzip header and the largest window
 
 
 def read_body(request: Request, limit: int) -> bytes:
-    """The body, unpacked if it is gzip. Raises `ApiProblem` as soon as it is known to be larger than `limit` bytes."""
+    """Return the body, decompressed if it is gzip. Raises `ApiProblem` as soon as it exceeds `limit` bytes."""
     try:
         return _read(request, limit)
     except ApiProblem:
@@ -42,9 +42,9 @@ def _read(request: Request, limit: int) -> bytes:
 
 
 def json_object(request: Request) -> dict[str, Any]:
-    """The JSON object that a request about anything but events carries.
+    """Return the JSON object in the body of a request without events.
 
-    It has to say that it is JSON: a web page in somebody's browser cannot send that to another place unasked.
+    The request must declare JSON as its content type: a web page cannot send that to another origin without permission.
     """
     if not request.is_json:
         raise ApiProblem("not-json", "send a JSON object with Content-Type: application/json")
@@ -67,7 +67,7 @@ def _unpacked(stream: IO[bytes], limit: int) -> bytes:
             raise _too_large(limit)
         while chunk:
             if inflater.eof:
-                inflater = zlib.decompressobj(_GZIP)  # gzip files may follow one another
+                inflater = zlib.decompressobj(_GZIP)  # a gzip body may have several members
             try:
                 unpacked += inflater.decompress(chunk, limit + 1 - len(unpacked))
             except zlib.error as error:
@@ -81,7 +81,7 @@ def _unpacked(stream: IO[bytes], limit: int) -> bytes:
 
 
 def _drain(stream: IO[bytes]) -> None:
-    """Take a little more of a refused body: else the server closes the connection, and the next request on it fails."""
+    """Read a little more of a refused body; otherwise the server closes the connection, and the next request fails."""
     for _ in range(_DRAINED // _CHUNK):
         if not stream.read(_CHUNK):
             return

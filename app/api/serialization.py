@@ -1,4 +1,4 @@
-"""How things are written in answers and read from queries: JSON, times, numbers, names of targets."""
+"""Write values in responses and parse them from queries: JSON, times, numbers, names of targets."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
@@ -17,21 +17,21 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
-    """A JSON answer."""
+    """Return a JSON response."""
     return Response(orjson.dumps(content, option=orjson.OPT_NON_STR_KEYS), status, mimetype="application/json")
 
 
 def format_time(at: int) -> str | None:
-    """Milliseconds since 1970 as RFC 3339 in UTC; null for no time."""
+    """Format milliseconds since 1970 as RFC 3339 in UTC; null for no time."""
     if not at:
         return None
     return (_EPOCH + timedelta(milliseconds=at)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parsed_time(field: str, value: object, default: int) -> int:
-    """Milliseconds since 1970 from RFC 3339 or from such a number. Raises `ApiProblem`.
+    """Parse RFC 3339, or milliseconds since 1970, to milliseconds since 1970. Raises `ApiProblem`.
 
-    The result is within -`NEVER` and `NEVER`, which every database can compare with.
+    The result is between -`NEVER` and `NEVER`, which every database can compare.
     """
     if value is None or value == "":
         return default
@@ -48,7 +48,7 @@ def _milliseconds(value: object) -> int | None:
         return None
     try:
         if value.isascii() and value.isdigit():
-            return int(value)  # a ValueError for more digits than Python converts
+            return int(value)  # raises ValueError for more digits than Python converts
         time = datetime.fromisoformat(value)
     except ValueError:
         return None
@@ -56,7 +56,7 @@ def _milliseconds(value: object) -> int | None:
 
 
 def parsed_number(field: str, value: object, default: int, *, least: int, most: int) -> int:
-    """A whole number between two others, bounds included. Raises `ApiProblem`."""
+    """Parse an integer from `least` to `most`, both included. Raises `ApiProblem`."""
     if value is None:
         return default
     try:
@@ -69,7 +69,7 @@ def parsed_number(field: str, value: object, default: int, *, least: int, most: 
 
 
 def parsed_flag(field: str, value: object) -> bool:
-    """`true` or `false`; false where nothing is given. Raises `ApiProblem`."""
+    """Parse `true` or `false`; false without a value. Raises `ApiProblem`."""
     known = {None: False, "": False, "true": True, "1": True, "false": False, "0": False, True: True, False: False}
     if not isinstance(value, str | bool | None) or value not in known:
         raise bad_value(field, "is neither true nor false", "write true or false")
@@ -77,7 +77,7 @@ def parsed_flag(field: str, value: object) -> bool:
 
 
 def parsed_text(field: str, value: object) -> str:
-    """A text that every database can look for; "" where nothing is given. Raises `ApiProblem`."""
+    """Parse a text that every database can search for; "" without a value. Raises `ApiProblem`."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -94,7 +94,7 @@ def parsed_text(field: str, value: object) -> str:
 
 
 def parsed_target(field: str, value: object) -> TargetId:
-    """The target that an ARN or `type:name` names. Raises `ApiProblem`."""
+    """Parse an ARN or `type:name` as a target. Raises `ApiProblem`."""
     try:
         return parse_target(parsed_text(field, value))
     except BadValue as error:
@@ -102,12 +102,12 @@ def parsed_target(field: str, value: object) -> TargetId:
 
 
 def refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise `ApiProblem` for members that nobody will look at: a misspelt filter must not mean everything."""
+    """Raise `ApiProblem` for unknown members: a misspelt filter must not select everything."""
     for name in given:
         if name not in known:
             raise bad_value(name, "is not known here", f"known are {', '.join(known)}")
 
 
 def bad_value(field: str, problem: str, hint: str) -> ApiProblem:
-    """What is wrong with a field, and what would be right."""
+    """Return the problem for a field with an invalid value; `hint` describes a valid one."""
     return ApiProblem("bad-value", f"{field} {problem}; {hint}", {"field": field})

@@ -1,4 +1,4 @@
-"""What the routes work with: made once for each process, found by every request."""
+"""The objects that the routes work with: created once per process, available to every request."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,7 @@ _NAME = "bucketwire"
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """The outbox as one process of the API has it open. There is a feeder if there is a spool folder."""
+    """The outbox as one API process has it open. There is a feeder only if there is a spool folder."""
 
     settings: Settings
     database: Database
@@ -36,20 +36,20 @@ class Services:
 
     @property
     def largest_event(self) -> int | None:
-        """The most bytes of an event that the database takes, or took when it was last asked; None: never asked."""
+        """The most bytes of an event that the database accepts; the last known value, None if it is unknown."""
         largest = self.database.largest_event
         return self.feeder.spool.largest_event() if largest is None and self.feeder is not None else largest
 
     @property
     def limits(self) -> Limits:
-        """What a body of events may hold, by the settings and by what the database takes."""
+        """The limits of a body of events, from the settings and from what the database accepts."""
         return Limits(records=self.settings.record_limit, event_bytes=self.largest_event or UNLIMITED)
 
 
 def open_services(settings: Settings) -> Services:
-    """Open everything that these settings name; connects to nothing yet.
+    """Open everything in the settings, without connecting yet.
 
-    Raises `BadSettings` where the spool folder cannot be used.
+    Raises `BadSettings` if the spool folder is unusable.
     """
     database = Database(settings.database_url, patience=settings.database_timeout)
     spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
@@ -75,11 +75,11 @@ def _open_spool(folder: str) -> Spool:
 
 
 def install(app: Flask, made: Services) -> None:
-    """Give the app its parts."""
+    """Make the services available to the app's routes."""
     app.extensions[_NAME] = made
 
 
 def services() -> Services:
-    """The parts of the app that serves this request."""
+    """Return the services of the app that handles this request."""
     found: Services = current_app.extensions[_NAME]
     return found

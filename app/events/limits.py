@@ -1,22 +1,22 @@
-"""What a body of events may hold, counted down while it is read."""
+"""Limits of a body of events, counted down while it is read."""
 
 from dataclasses import dataclass
 
 from app.events.errors import BadEvents
 from app.events.stored_size import UNLIMITED
 
-# JSON costs memory by its values and not by its bytes: 64 MiB of `[[],[],…` take 3 GB once they are read. A record of
-# MinIO has 10 objects and 35 commas, each envelope around it as many again.
-_CONTAINERS, _VALUES = 64, 256  # for each record that a body may hold
-_LEAST_CONTAINERS, _LEAST_VALUES = 100_000, 400_000  # whatever the limit of records: one record may hold much
+# The memory that JSON needs depends on its values and not on its bytes: 64 MiB of `[[],[],…` take 3 GB once parsed. A
+# record of MinIO has 10 objects and 35 commas, and each envelope around it has as many again.
+_CONTAINERS, _VALUES = 64, 256  # for each record that a body may have
+_LEAST_CONTAINERS, _LEAST_VALUES = 100_000, 400_000  # whatever the limit of records: one record may be large
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a body may hold at most: `records` in all, and objects and arrays in each other within one record.
+    """The limits of a body: `records` in total, and the nesting of objects and arrays within one record.
 
-    `event_bytes` is the most that an event may have where it is stored (`app.events.stored_size`). `refusals` is how
-    many of the records that are left out are described; the others are only counted.
+    `event_bytes` is the largest size of a stored event (`app.events.stored_size`). `refusals` is how many of the
+    records that are left out are described; the others are only counted.
     """
 
     records: int = 10_000
@@ -26,17 +26,17 @@ class Limits:
 
     @property
     def containers(self) -> int:
-        """The most JSON objects and arrays in a body and in what is wrapped in it; brackets within texts count."""
+        """The most JSON objects and arrays in a body and in the messages wrapped in it; brackets within texts count."""
         return max(_LEAST_CONTAINERS, _CONTAINERS * self.records)
 
     @property
     def values(self) -> int:
-        """The most JSON values, by the commas after them."""
+        """The most JSON values, counted by the commas after them."""
         return max(_LEAST_VALUES, _VALUES * self.records)
 
 
 class Allowance:
-    """What is left of a body's limits. Each method raises `BadEvents` (413) where that is not enough."""
+    """What is left of a body's limits. Each method raises `BadEvents` (413) if that is exceeded."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -45,8 +45,8 @@ class Allowance:
         self._values = limits.values
 
     def check_text(self, text: bytes) -> None:
-        """Count what a JSON text may hold, before it is read: afterwards it is in memory already."""
-        # No text has more of anything than bytes: most bodies need not be looked through.
+        """Count the values of a JSON text before it is parsed: after that, they are in memory already."""
+        # A text has no more values than bytes, so most bodies need no scan.
         if len(text) > self._containers:
             self._containers -= text.count(b"{") + text.count(b"[")
             if self._containers < 0:
@@ -57,7 +57,7 @@ class Allowance:
                 raise _too_much(f"{self._limits.values} JSON values")
 
     def check_records(self, count: int) -> None:
-        """Refuse an array of more things than records are left, before any of them is looked at."""
+        """Refuse an array with more elements than records are left, before any element is processed."""
         if count > self._records:
             raise _too_many(self._limits.records)
 

@@ -1,4 +1,4 @@
-"""Turn the body of a request, from whichever frontend, into events, or say exactly what is wrong with it."""
+"""Turn the body of a request from any frontend into events, or report exactly what is wrong with it."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,7 +24,7 @@ _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestat
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A record that was left out: its place among the body's records from 0, the path to the fault, a sentence."""
+    """A record that was left out: its index among the body's records from 0, the path to the fault, a sentence."""
 
     index: int
     path: str
@@ -33,7 +33,7 @@ class Refused:
 
 @dataclass(slots=True)
 class Parsed:
-    """What a body held. `ignored` counts what says nothing of an object: test messages, folders, files in no bucket.
+    """The content of a body. `ignored` counts records without an object: test messages, folders, files in no bucket.
 
     `refused` describes the first `Limits.refusals` of the records that were left out, `more_refused` counts the others.
     """
@@ -48,13 +48,13 @@ class Parsed:
 def parse(
     body: bytes, headers: Mapping[str, str], *, now_ms: int, limits: Limits = _DEFAULT, partial: bool = False
 ) -> Parsed:
-    """The events of a body, in its order; what is in it twice is returned twice.
+    """Return the events of a body, in order and including duplicates.
 
-    The events have the trace context of the request, or of the CloudEvent that they came in, where that is valid.
-    The body is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
-    decompressed. `now_ms` (milliseconds since 1970) is the time of events that have none of their own. Raises
-    `BadEvents`, and only that; with `partial` a record that cannot be taken is left out and told of in `refused`, but
-    a body that is no JSON at all or holds too much (413) is still refused as a whole.
+    The events have the trace context of the request, or of the CloudEvent that contains them, if it is valid. The body
+    is one JSON value or several in lines, recognised by its content and by `Content-Type`; it must have been
+    decompressed. `now_ms` (milliseconds since 1970) is the time of events without a time. Raises `BadEvents`, and only
+    that. With `partial` an invalid record is left out and described in `refused`, but a body that is no JSON at all or
+    exceeds the limits (413) is still refused as a whole.
     """
     parsed = Parsed()
     allowance = Allowance(limits)
@@ -79,12 +79,12 @@ def parse(
 
 
 def _with_trace(events: Iterable[Event], trace: str) -> list[Event]:
-    """The events, with this trace context where they have none of their own."""
+    """Return the events, with this trace context unless they have their own."""
     return [event if event.trace else event._replace(trace=trace) for event in events]
 
 
 def _trace(headers: Mapping[str, str]) -> str:
-    """The trace context of a request: that of the CloudEvent in it (binary mode), else its own."""
+    """Return the trace context of a request: that of the CloudEvent in it (binary mode), else its own."""
     found = {lowered: value for name, value in headers.items() if (lowered := name.lower()) in _TRACE}
     if not found:
         return ""
@@ -111,10 +111,10 @@ def _keep(made: Normalized, where: Location, parsed: Parsed, now_ms: int, nestin
     elif isinstance(made, SnsConfirmation):
         if where is None:
             parsed.confirmation = made
-        else:  # only SNS itself asks, and it sends nothing else along
+        else:  # only SNS itself sends it, and always as the whole body
             parsed.ignored += 1
     elif made:
-        # All or none: half of a rename would be a loss or an object too many.
+        # All or none: half of a rename would lose an object or add one.
         parsed.events.extend([event_of(record, now_ms, nesting) for record in made])
     else:
         parsed.ignored += 1
@@ -138,13 +138,13 @@ def _told(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, s
 
 
 def _items(body: bytes, headers: Mapping[str, str], allowance: Allowance) -> Iterator[tuple[int, Item]]:
-    """The things in the body's JSON values, each with its line: 0 in a body of one value, else counted from 1."""
+    """Yield the records of the body's JSON values, each with its line from 1; 0 in a body of one value."""
     begins = _NOT_BLANK.search(body)
     if begins is None:
         raise BadEvents("The body is empty; it must be JSON with at least one record.", offset=0)
     allowance.check_text(body)
     long_numbers = minio_json.holds_long_numbers(body)
-    # Lines that nobody declared are looked for first: to find that a long body is not one value costs more.
+    # Check for undeclared lines first: finding out that a long body is not one value costs more.
     if _content_type(headers) in _LINES or _looks_like_lines(body, begins.start()):
         yield from _lines(body, allowance, long_numbers)
         return
@@ -164,7 +164,7 @@ def _content_type(headers: Mapping[str, str]) -> str:
 
 
 def _looks_like_lines(body: bytes, begins: int) -> bool:
-    """Whether the first of several lines is a JSON value of its own, and not the beginning of one."""
+    """Return whether the first of several lines is a complete JSON value, and not the beginning of one."""
     ends = body.find(b"\n", begins)
     if ends < 0 or _NOT_BLANK.search(body, ends) is None:
         return False
@@ -176,7 +176,7 @@ def _looks_like_lines(body: bytes, begins: int) -> bool:
 
 
 def _lines(body: bytes, allowance: Allowance, long_numbers: bool) -> Iterator[tuple[int, Item]]:
-    """Line by line, so that no more than one line's objects live at a time; blank lines are passed over at once."""
+    """Parse line by line, so that only one line's objects exist at a time; skip runs of blank lines at once."""
     number, start = 1, 0
     while (begins := _NOT_BLANK.search(body, start)) is not None:
         blank, start = start, max(start, body.rfind(b"\n", start, begins.start()) + 1)

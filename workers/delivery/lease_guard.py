@@ -1,7 +1,7 @@
-"""Keep a lease while a worker delivers, and stop the delivery once the lease may be somebody else's.
+"""Renew a lease while a worker delivers, and stop the delivery once another worker may hold the lease.
 
-A process that was stopped (SIGSTOP, a paused virtual machine, a swapped-out host) for longer than its lease goes on as
-if nothing had happened, and would write old events over those that another worker has written meanwhile.
+A process that was suspended (SIGSTOP, a paused virtual machine, a swapped-out host) for longer than its lease continues
+as if nothing had happened, and would overwrite newer events that another worker has written meanwhile with older ones.
 """
 
 import logging
@@ -17,15 +17,15 @@ from workers.targets.base import LeaseExpired
 
 log = logging.getLogger("bucketwire.worker")
 
-_MARGIN = 0.1  # share of the lease's time in which nothing is sent any more, for what a request takes to arrive
+_MARGIN = 0.1  # share of the lease time, at its end, in which nothing is sent: a request takes time to arrive
 
 
 class LeaseGuard:
-    """Renews a lease in a thread of its own for as long as the block goes on; `check()` says whether it still holds.
+    """Renew a lease in a background thread for the duration of the block; `check()` verifies that it still holds.
 
-    `claimed` is `elapsed()` from before the lease was claimed, `term` how long a claim holds, `work` the longest that
-    it is worked off from now on (both in seconds), `clock` gives the milliseconds since 1970 by which leases are
-    compared.
+    `claimed` is `elapsed()` from before the lease was claimed, `term` is how long a claim holds, `work` is the longest
+    time to work off the lease from now on (both in seconds), and `clock` returns the milliseconds since 1970 by which
+    leases are compared.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class LeaseGuard:
 
     @property
     def holds(self) -> bool:
-        """Whether nobody else can have claimed the lease."""
+        """Whether no other worker can have claimed the lease."""
         return not self._lost and elapsed() < self._ends
 
     def check(self) -> None:
-        """Return if the lease holds; one that has run out and that nobody has claimed meanwhile is renewed.
+        """Return if the lease holds; renew it if it has expired and nobody has claimed it meanwhile.
 
         Raises `LeaseExpired`.
         """
@@ -79,7 +79,7 @@ class LeaseGuard:
             raise LeaseExpired("somebody else may have the lease")
 
     def has_time(self) -> bool:
-        """Whether the time to work off the lease is not over yet."""
+        """Return whether there is time left to work off the lease."""
         return elapsed() < self._work_ends
 
     def _keep(self) -> None:

@@ -1,9 +1,9 @@
-"""What an event does to a namespace row, for each policy: decided here, before a target sees the event.
+"""Decide, for each policy, what an event does to a namespace row, before the target receives the event.
 
-* `compatible`: as MinIO (§1.11), to the letter.
-* `mirror`: the row says what the bucket holds. An event older than what is known of its object is superseded;
-  on versioned keys everything that the object's events said is known, so that a delete marker removes the row, its
-  removal brings the newest surviving version back, and deleting an old version changes nothing.
+* `compatible`: exactly as MinIO (§1.11).
+* `mirror`: the row shows what the bucket holds. An event older than the newest known event of its object is superseded.
+  For versioned keys the policy uses all versions that the object's events reported: a delete marker removes the row,
+  removing the delete marker restores the newest surviving version, and deleting an old version changes nothing.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,19 +19,19 @@ from workers.targets.payloads import compatible_effect
 
 
 class Known(Protocol):
-    """What the outbox can be asked about the objects of events."""
+    """What the outbox knows about the objects of events."""
 
     def holdings(self, events: Iterable[LoggedEvent]) -> Mapping[tuple[str, str], Holding]:
-        """What the bucket holds under the keys of some events, as (bucket, key) to holding."""
+        """Return what the bucket holds under the keys of some events, as (bucket, key) to holding."""
 
     def records(self, places: Iterable[LogPosition]) -> Mapping[LogPosition, str]:
-        """The records of some events, as JSON text; those that are kept nowhere are left out."""
+        """Return the records of some events as JSON text, without those that are no longer stored."""
 
 
 class Policy(Enum):
     """How a target uses events."""
 
-    LOG = "log"  # every event travels as it is: queues, webhooks, access tables
+    LOG = "log"  # every event is sent as it is: queues, webhooks, access tables
     COMPATIBLE = "compatible"
     MIRROR = "mirror"
 
@@ -47,7 +47,7 @@ Decision = Event | SkipReason
 
 
 def decide(events: Sequence[LoggedEvent], policy: Policy, known: Known) -> list[Decision]:
-    """For each event, what to send to the target, or why nothing is sent."""
+    """Return, for each event, what to send to the target, or why nothing is sent."""
     if policy is Policy.LOG:
         return [logged.event for logged in events]
     if policy is Policy.COMPATIBLE:
@@ -108,13 +108,13 @@ def _restored(logged: LoggedEvent, verdict: Decision | _Row, found: Mapping[LogP
     if not isinstance(verdict, _Row):
         return verdict
     record = found.get((logged.partition, verdict.survivor))
-    if record is None:  # not kept; at least the row must not say that what is gone is there
+    if record is None:  # no longer stored; at least the row must not show a version that is gone
         return _having(logged.event, Effect.REMOVE_VERSION)
     return _having(logged.event, Effect.UPSERT, record)
 
 
 def _having(event: Event, effect: Effect, record: str | None = None) -> Event:
-    # Written out: dataclasses.replace costs more than the rest of the decision.
+    # An explicit constructor call: dataclasses.replace costs more than the rest of the decision.
     return Event(
         event.id, event.name, event.bucket, event.key, event.version, event.sequencer, event.time,
         event.record if record is None else record, effect,

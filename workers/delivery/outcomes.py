@@ -1,12 +1,12 @@
-"""What became of one event at one target: five values, nothing else.
+"""Outcomes of one event at one target: exactly five values.
 
-| outcome        | meaning                                         | the event then                          | attempt |
-|----------------|-------------------------------------------------|-----------------------------------------|---------|
-| `Delivered`    | the remote confirmed it                         | the cursor passes it                    |         |
-| `Failed`       | this event did not get through this time        | is parked by the retry schedule         | yes     |
-| `Rejected`     | the remote will never take this event           | becomes a dead letter                   | yes     |
-| `Unavailable`  | the remote takes nothing now, or not this event | stays, or is parked for a moment        | no      |
-| `NotAttempted` | not sent, for what became of an earlier event   | stays, or waits behind that event       | no      |
+| outcome        | meaning                                           | the event then                        | attempt |
+|----------------|---------------------------------------------------|---------------------------------------|---------|
+| `Delivered`    | the remote confirmed the event                    | is passed by the cursor               |         |
+| `Failed`       | this attempt to deliver the event failed          | is parked by the retry schedule       | yes     |
+| `Rejected`     | the remote will never accept this event           | becomes a dead letter                 | yes     |
+| `Unavailable`  | the remote accepts nothing now, or not this event | stays, or is parked for a moment      | no      |
+| `NotAttempted` | not sent, because of an earlier event's outcome   | stays, or waits behind that event     | no      |
 """
 
 from dataclasses import dataclass
@@ -19,9 +19,9 @@ class Delivered:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The event did not get through; another try may succeed.
+    """The event was not delivered; another attempt may succeed.
 
-    `retry_after` (seconds) is the remote's own wish; the retry schedule honours it within bounds.
+    `retry_after` (seconds) is what the remote asks for; the retry schedule respects it within bounds.
     """
 
     reason: str
@@ -30,19 +30,19 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """The remote refuses this very event for good; `reason` carries the remote's own words."""
+    """The remote refuses this event permanently; `reason` carries the remote's own message."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """The remote refused the request that carried this event, in words that speak of the remote.
+    """The remote refused the request that carried this event, with an error about the remote itself.
 
-    They may still be about this event only (`workers.delivery.second_opinion`), unless the remote is `unreachable`:
-    not found,
-    not connected, not logged in, so that no event would fare better. `retry_after` (seconds) is the remote's own wish.
-    `pause` asks that the target be paused until an operator resumes it (a webhook's 410 Gone).
+    The error may still concern only this event (`workers.delivery.second_opinion`), unless the remote is `unreachable`:
+    name not resolved, not connected, or not logged in, so that every other event would fail as well. `retry_after`
+    (seconds) is what the remote asks for. `pause` requests that the target be paused until an operator resumes it (a
+    webhook's 410 Gone).
     """
 
     reason: str
@@ -53,7 +53,7 @@ class Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class NotAttempted:
-    """The event was not sent: an earlier one of its object was not delivered, or any was refused as `Unavailable`."""
+    """The event was not sent: an earlier one of its object was not delivered, or any event was `Unavailable`."""
 
 
 Outcome = Delivered | Failed | Rejected | Unavailable | NotAttempted

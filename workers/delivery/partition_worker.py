@@ -1,4 +1,4 @@
-"""Work off one lease: load, deliver, settle, until its partitions are empty or its time is over."""
+"""Work off one lease: load, deliver and settle until its partitions are empty or its time is over."""
 
 import logging
 import time
@@ -29,24 +29,24 @@ from workers.telemetry.delivery_log import counted, counts_text, failed_attempts
 
 log = logging.getLogger("bucketwire.partitions")
 
-_ANY = 1000  # due objects of which a target in doubt is asked for any
+_ANY = 1000  # due objects to sample from while the target is in doubt
 
 
-_FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, of a replay whose turn failed unforeseen
+_FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, for a replay whose turn failed unexpectedly
 
 
 @dataclass(slots=True)
 class BatchSizer:
-    """How many events to hand to a target in one call: as many as it has shown to take in about a second.
+    """How many events to pass to a target in one call: as many as it has proved to take in about a second.
 
-    A target that hangs thus holds a partition with few events, and a fast one gets full batches after a few calls.
+    So a target that hangs holds up a partition with few events, and a fast one gets full batches after a few calls.
     """
 
     limit: int
     size: int = 16
 
     def took(self, events: int, seconds: float) -> None:
-        """Learn from one call."""
+        """Adjust the size after a call that delivered `events` in `seconds`."""
         if seconds > 3:
             self.size = max(1, self.size // 4)
         elif seconds < 1 and events >= self.size:
@@ -65,14 +65,14 @@ class OpenTarget:
     pace: BatchSizer
     opened: bool = False
     failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """Replay and partition, to how often in a row its turn failed and when (ms) it has the next."""
+    """Maps (replay, partition) to the number of consecutive failed turns and the time (ms) of the next turn."""
 
 
 @dataclass(slots=True)
 class LeaseSummary:
-    """What one lease came to; `unavailable` is why it ended early.
+    """The result of one lease; `unavailable` is why it ended early.
 
-    `answered` says that the target gave some event an answer of its own.
+    `answered` is set if the target answered for at least one event itself (delivered, failed or rejected).
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -84,7 +84,7 @@ class LeaseSummary:
 
 
 class PartitionWorker:
-    """One lease at work. `clock` gives milliseconds since 1970; `guard` says whether the lease still holds."""
+    """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds."""
 
     def __init__(
         self,
@@ -102,16 +102,17 @@ class PartitionWorker:
         self._in_hand: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._figures = metrics.of(work.name)
-        self._took = 0.0  # seconds that the target took for the batch in hand
+        self._took = 0.0  # seconds that the target took for the current batch
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
-        self._refusals: Refusals | None = None  # what the outbox knew of them when the target was last in doubt
-        self._moment = 0  # the time of the batch in hand, by which refusals and deliveries are ordered
+        self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
+        self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.tally = LeaseSummary()
 
     def work_off(self, stop: Callable[[], bool]) -> LeaseSummary:
-        """Until the partitions are empty, the target is unavailable, or `stop()`. Raises `LeaseLost`,
-        `LeaseExpired`.
+        """Deliver until the partitions are empty, the target is unavailable, or `stop()` is true.
+
+        Raises `LeaseLost`, `LeaseExpired`.
         """
         self._stop = stop
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
@@ -122,7 +123,7 @@ class PartitionWorker:
         return self.tally
 
     def in_hand(self) -> dict[ObjectHash, int]:
-        """The objects whose events may have been sent since the last settlement, each with the oldest one's seq."""
+        """Return the objects whose events may have been sent since the last settlement, with the seq of the oldest."""
         oldest: dict[ObjectHash, int] = {}
         for logged, verdict in zip(*self._in_hand, strict=True):
             if not isinstance(verdict, SkipReason):
@@ -130,15 +131,15 @@ class PartitionWorker:
         return oldest
 
     def _newest_sent(self, reader: PartitionReader, events: Sequence[LoggedEvent]) -> LoggedEvent | None:
-        """The last of these events, all of one object, that would be sent now."""
+        """Return the last of these events, all of one object, that would be sent now."""
         decided = decide(events, self._work.policy, reader)
         paired = zip(events, decided, strict=True)
         return next((logged for logged, verdict in reversed([*paired]) if not isinstance(verdict, SkipReason)), None)
 
     def _turn(self, reader: PartitionReader) -> bool:
-        """One batch of each kind of due work; whether there was any.
+        """Deliver one batch of each kind of due work; return whether there was any.
 
-        What is refused in one of them has the next for its second opinion. A target that is in doubt after all of
+        The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
         them is unavailable.
         """
         worked = self._batches(reader)
@@ -162,7 +163,7 @@ class PartitionWorker:
 
     def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
         began = time.monotonic()
-        # While the target is in doubt any object, and not always the first, which may be the one that it refuses.
+        # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
         size = min(len(due), self._work.pace.size)
         some = self._rng.sample(due, min(size, MOST_ASKED)) if self._opinion.in_doubt else due[:size]
         parked = reader.load_parked(some, self._work.pace.size)
@@ -176,19 +177,19 @@ class PartitionWorker:
         batch = reader.load(self._work.pace.size)
         if not batch.events and not batch.more:
             return False
-        # Without events it settles how far the log was read.
+        # A batch without events settles how far the log was read.
         results = self._results(reader, batch, set()) if batch.events else []
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 
     def _try_replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
-        """As `_replay`; one that fails is set aside for a while, so that the events of the log go on."""
+        """Call `_replay`; postpone a replay that fails, so that the events of the log continue."""
         place, failing = (replay.replay_id, replay.partition), self._work.failing_replays
         failures, due = failing.get(place, (0, 0))
         worked = False
         if due <= self._clock():
-            # What the log's own cursor passed while the replay was set aside is older than what the replay sends now:
-            # it is sent once more, in its order.
+            # Events that the log's own cursor passed while the replay was postponed are older than what the replay
+            # sends now, so the replay sends them once more, in order.
             replay.until = max(replay.until, self._lease.positions[replay.partition])
             try:
                 worked = self._replay(reader, replay)
@@ -225,7 +226,7 @@ class PartitionWorker:
         return SettlementContext(self._work.schedule, self._clock(), self._rng)
 
     def _results(self, reader: PartitionReader, batch: Batch, standing: Set[LogPosition]) -> list[Result]:
-        """Deliver what may go; what stands behind a parked event, or in line already, does not."""
+        """Deliver the events that may be sent: not those behind a parked event, nor those already parked or dead."""
         waiting = reader.waiting(batch.events)
         if not waiting and not standing:
             return self._deliver(reader, batch.events)
@@ -244,7 +245,7 @@ class PartitionWorker:
     def _deliver(
         self, reader: PartitionReader, events: Sequence[LoggedEvent], refused_before: Sequence[int] | None = None
     ) -> list[Result]:
-        """Send what is to be sent; `refused_before` is given for parked events, in milliseconds or 0."""
+        """Send what needs sending; `refused_before` is set for parked events only (ms since 1970, 0 = never)."""
         decided = decide(events, self._work.policy, reader)
         sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, SkipReason)]
         if sent:
@@ -254,9 +255,9 @@ class PartitionWorker:
         answers = self._opinion.send(
             [verdict for verdict in decided if not isinstance(verdict, SkipReason)], self._stop
         )
-        # What needs no sending counts, too: else batches of a mirror that is far behind would stay small.
+        # Events that need no sending count too; otherwise batches of a mirror that is far behind would stay small.
         self._work.pace.took(len(events), self._took)
-        # Later than the batch before, so that there is a moment in between.
+        # Later than the previous batch by 2 ms, so that a time in between exists.
         self._moment = max(self._clock(), self._moment + 2)
         if any(isinstance(answer, Suspect) for answer in answers):
             answers = self._judged(reader, [events[index] for index in sent], answers, refused_before)
@@ -272,7 +273,7 @@ class PartitionWorker:
         answers: Sequence[Answer],
         before: Sequence[int] | None,
     ) -> list[Answer]:
-        """What becomes of those events that the target refused alone."""
+        """Return the answers, with a decision for each event that was the only one the target refused."""
         suspects = [index for index, answer in enumerate(answers) if isinstance(answer, Suspect)]
         refusals = reader.refusals({(events[index].partition, events[index].seq) for index in suspects})
         now, is_up = self._moment, not self._opinion.in_doubt
@@ -283,7 +284,7 @@ class PartitionWorker:
             refusals,
             parked=before is not None,
             is_up=is_up,
-            refused_at=now - is_up,  # a target that is up delivered after it, one that is in doubt before it
+            refused_at=now - is_up,  # a target that is up delivered after the refusal, one in doubt before it
             due=lambda refusal: now + back_off(1, self._rng, refusal.retry_after),
         )
         if all(isinstance(decided[index], RefusedAgain) for index in suspects):
@@ -300,15 +301,15 @@ class PartitionWorker:
                 work.opened = True
             outcomes = work.target.deliver(events, work.window, self._guard)
         except LeaseExpired:
-            # It may have been stopped anywhere: what is still under way must not be taken for an answer to the next.
+            # The call may have stopped anywhere: an answer to a pending request must not be taken for one to the next.
             work.target.close()
             work.opened = False
             raise
         except TargetUnavailable as error:
             outcomes = [Unavailable(error.reason, error.retry_after, error.pause, unreachable=True)] * len(events)
         except Exception as error:
-            # An adapter's own defect must not stop the partition: it is counted against the events, and so seen and
-            # bounded.
+            # A defect of an adapter must not stop the partition: it counts as a failed attempt at the events, which
+            # makes it visible and bounds the number of attempts.
             log.exception("%s: unforeseen", work.name)
             outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
         took = time.monotonic() - started

@@ -1,10 +1,10 @@
-"""Requests for redelivery that a worker could not record yet, because the outbox database was unavailable.
+"""Keep requests for redelivery that a worker could not record, because the outbox database was unavailable.
 
-A worker whose lease was lost may have overwritten newer events with older ones. It must request that the newest ones
-be delivered again (`app.outbox.delivery.redelivery`), however long the database is away and even if the process is
-killed meanwhile. So each request is first written to a file of its own in the service's data directory, and removed
-from there once it is recorded. Every process that shares the directory records what it finds there, before it claims a
-lease and once a second: recording a request twice does no harm, so no file belongs to anybody.
+A worker that lost its lease may have overwritten newer events with older ones. It must request redelivery of the newest
+ones (`app.outbox.delivery.redelivery`), however long the database is unavailable and even if the process is killed
+meanwhile. So the worker first writes each request to its own file in the service's data directory, and removes the file
+once the request is recorded. Every process that shares the directory records all requests in it, before it claims a
+lease and once a second. Recording a request is idempotent, so no process owns a file.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ class _Request:
 
     @classmethod
     def decode(cls, text: bytes) -> "_Request":
-        """Raises `ValueError`, `LookupError` or `TypeError` for what `encode` did not make."""
+        """Decode a request. Raises `ValueError`, `LookupError` or `TypeError` for any other content."""
         content = orjson.loads(text)
         written = {(int(partition), int(key_hash)): int(seq) for partition, key_hash, seq in content["objects"]}
         return cls(int(content["target"]), written)
 
 
 class RedeliveryRequests:
-    """What one process and its predecessors have yet to record; `folder` is the service's data directory."""
+    """Requests not yet recorded by this process and its predecessors; `folder` is the service's data directory."""
 
     def __init__(self, database: Database, folder: Path) -> None:
         self._database = database
         self._folder = folder / FOLDER
-        self._unwritten: list[_Request] = []  # the disk would not take them
+        self._unwritten: list[_Request] = []  # requests that could not be written to disk
         self._recording = threading.Lock()
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -60,9 +60,9 @@ class RedeliveryRequests:
             self._keep_trying()
 
     def add(self, target_id: int, arn: str, written: Mapping[ObjectHash, int]) -> None:
-        """Have the newest events of these objects delivered again: now or, if the database is away, once it is back.
+        """Request redelivery of the newest events of these objects: now, or once the database is available again.
 
-        `written` gives for each object the seq of the oldest event that may have been written too late.
+        `written` maps each object to the seq of the oldest event that may have been written too late.
         """
         if not written:
             return
@@ -80,7 +80,10 @@ class RedeliveryRequests:
             self._keep_trying()
 
     def record(self) -> None:
-        """Record every request. Raises `DatabaseUnavailable`: then no lease may be claimed. Cheap if there are none."""
+        """Record every request; cheap if there are none.
+
+        Raises `DatabaseUnavailable`: then the process must not claim a lease.
+        """
         with self._recording:
             while self._unwritten:
                 self._record(self._unwritten[0])
@@ -88,7 +91,7 @@ class RedeliveryRequests:
             for file in self._files():
                 try:
                     request = _Request.decode(file.read_bytes())
-                except FileNotFoundError:  # another process was quicker
+                except FileNotFoundError:  # another process was faster
                     continue
                 except (OSError, ValueError, LookupError, TypeError) as error:
                     log.warning("%s is not a redelivery request and is set aside: %s", file, error)
@@ -99,7 +102,7 @@ class RedeliveryRequests:
                 file.unlink(missing_ok=True)
 
     def close(self, patience: float = 0.0) -> None:
-        """End the tries; for up to `patience` seconds go on with them first. What is on disk stays there."""
+        """Stop retrying, after up to `patience` seconds of further tries. Requests on disk stay there."""
         deadline = time.monotonic() + patience
         while self._is_pending() and time.monotonic() < deadline:
             with contextlib.suppress(*DatabaseUnavailable):
@@ -115,7 +118,7 @@ class RedeliveryRequests:
         redelivery.request(self._database, request.target_id, request.written)
 
     def _files(self) -> Iterator[Path]:
-        with contextlib.suppress(OSError):  # as a rule there is no such folder
+        with contextlib.suppress(OSError):  # the folder usually does not exist
             names = sorted(name for name in os.listdir(self._folder) if name.endswith(".json"))  # noqa: PTH208 - fastest
             yield from (self._folder / name for name in names)
 

@@ -1,14 +1,14 @@
-"""When a failed event is tried again, and when it is given up: exponential back-off with full jitter."""
+"""Decide when to retry a failed event, and when to give up: exponential back-off with full jitter."""
 
 from dataclasses import dataclass
 from random import Random
 
-_MAX_RETRY_AFTER = 15 * 60_000  # a remote's Retry-After counts up to here, milliseconds
+_MAX_RETRY_AFTER = 15 * 60_000  # milliseconds; a longer Retry-After of a remote is reduced to this
 
 
 @dataclass(frozen=True, slots=True)
 class RetrySchedule:
-    """A target's schedule; durations in milliseconds. `max_age` 0 = an event is never too old."""
+    """A target's retry schedule; durations in milliseconds. `max_age` 0 = no event is too old."""
 
     base: int = 1_000
     cap: int = 300_000
@@ -18,9 +18,9 @@ class RetrySchedule:
     def next_try(
         self, attempts: int, received_at: int, now: int, rng: Random, retry_after: float | None = None
     ) -> int | None:
-        """When to try again after the `attempts`-th failure, in milliseconds since 1970; None = give up.
+        """Return the time of the next try after the `attempts`-th failure, in milliseconds since 1970; None = give up.
 
-        The wait is drawn from all of 0 … min(cap, base · 2^(attempts-1)), and never shorter than what the remote
+        The wait is uniformly random in 0 … min(cap, base · 2^(attempts-1)), and never shorter than what the remote
         asked for (`retry_after`, seconds, up to 15 minutes).
         """
         if attempts >= self.max_attempts:
@@ -34,5 +34,5 @@ class RetrySchedule:
 
 
 def bounded_retry_after(retry_after: float | None) -> int:
-    """A remote's Retry-After (seconds) in milliseconds, within bounds."""
+    """Return a remote's Retry-After (seconds) as milliseconds, within bounds."""
     return 0 if retry_after is None else max(0, min(int(retry_after * 1000), _MAX_RETRY_AFTER))

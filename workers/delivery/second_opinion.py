@@ -1,13 +1,14 @@
-"""Find out whether a refusal ("unavailable") concerns one event or the whole target.
+"""Find out whether a refusal (`Unavailable`) concerns one event or the whole target.
 
-A remote may answer 503 to one object and take every other: a proxy without a backend for one path, a firewall, a
-locked row. So a refusal is followed by a second opinion, an event of another object sent alone:
+A remote may answer 503 for one object and accept every other: a proxy without a backend for one path, a firewall, a
+locked row. So the worker asks for a second opinion after a refusal: it sends an event of another object alone.
 
-* it gets an answer of its own (delivered, failed, rejected): the target is up, and what was refused is a suspect;
-* it is refused as well, and so are a few others, or there are none: the circuit breaker opens.
+* If that event gets an answer of its own (delivered, failed, rejected), the target is up, and the refused event is a
+  suspect.
+* If that event and a few others are refused as well, or there are no others, the circuit breaker opens.
 
 A suspect's refusal counts as a failed attempt once the target has delivered something between two refusals of that
-event. So an outage, long or short, costs no event an attempt, and one event cannot hold up a target.
+event. So an outage, short or long, costs no event an attempt, and one event cannot block a target.
 """
 
 import time
@@ -22,9 +23,9 @@ from workers.delivery.outcomes import NOT_ATTEMPTED, Delivered, Failed, NotAttem
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """The target refused this event, of all objects in the call this one alone.
+    """The target refused this event, and no other object's event in the same call.
 
-    It waits, parked, until `due`; no attempt is counted. Both times are milliseconds since 1970.
+    The event is parked until `due`; no attempt is counted. Both times are milliseconds since 1970.
     """
 
     refusal: Unavailable
@@ -34,37 +35,37 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class RefusedAgain(Failed):
-    """The target refused this event twice and delivered others in between: that is a failed attempt."""
+    """The target refused this event twice and delivered others in between: a failed attempt."""
 
     refused_at: int = 0
 
 
 Answer = Outcome | Suspect
 
-MOST_ASKED = 5  # second opinions that may be bad, of one batch
-_PATIENCE = 1.0  # seconds after which one is enough
+MOST_ASKED = 5  # second opinions per batch that may be refused
+_PATIENCE = 1.0  # seconds; after that, one refused second opinion is enough
 
 
 class SecondOpinion:
-    """Sends the events of one lease, and knows whether the target seems to be up.
+    """Sends the events of one lease, and tracks whether the target seems to be up.
 
     `call` sends events to the target. It gets one event at a time while the target is in doubt: after a refusal, and
-    from the beginning where `probing` says that the breaker is open.
+    from the start if `probing` is true, because the breaker is open.
     """
 
     def __init__(self, call: Callable[[Sequence[Event]], Sequence[Outcome]], rng: Random, *, probing: bool) -> None:
         self._call = call
         self._rng = rng
-        self._refused: set[str] = set()  # objects refused since the target last answered one for itself
+        self._refused: set[str] = set()  # objects refused since the target last answered for a single event
         self.in_doubt = probing
-        self.answered = False  # the target gave some event an answer of its own
+        self.answered = False  # the target gave an answer about an event itself
         self.refusal: Unavailable | None = None  # why the target is in doubt
-        self.is_certain = False  # the target cannot be reached at all: no event would fare better
+        self.is_certain = False  # the target cannot be reached at all: every event would fail
 
     def send(self, events: Sequence[Event], stop: Callable[[], bool]) -> list[Answer]:
-        """Send events until all have an answer, a second opinion is bad, or `stop()`; the rest is `NotAttempted`.
+        """Send events until all have an answer, second opinions are refused, or `stop()`; the rest is `NotAttempted`.
 
-        Where several objects share a refusal, smaller and smaller calls find out which of them caused it.
+        If several objects share a refusal, smaller and smaller calls find out which of them caused it.
         """
         answers: list[Answer] = [NOT_ATTEMPTED] * len(events)
         left = list(range(len(events)))
@@ -96,15 +97,15 @@ class SecondOpinion:
         return answers
 
     def acquit(self) -> None:
-        """Take the refusals since the last answer for the events' own; only where they all are of one object."""
+        """Blame the refusals since the last answer on their events; only if all of them are of one object."""
         if len(self._refused) == 1 and not self.is_certain:
             self._trust()
 
     def verdict(self, refusals: Refusals | None) -> Unavailable | None:
-        """Why the breaker shall open, None where the target is up.
+        """Return why the breaker must open, None if the target is up.
 
-        As long as only one object has been refused, what its answer asks of everybody, a long wait or a pause, is not
-        heeded.
+        As long as only one object has been refused, ignore the parts of its answer that affect the whole target: a long
+        wait or a pause.
         """
         why = self.refusal
         if why is None or self.is_certain or len(self._refused) > 1 or (refusals and refusals.of_others):
@@ -115,7 +116,7 @@ class SecondOpinion:
         answered = any(isinstance(answers[index], Delivered | Failed | Rejected) for index in some)
         self.answered |= answered
         if refused:
-            # What else is in the same call may have been answered before the target went away.
+            # Other events of the same call may have been answered before the target became unavailable.
             self.refusal = self._refusal(answers, refused)
             self.in_doubt = True
             self.is_certain = self.refusal.unreachable
@@ -124,7 +125,7 @@ class SecondOpinion:
             self._trust()
 
     def _asks_for_rest(self) -> bool:
-        """Whether the remote named a time before which it wants no more requests."""
+        """Return whether the remote named a time before which it wants no more requests."""
         return self.refusal is not None and self.refusal.retry_after is not None
 
     def _trust(self) -> None:
@@ -134,7 +135,7 @@ class SecondOpinion:
         self._refused.clear()
 
     def _pick(self, events: Sequence[Event], left: Sequence[int]) -> int:
-        """The first event of all or, as often, of any object: it must not be the same that is asked each time."""
+        """Return the first event or, with equal chance, one of a random object: not the same one each time."""
         if self._rng.random() < 0.5:
             return left[0]
         firsts: dict[str, int] = {}
@@ -159,14 +160,14 @@ def judged(
     refused_at: int,
     due: Callable[[Unavailable], int],
 ) -> list[Answer]:
-    """Decide what becomes of each suspect among the answers: a failed attempt, parked to be tried again, or neither.
+    """Decide what happens to each suspect among the answers: a failed attempt, parked for another try, or unavailable.
 
-    `refused_before` is when each event was refused before, 0 if it was not. While the target is in doubt an event of
-    the log is parked only as the first of its partition, and where that has no such event yet: an outage parks one
-    event in each partition, not all of them.
+    `refused_before` is the time of each event's previous refusal, 0 if there was none. While the target is in doubt, an
+    event of the log is parked only if it is the first of its partition and the partition has no such event yet: an
+    outage parks one event in each partition, not all of them.
     """
     decided: list[Answer] = []
-    taken = set(refusals.partitions)  # and those in which an earlier event stays
+    taken = set(refusals.partitions)  # partitions with such an event, and those in which an earlier event stays
     for answer, partition, before in zip(answers, partitions, refused_before, strict=True):
         if not isinstance(answer, Suspect):
             decided.append(answer)

@@ -1,6 +1,6 @@
-"""From outcomes to a settlement: what moves on, what is parked, what dies. Pure: reads no clock, no database.
+"""Turn outcomes into a settlement: which events are done, parked or dead. Pure: uses no clock and no database.
 
-Per object the order of the log is kept: once an event of an object is parked, every later one goes behind it.
+It keeps the order of the log per object: once an event of an object is parked, every later one waits behind it.
 """
 
 from collections import Counter
@@ -22,7 +22,7 @@ from workers.delivery.outcomes import DELIVERED, Delivered, Failed, NotAttempted
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.second_opinion import RefusedAgain, Suspect
 
-_REMEMBERED = 10  # attempts that a parked event's history keeps
+_REMEMBERED = 10  # attempts kept in a parked event's history
 
 
 class BehindParked:
@@ -35,7 +35,7 @@ Result = Outcome | Suspect | SkipReason | BehindParked
 
 @dataclass(frozen=True, slots=True)
 class SettlementContext:
-    """What deciding needs to know besides the results."""
+    """What a settlement depends on besides the results."""
 
     schedule: RetrySchedule
     now: int
@@ -43,12 +43,12 @@ class SettlementContext:
 
 
 def settle_batch(batch: Batch, results: Sequence[Result], rules: SettlementContext) -> Settlement:
-    """Settle events read behind the cursors.
+    """Settle events that were read from the log at the cursors.
 
-    An event that the target was unavailable for, or that was not attempted, stays where it is, unless a later one of
-    its partition got an answer: then it is parked with no attempt counted, so that the cursor can pass without sending
-    the later one twice. It waits behind an earlier event of its object that this batch parked; where there is none,
-    also because that one died, it is the object's head and due at once. A suspect is parked until it is due.
+    An event that is `Unavailable` or `NotAttempted` stays where it is, unless a later event of its partition got an
+    answer: then it is parked without counting an attempt, so that the cursor can pass without sending the later one
+    twice. It waits behind an earlier event of its object that this batch parked. If there is none, or that one became a
+    dead letter, it is the object's head and due at once. A suspect is parked until it is due.
     """
     settlement = Settlement()
     for partition, seq in batch.scanned.items():
@@ -70,7 +70,7 @@ def settle_batch(batch: Batch, results: Sequence[Result], rules: SettlementConte
 
 
 def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rules: SettlementContext) -> Settlement:
-    """Settle parked events that were tried again, and those tried behind them; per object oldest first."""
+    """Settle parked events that were retried, and those sent behind them; oldest first within each object."""
     settlement = Settlement()
     blocked: set[ObjectHash] = set()
     for entry, result in zip(parked, results, strict=True):
@@ -83,7 +83,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
                 _count_unsent(settlement, logged, result)
             case Unavailable() | NotAttempted() | BehindParked():
                 continue
-            case _ if logged.object in blocked:  # it waits for an earlier one, whatever was made of it
+            case _ if logged.object in blocked:  # it waits behind an earlier one, whatever its own result
                 continue
             case Failed() | Rejected():
                 attempt = _attempt(entry, result, rules.now)
@@ -148,7 +148,7 @@ def _count_unsent(settlement: Settlement, logged: LoggedEvent, why: SkipReason) 
     if why is SkipReason.SUPERSEDED:
         progress.superseded += 1
     else:
-        progress.delivered += 1  # the target already holds what this event asks for
+        progress.delivered += 1  # the target already holds what this event would write
 
 
 def _attempt(entry: ParkedEvent, result: Failed | Rejected, now: int) -> ParkedRow:
@@ -168,7 +168,7 @@ def _attempt(entry: ParkedEvent, result: Failed | Rejected, now: int) -> ParkedR
 
 
 def _suspected(entry: ParkedEvent, suspect: Suspect) -> ParkedRow:
-    """Nothing is counted: attempts, times and history of the entry stay as they are."""
+    """Return the row of a suspect: attempts, times and history stay as they are."""
     logged = entry.logged
     return ParkedRow(
         partition=logged.partition,

@@ -1,4 +1,4 @@
-"""The registry: a target's type gives its adapter, and the driver is imported only when one is made.
+"""Map a target's type to its adapter, and import the driver only when a target of that type is created.
 
 A new target is one file here and one entry in `_ADAPTERS`.
 """
@@ -40,9 +40,9 @@ TARGETS: Mapping[str, Callable[[Any], Target]] = MappingProxyType(
 
 
 def create(type: str, settings: Any) -> Target:  # noqa: A002 (a target's type, as in its ARN)
-    """A target of this type, not yet opened; `settings` is the type's dataclass of `app.config.targets`.
+    """Create a target of this type, not yet opened; `settings` is the type's dataclass of `app.config.targets`.
 
-    Raises `LookupError` naming the types there are.
+    Raises `LookupError` with the known types.
     """
     if type not in TARGETS:
         raise LookupError(f"no target type {type!r}; there are {', '.join(sorted(TARGETS))}")

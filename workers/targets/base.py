@@ -1,24 +1,25 @@
-"""What every target owes: three methods, and the errors they may raise.
+"""The interface of every target: three methods, and the errors they may raise.
 
 The rules of `deliver`, which the contract suite checks for each target:
 
 * One outcome for each event, in the order of the events. `Delivered` only after the remote's confirmation.
-* Events of one object (same `path`) reach the remote in the order given. After one that did not get through
-  (`Failed` or `Unavailable`) no later event of that object is sent in this call; it gets the outcome `NotAttempted`.
-  A `Rejected` event holds up nothing.
+* Events of one object (same `path`) reach the remote in the given order. After one that was not delivered (`Failed` or
+  `Unavailable`) no later event of that object is sent in this call; it gets the outcome `NotAttempted`. A `Rejected`
+  event does not hold up any other.
 * After an `Unavailable` nothing more is sent. The events of requests that were refused or lost get that outcome, and
-  those not sent `NotAttempted`: the worker then knows sooner whether one event is to blame.
+  unsent events `NotAttempted`: so the worker finds out sooner whether one event is to blame.
 * `window` is the most requests that may be unconfirmed at once. With `window == 1` a request may carry many
-  events only where the remote confirms them as one.
-* A target never retries, sleeps, logs outcomes or knows the outbox, and is safe to call twice with the same event.
-* `lease.check()` is called right before each request is sent and each transaction is committed. When it raises
-  `LeaseExpired`, nothing more is sent, what was not committed is rolled back, and the exception leaves `deliver`.
-* `lease.has_time()` is asked before each request but a call's first. Once it says no, none is begun any more, and what
-  was not sent is `NotAttempted`: a remote that takes long for each request must not keep a partition, nor have its
-  worker killed before anything is settled. What is under way is waited for, but no longer than for one answer.
-* `workers.targets.batch` keeps these rules for whoever has it do the bookkeeping.
-* Whatever else it raises out of `deliver` is taken as `Unavailable` or `Failed` for every event of the call: the former
-  for a `TargetUnavailable`, which says that the remote is `unreachable`, so that no event would fare better.
+  events only if the remote confirms them as one.
+* A target never retries, sleeps, logs outcomes or accesses the outbox, and is safe to call twice with the same event.
+* It calls `lease.check()` right before it sends each request and commits each transaction. When that raises
+  `LeaseExpired`, it sends nothing more, rolls back what is not committed, and lets the exception leave `deliver`.
+* It calls `lease.has_time()` before each request except a call's first. Once that returns false, it starts no further
+  request, and unsent events are `NotAttempted`: a remote that takes long for each request must not hold up a partition,
+  nor have its worker killed before anything is settled. It still waits for pending requests, but no longer than for
+  one answer.
+* `workers.targets.batch` implements these rules for adapters that use it for bookkeeping.
+* Any other exception out of `deliver` counts as `Unavailable` or `Failed` for every event of the call: the former for
+  `TargetUnavailable`, which means that the remote is `unreachable`, so that every other event would fail as well.
 """
 
 from collections.abc import Sequence
@@ -29,7 +30,7 @@ from workers.delivery.outcomes import Outcome
 
 
 class TargetUnavailable(Exception):
-    """The remote cannot be reached, does not let us in, or cannot take anything now."""
+    """The remote cannot be reached, refuses the login, or cannot accept anything now."""
 
     def __init__(self, reason: str, retry_after: float | None = None, *, pause: bool = False) -> None:
         super().__init__(reason)
@@ -39,29 +40,29 @@ class TargetUnavailable(Exception):
 
 
 class LeaseExpired(Exception):
-    """The caller's right to deliver has ended: somebody else may be delivering newer events of the same objects."""
+    """The caller's right to deliver has ended: another worker may be delivering newer events of the same objects."""
 
 
 class LeaseCheck(Protocol):
-    """Says whether the caller may still deliver. Any thread may ask; it takes well below a microsecond as a rule."""
+    """Checks whether the caller may still deliver. Thread-safe; a call usually takes well below a microsecond."""
 
     def check(self) -> None:
         """Return if something may be sent now. Raises `LeaseExpired`."""
 
     def has_time(self) -> bool:
-        """Whether there is time to begin another request."""
+        """Return whether there is time to start another request."""
 
 
 class _NoLease:
     def check(self) -> None:
-        """Always return."""
+        """Return always."""
 
     def has_time(self) -> bool:
-        """There is time."""
+        """Return true."""
         return True
 
 
-NO_LEASE = _NoLease()  # for whoever is alone with a target, as a test of it is
+NO_LEASE = _NoLease()  # for callers that are alone with a target, such as a target test
 
 
 class Target(Protocol):
@@ -71,7 +72,7 @@ class Target(Protocol):
         """Connect, log in, create what is missing. Raises `TargetUnavailable`; may be called again after `close`."""
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Deliver `events`; the rules stand at the top of this module."""
+        """Deliver `events`; see the rules at the top of this module."""
 
     def close(self) -> None:
-        """Let go of every connection. Any number of times, never raises."""
+        """Close every connection. May be called any number of times; never raises."""

@@ -1,7 +1,7 @@
-"""The bookkeeping of one call of `deliver`, as every adapter needs it (the rules stand in `workers.targets.base`).
+"""Keep track of the events of one `deliver` call, as every adapter needs it (the rules are in `workers.targets.base`).
 
-An adapter asks `begin` which events may go into its next request, sends them, and says with `settle` what became of
-each. What was sent and never settled is named by `lose`. `outcomes` is then what `deliver` returns.
+An adapter asks `begin` which events may go into its next request, sends them, and records each outcome with `settle`.
+`lose` records the outcome of events that were sent and never settled. `outcomes` is then the result of `deliver`.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,14 +13,14 @@ from workers.targets.payloads import mark_not_attempted
 
 
 class Batch:
-    """What of a call's events was sent, what became of it, and what may still be sent."""
+    """Which of a call's events were sent, what their outcomes are, and what may still be sent."""
 
     def __init__(self, events: Sequence[Event], lease: LeaseCheck = NO_LEASE) -> None:
         self.events = events
         self._lease = lease
         self._outcomes: list[Outcome | None] = [None] * len(events)
-        self._sent: dict[int, None] = {}  # and not settled, in the order of sending
-        self._stuck: set[str] = set()  # objects of which an event did not get through
+        self._sent: dict[int, None] = {}  # sent and not settled, in the order of sending
+        self._stuck: set[str] = set()  # objects with an event that was not delivered
         self._is_over = False
         self._has_settled = False
 
@@ -30,10 +30,9 @@ class Batch:
         return self._is_over
 
     def begin(self, indexes: Iterable[int]) -> list[int]:
-        """Those of `indexes` that may go into one request now, counted as sent; none if nothing may be sent.
+        """Return those of `indexes` that may go into one request now, and count them as sent; none if it is over.
 
-        Left out is what is settled, and what follows an event of its object that did not get through. Raises
-        `LeaseExpired`.
+        Leave out settled events, and those that follow an undelivered event of the same object. Raises `LeaseExpired`.
         """
         chosen = [
             index for index in indexes if self._outcomes[index] is None and self.events[index].path not in self._stuck
@@ -48,18 +47,18 @@ class Batch:
         return chosen
 
     def has_time(self) -> bool:
-        """Whether answers to what is under way may still be waited for one after the other."""
+        """Return whether there is time to wait for the answers to pending requests one after the other."""
         return self._lease.has_time()
 
     def _is_needed(self, chosen: Iterable[int]) -> bool:
-        """Whether a request has to be made although the time is up, as every call is to settle something.
+        """Return whether a request must be made although the time is up, as every call must settle something.
 
-        That is the first one; or one that repeats a part of it, because the whole was refused.
+        That is the first request, or one that repeats a part of it because the whole was refused.
         """
         return not self._has_settled and (not self._sent or all(index in self._sent for index in chosen))
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """Note what became of an event, and what it means for those that have not been sent yet."""
+        """Record the outcome of an event, and what it means for events that have not been sent yet."""
         self._has_settled = True
         self._outcomes[index] = outcome
         self._sent.pop(index, None)
@@ -68,29 +67,29 @@ class Batch:
             self._is_over |= isinstance(outcome, Unavailable)
 
     def settle_all(self, indexes: Iterable[int], outcome: Outcome) -> None:
-        """Note the same outcome for several events."""
+        """Record the same outcome for several events."""
         for index in indexes:
             self.settle(index, outcome)
 
     def lose(self, outcome: Outcome) -> None:
-        """Note the outcome of everything that was sent and has no answer, and that nothing more is sent."""
+        """Record this outcome for everything that was sent and has no answer; send nothing more."""
         self._is_over = True
         self.settle_all(list(self._sent), outcome)
 
     def stop(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         self._is_over = True
 
     def oldest_sent(self) -> int | None:
-        """The index of the event that has waited longest for its answer."""
+        """Return the index of the event that has waited longest for its answer."""
         return next(iter(self._sent), None)
 
     def unsettled(self) -> list[int]:
-        """The indexes of events that have no outcome yet, sent or not."""
+        """Return the indexes of events that have no outcome yet, sent or not."""
         return [index for index, outcome in enumerate(self._outcomes) if outcome is None]
 
     def outcomes(self) -> list[Outcome]:
-        """An outcome for each event; `NotAttempted` for what was not sent, or not on its own account."""
+        """Return an outcome for each event; `NotAttempted` for those that were not sent, or not settled themselves."""
         return mark_not_attempted(
             self.events, [NOT_ATTEMPTED if outcome is None else outcome for outcome in self._outcomes]
         )

@@ -1,7 +1,7 @@
-"""An event loop in a thread of its own, for a driver that is written for asyncio.
+"""Run an event loop in a background thread, for a driver that is written for asyncio.
 
-A thread, because such a driver answers what a server asks between two calls (NATS's PING, a heartbeat) only while its
-loop runs; a connection whose server gets no answer is closed by it.
+It needs a thread because such a driver answers its server between two calls (NATS's PING, a heartbeat) only while its
+loop runs; the server closes a connection that does not answer.
 """
 
 import asyncio
@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_JOIN = 5.0  # a name that is still being looked up keeps the thread for longer; it ends by itself then
+_JOIN = 5.0  # seconds; a pending name resolution keeps the thread alive for longer, and the thread then ends by itself
 
 
 class EventLoopThread:
-    """A running loop. Connections made in it last until `close` at the longest, whatever their driver forgot."""
+    """A running loop. `close` closes all connections made in it, including those that their driver forgot."""
 
     def __init__(self, name: str) -> None:
         self._process = os.getpid()
@@ -31,12 +31,12 @@ class EventLoopThread:
 
     @property
     def is_encrypted(self) -> bool:
-        """Whether the connection made last speaks TLS."""
+        """Whether the most recent connection uses TLS."""
         made = self._loop.connections
         return bool(made) and made[-1].get_extra_info("ssl_object") is not None
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, or what it raises. It is cancelled when the caller is interrupted."""
+        """Return the coroutine's result, or raise its exception. An interruption of the caller cancels it."""
         running = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return running.result()
@@ -45,7 +45,7 @@ class EventLoopThread:
             raise
 
     def close(self) -> None:
-        """Cut every connection and end the thread. Any number of times; in a forked child it does nothing."""
+        """Close every connection and end the thread. May be called any number of times; no effect in a forked child."""
         if not self.is_here or self._loop.is_closed():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -65,12 +65,12 @@ class EventLoopThread:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-        await asyncio.sleep(0)  # an aborted connection closes its socket in the loop's next turn
+        await asyncio.sleep(0)  # an aborted connection closes its socket in the loop's next iteration
         await self._loop.shutdown_default_executor()
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Remembers its connections: nats-py leaves one open when logging in fails, and waits for frozen servers."""
+    """Keeps track of its connections: nats-py leaves one open when the login fails, and waits for frozen servers."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""HTTP connections for targets: what they may reach, and errors that tell "not connected" from "no answer".
+"""HTTP connections for targets: limit the addresses, and distinguish "not connected" from "no answer" in errors.
 
-urllib3 and not requests: 160-180 us a request against 330-610 (measured, docs/explanation/client-libraries.md), and
-requests is built on it.
+urllib3 instead of requests: 160-180 us per request against 330-610 (measured, docs/explanation/client-libraries.md),
+and requests is built on it.
 """
 
 import base64
@@ -22,18 +22,18 @@ from urllib3.util import Url, parse_url
 from app.config.networks import is_loopback, is_public
 from workers.targets.base import TargetUnavailable
 
-# urllib3 writes whole URLs into its warnings and debug lines, and a webhook's URL may well be its secret.
+# urllib3 writes whole URLs into its warnings and debug lines, and a webhook's URL may be a secret.
 logging.getLogger("urllib3").setLevel(logging.ERROR)
 
 _PORTS = {"http": 80, "https": 443}
 
 
 class PrivateAddressError(HTTPError):
-    """The name stands for an address that is not of the public internet."""
+    """The name resolves to an address that is not public."""
 
 
 def public_addresses(host: str, port: int) -> list[str]:
-    """All addresses of a name. Raises `PrivateAddressError` if one of them is not public, `OSError` as the resolver."""
+    """Return all addresses of a name. Raises `PrivateAddressError` if one is not public, `OSError` of the resolver."""
     found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
     for address in addresses:
@@ -45,12 +45,12 @@ def public_addresses(host: str, port: int) -> list[str]:
 
 
 def basic_auth(login: str) -> str:
-    """The header's value for the `user:password` of a URL, which is percent-encoded there; in UTF-8, as Go has it."""
+    """Return the header value for a URL's percent-encoded `user:password`; in UTF-8, as in Go."""
     return f"Basic {base64.b64encode(urllib.parse.unquote_to_bytes(login)).decode()}"
 
 
 class _PlainConnection(HTTPConnection):
-    """Says of every failure before the request went out that it was one of connecting; `guarded` as `http_pool`."""
+    """Reports every failure before the request was sent as a connection error; `guarded` as in `http_pool`."""
 
     def __init__(self, *positional: Any, guarded: bool = False, **options: Any) -> None:
         super().__init__(*positional, **options)
@@ -69,7 +69,7 @@ class _PlainConnection(HTTPConnection):
 
 
 class _TlsConnection(HTTPSConnection):
-    """As `_PlainConnection`, with TLS."""
+    """Like `_PlainConnection`, with TLS."""
 
     def __init__(self, *positional: Any, guarded: bool = False, **options: Any) -> None:
         super().__init__(*positional, **options)
@@ -84,7 +84,7 @@ class _TlsConnection(HTTPSConnection):
             raise
         except OSError as error:
             raise NewConnectionError(self, str(error)) from error
-        # urllib3 warns at each request of a connection that was not verified; here the settings ask for it.
+        # urllib3 warns about each request on an unverified connection; here the settings ask for one.
         self.is_verified = True
 
     def _new_conn(self) -> socket.socket:
@@ -92,7 +92,7 @@ class _TlsConnection(HTTPSConnection):
 
 
 def _guarded_socket(connection: HTTPConnection, connect: Any) -> socket.socket:
-    """Resolve once, look at every address, and connect to those very addresses: a second answer is never asked for."""
+    """Resolve once, check every address, and connect to exactly these addresses: the name is not resolved again."""
     name = connection._dns_host
     try:
         addresses = public_addresses(name, connection.port)
@@ -109,7 +109,7 @@ def _guarded_socket(connection: HTTPConnection, connect: Any) -> socket.socket:
             else:
                 return opened
     finally:
-        connection.host = name  # what TLS and the Host header go by
+        connection.host = name  # TLS and the Host header use this name
     raise failure
 
 
@@ -123,7 +123,7 @@ class _SecurePool(HTTPSConnectionPool):
 
 @dataclass(frozen=True)
 class HttpPool:
-    """A pool of connections to one endpoint, and what a request names as its target."""
+    """A pool of connections to one endpoint, and the request target for its requests."""
 
     pool: HTTPConnectionPool
     target: str
@@ -134,11 +134,12 @@ class HttpPool:
     _guarded: bool
 
     def check(self, timeout: float, *, patience: float = 0) -> None:
-        """Connect, with TLS where the endpoint has it, send nothing, and disconnect. Raises urllib3's `HTTPError`.
+        """Connect, with TLS if the endpoint has it, send nothing, and disconnect. Raises urllib3's `HTTPError`.
 
-        With `patience` (seconds) also see that the endpoint does not hang up by itself in that time, as one does that
-        has no server behind it, or that misses a client certificate: TLS 1.3 says so only after the handshake.
-        Behind a proxy the connection is to the proxy, and the guard asks this machine's resolver about the endpoint.
+        With `patience` (seconds) also check that the endpoint does not close the connection during that time. An
+        endpoint does so if it has no server behind it, or requires a client certificate: TLS 1.3 reports that only
+        after the handshake. With a proxy the connection is to the proxy, and the guard resolves the endpoint's name on
+        this machine.
         """
         self.guard_behind_proxy()
         reached = self._proxy or self._endpoint
@@ -163,7 +164,7 @@ class HttpPool:
             connection.close()
 
     def guard_behind_proxy(self) -> None:
-        """Raise `PrivateAddressError` for what a proxy must not be asked to reach either."""
+        """Raise `PrivateAddressError` if the endpoint is not public: a proxy must not be asked to reach it either."""
         if not self._guarded or self._proxy is None:
             return
         host = self._endpoint.host or ""
@@ -175,15 +176,15 @@ class HttpPool:
             ) from error
 
     def close(self) -> None:
-        """Close every idle connection; those in use are closed when they come back."""
+        """Close every idle connection; those in use are closed when they are returned."""
         self.pool.close()
 
 
 def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connections: int) -> HttpPool:
-    """Connections to `endpoint`, through the proxy that HTTP_PROXY, HTTPS_PROXY and NO_PROXY ask for (as MinIO: §4.2).
+    """Return connections to `endpoint`, through the proxy in HTTP_PROXY, HTTPS_PROXY and NO_PROXY (as MinIO: §4.2).
 
-    `guarded` refuses to connect where a resolved address is not public; with a proxy it is the endpoint's name that is
-    looked up and refused, once at each call, so a name that changes its meaning in between is the proxy's to refuse.
+    `guarded` refuses to connect if a resolved address is not public. With a proxy, the endpoint's name is resolved and
+    checked once per call; the proxy must protect itself against a name whose address changes in between.
     """
     url = parse_url(endpoint)
     scheme, host = url.scheme or "", url.host or ""
@@ -215,7 +216,7 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
 
 def _proxy_for(scheme: str, host: str, port: int) -> Url | None:
     given = urllib.request.getproxies().get(scheme)
-    # Never for this machine, as Go, hence MinIO, has it.
+    # Never for this machine, as in Go, hence in MinIO.
     if not given or is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
     proxy = parse_url(given if "://" in given else f"http://{given}")

@@ -1,6 +1,6 @@
-"""The texts that targets are given and what an event does to a namespace: decided here, once, for all targets.
+"""Build the payloads for targets, and decide what an event does to a namespace; once, for all targets.
 
-Nothing is parsed again: `Event.record` is the record's JSON text and goes into every envelope as it stands.
+Nothing is parsed again: `Event.record` is the record's JSON text and goes into every envelope unchanged.
 No envelope ends with a newline except `line`, which is for document stores (as MinIO: §1.5).
 """
 
@@ -16,14 +16,14 @@ import orjson
 from app.events.model import Effect, Event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Unavailable
 
-# Looked up once: reaching a member through its class costs more than comparing with it.
+# Bound to names once: accessing a member through its enum costs more than the comparison.
 _UPSERT, _REMOVE, _REMOVE_VERSION = Effect.UPSERT, Effect.REMOVE, Effect.REMOVE_VERSION
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _ESCAPED_BY_GO = re.compile("[<>&\u2028\u2029]")
 
 
 def text(value: str) -> str:
-    """A JSON string with its quotes, spelt as Go spells it (as MinIO: §1.5)."""
+    """Return a JSON string with its quotes, encoded as Go does (as MinIO: §1.5)."""
     quoted = encode_basestring(value)
     if _ESCAPED_BY_GO.search(quoted) is None:
         return quoted
@@ -31,35 +31,35 @@ def text(value: str) -> str:
 
 
 def timestamp(event: Event) -> str:
-    """The event's time as MinIO writes it: UTC with three decimals (§1.4)."""
+    """Return the event's time as MinIO writes it: UTC with three decimals (§1.4)."""
     seconds, milliseconds = divmod(event.time, 1000)
     return f"{_second(seconds)}.{milliseconds:03d}Z"
 
 
-@lru_cache(maxsize=1024)  # events come many in a second, and formatting one costs more than the rest of its envelope
+@lru_cache(maxsize=1024)  # many events share a second, and formatting one costs more than the rest of its envelope
 def _second(seconds: int) -> str:
     return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:-6]
 
 
 def log(event: Event) -> str:
-    """The envelope of webhook, AMQP, MQTT, NATS, NSQ and Kafka (as MinIO: §1.8)."""
+    """Return the envelope of webhook, AMQP, MQTT, NATS, NSQ and Kafka (as MinIO: §1.8)."""
     return f'{{"EventName":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]}}'
 
 
 def records(event: Event) -> str:
-    """The envelope of both SQL formats and of the Redis namespace (as MinIO: §1.8)."""
+    """Return the envelope of both SQL formats and of the Redis namespace (as MinIO: §1.8)."""
     return f'{{"Records":[{event.record}]}}'
 
 
 def line(event: Event) -> str:
-    """`records` with the trailing newline that Elasticsearch is given (as MinIO: §1.5)."""
+    """Return `records` with the trailing newline that Elasticsearch gets (as MinIO: §1.5)."""
     return records(event) + "\n"
 
 
 def redis_access(event: Event, shape: str = "minio") -> str:
-    """One element of the Redis list (as MinIO: §1.8).
+    """Return one element of the Redis list (as MinIO: §1.8).
 
-    `guide` is the older shape that the guides describe: an array of the time and the list of records.
+    `guide` is the older format of the guides: an array of the time and the list of records.
     """
     if shape == "guide":
         return f'["{timestamp(event)}",[{event.record}]]'
@@ -68,7 +68,7 @@ def redis_access(event: Event, shape: str = "minio") -> str:
 
 @dataclass(frozen=True, slots=True)
 class Upsert:
-    """The path's row becomes `document`, an envelope as `records` makes it."""
+    """Replace the path's row by `document`, an envelope made by `records`."""
 
     path: str
     document: str
@@ -76,14 +76,14 @@ class Upsert:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """The path has no row any more, whatever it held."""
+    """Remove the path's row, whatever it holds."""
 
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class RemoveVersion:
-    """The path's row goes if it describes this version, else it stays; `version` as `version_name` spells it."""
+    """Remove the path's row if it describes this version, else keep it; `version` as `version_name` returns it."""
 
     path: str
     version: str
@@ -91,7 +91,7 @@ class RemoveVersion:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """One more entry, never changed again; `time` as `timestamp` spells it."""
+    """Add one more entry, which never changes; `time` as `timestamp` returns it."""
 
     time: str
     document: str
@@ -99,7 +99,7 @@ class Append:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """The event changes nothing in a namespace."""
+    """Change nothing: the event does not affect a namespace."""
 
 
 Change = Upsert | Remove | RemoveVersion | Append | Nothing
@@ -107,7 +107,7 @@ NOTHING = Nothing()
 
 
 def change(event: Event, format: str) -> Change:  # noqa: A002 (the setting's name)
-    """What the event does at a store of this format; `event.effect` already holds what the policy decided."""
+    """Return what the event does in a store of this format; `event.effect` holds what the policy decided."""
     if format == "access":
         return Append(timestamp(event), records(event))
     effect = event.effect
@@ -121,17 +121,17 @@ def change(event: Event, format: str) -> Change:  # noqa: A002 (the setting's na
 
 
 def compatible_effect(event: Event) -> Effect:
-    """What MinIO does with the row: only `s3:ObjectRemoved:Delete` deletes it, all else replaces it (§1.11)."""
+    """Return what MinIO does with the row: `s3:ObjectRemoved:Delete` deletes it, all else replaces it (§1.11)."""
     return Effect.REMOVE if event.name == "s3:ObjectRemoved:Delete" else Effect.UPSERT
 
 
 def version_name(version: str | None) -> str:
-    """One name for what S3 calls the null version: absent, empty and `null` mean the same object."""
+    """Return one name for what S3 calls the null version: absent, empty and `null` mean the same version."""
     return version or "null"
 
 
 def _described(document: str) -> str:
-    """The version that a document is about: not always the event's own, as a mirror's row may be an older survivor."""
+    """Return the version in a document; it may differ from the event's, as a mirror's row may be an older survivor."""
     try:
         found = orjson.loads(document)["Records"][0]["s3"]["object"].get("versionId")
     except (LookupError, TypeError, AttributeError):
@@ -141,9 +141,9 @@ def _described(document: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a batch comes to: a path is in `documents`, in `removed`, or once or more in `versions` (path, version).
+    """The result of a batch: a path is in `documents`, in `removed`, or once or more in `versions` (path, version).
 
-    So the three may be carried out in any order, or at once.
+    So the three may be executed in any order, or at once.
     """
 
     documents: Mapping[str, str]
@@ -152,7 +152,7 @@ class Rows:
 
 
 def collapse(changes: Iterable[Change]) -> Rows:
-    """The fewest changes that leave every path as all of `changes` in their order would."""
+    """Return the fewest changes that leave every path as all of `changes` in order would."""
     documents: dict[str, str] = {}
     removed: dict[str, None] = {}
     asked: dict[str, dict[str, None]] = {}
@@ -182,9 +182,9 @@ def collapse(changes: Iterable[Change]) -> Rows:
 
 
 def waves(events: Sequence[Event]) -> list[list[int]]:
-    """The indexes of `events` in lists of which each names a path once; an object's events keep their order.
+    """Return the indexes of `events` in lists that name each path once; an object's events keep their order.
 
-    For remotes that take many requests at once but promise no order among them.
+    For remotes that accept many requests at once but do not guarantee their order.
     """
     made: list[list[int]] = []
     seen: dict[str, int] = {}
@@ -198,7 +198,7 @@ def waves(events: Sequence[Event]) -> list[list[int]]:
 
 
 def mark_not_attempted(events: Sequence[Event], outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """The outcomes, with `NotAttempted` for all that follow one of the same object that did not get through."""
+    """Return the outcomes, with `NotAttempted` for all events after an undelivered one of the same object."""
     settled = list(outcomes)
     first = next((index for index, outcome in enumerate(settled) if outcome is not DELIVERED), len(settled))
     stuck: set[str] = set()

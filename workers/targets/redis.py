@@ -2,10 +2,10 @@
 
 Delivered means: Redis answered the command that carried the event, or the transaction around it.
 
-A call is one round trip for up to `_PORTION` events: one HSET with many fields, one HDEL, one script call for what may
-only go if it holds a given version, or one RPUSH. With `window == 1` several commands travel as one MULTI/EXEC.
-A field that is written more than once in a portion is written once, with its last document; nobody could have seen the
-others.
+A call is one round trip for up to `_PORTION` events: one HSET with many fields, one HDEL, one script call that removes
+fields only if they hold a given version, or one RPUSH. With `window == 1` several commands are sent as one MULTI/EXEC.
+A field that is written more than once in a portion is written once, with its last document; no client could have read
+the others.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from workers.targets.payloads import change, collapse, redis_access
 
 CLIENT_NAME = "Bucketwire"
 
-# One command may not keep Redis busy for long, nor come near its limit of 1 GB for what a client has sent.
+# A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 _PORTION = 5_000
 _PORTION_CHARACTERS = 8_000_000
 
-# KEYS: the hash; ARGV: path, version, path, version, ... What is not JSON is not ours and stays.
+# KEYS: the hash; ARGV: path, version, path, version, ... Values that are not JSON were written by others and stay.
 _REMOVE_VERSIONS = """
 local removed = 0
 for i = 1, #ARGV, 2 do
@@ -63,11 +63,11 @@ class RedisTarget:
         self._client: redis.Redis | None = None
 
     def open(self) -> None:
-        """Connect, log in, name the connection, and see that the key is free or of the right type."""
+        """Connect, log in, name the connection, and check that the key is unused or of the right type."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Deliver in portions; after one that finds Redis unavailable nothing more is sent."""
+        """Deliver in portions; after a portion that finds Redis unavailable, send nothing more."""
         client = self._client or self._connect()
         batch = Batch(events, lease)
         for portion in _portions(events):
@@ -120,7 +120,7 @@ class RedisTarget:
             return [outcome] * len(events)
 
     def _mirror(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
-        """The outcome of a path is that of its command; collapsed, a path is in one command only."""
+        """Write the namespace; a path's outcome is that of its command (collapsed, a path is in one command only)."""
         key = self._settings.key
         rows = collapse(change(event, "namespace") for event in events)
         commands: list[list[Any]] = []
@@ -141,7 +141,7 @@ class RedisTarget:
         return [settled.get(event.path, DELIVERED) for event in events]
 
     def _run(self, client: redis.Redis, commands: list[list[Any]], *, transaction: bool) -> list[Outcome]:
-        """One round trip; an outcome for each command. Raises `RedisError` where no answer tells them apart."""
+        """Make one round trip; return an outcome per command. Raises `RedisError` if they share one answer."""
         if not commands:
             return []
         if len(commands) == 1:
@@ -183,7 +183,7 @@ class RedisTarget:
             connection_class=kind,
             max_connections=1,
             db=chosen.db,
-            # As MinIO: a user without a password is not sent (§4.9).
+            # As MinIO: without a password, the user is not sent (§4.9).
             username=(chosen.user or None) if chosen.password else None,
             password=chosen.password or None,
             client_name=CLIENT_NAME,
@@ -196,7 +196,7 @@ class RedisTarget:
 
 
 class _TLSConnection(Connection):
-    """A connection with the context that all targets share; redis-py would make one of its own."""
+    """A connection with the TLS context that all targets share; redis-py would create its own."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
         super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
@@ -216,11 +216,11 @@ def _command(client: redis.Redis, *words: Any) -> None:
 
 
 def _whole_server(error: Exception) -> bool:
-    """Whether the error speaks of the server, the key or the login, so that no other event would fare better.
+    """Return whether the error is about the server, the key or the login, so that every other event would fail too.
 
-    Redis gives such states a word of their own (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py turns
-    into a class where it knows it. A bare `ERR` is about the command, unless the server does not know that command or
-    stopped our script, which no event can make fail.
+    Redis gives such states their own error code (`OOM`, `READONLY`, `WRONGTYPE`, `MISCONF`, ...), which redis-py maps
+    to a class if it knows the code. A bare `ERR` is about the command, unless the server does not know that command or
+    stopped our script, which no event can cause to fail.
     """
     if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
         return True

@@ -1,4 +1,4 @@
-"""The connection below a database driver: whether it still stands, and how it is cut when its server is silent."""
+"""Access the socket below a database driver: detect a closed connection, and cut one whose server does not answer."""
 
 import contextlib
 import os
@@ -7,12 +7,12 @@ import socket
 import threading
 from collections.abc import Iterator
 
-# How much longer than the server's own time limit we wait before the connection is cut.
+# Seconds that we wait beyond the server's own time limit before we cut the connection.
 _GRACE = 2.0
 
 
 def has_spoken(descriptor: int) -> bool:
-    """Whether something came unasked: the server has closed the connection, or is about to."""
+    """Return whether data arrived that nobody asked for: the server has closed the connection, or is about to."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(0))
@@ -22,7 +22,8 @@ def has_spoken(descriptor: int) -> bool:
 def deadline(descriptor: int, timeout: float) -> Iterator[None]:
     """Cut the connection when the block takes longer than `timeout` seconds and a little.
 
-    A driver that waits for a server which is frozen or gone without a word wakes up by that, and raises its own error.
+    That wakes a driver that waits for a server which is frozen or vanished silently; the driver then raises its own
+    error.
     """
     watch = threading.Timer(timeout + _GRACE, _cut, (descriptor,))
     watch.daemon = True

@@ -1,4 +1,4 @@
-"""What the SQL targets do alike with a batch of which some events cannot be stored."""
+"""Handle batches with events that cannot be stored; shared by the SQL targets."""
 
 from collections.abc import Callable, Sequence
 
@@ -11,7 +11,7 @@ def set_apart(
     unfit: Callable[[Event], Rejected | None],
     write: Callable[[Sequence[Event]], Sequence[Outcome]],
 ) -> list[Outcome]:
-    """One outcome for each event: `write` gets all of them but those of which `unfit` knows before that they fail."""
+    """Return one outcome per event: reject those that `unfit` recognises in advance, and pass the others to `write`."""
     refusals = {index: refusal for index, event in enumerate(events) if (refusal := unfit(event))}
     fit = [event for index, event in enumerate(events) if index not in refusals] if refusals else events
     settled = iter(write(fit))
@@ -21,10 +21,10 @@ def set_apart(
 def in_halves(
     events: Sequence[Event], take: Callable[[Sequence[Event]], Rejected | None], has_time: Callable[[], bool]
 ) -> list[Outcome]:
-    """Store in order what the server takes and name what it refuses, in about 2 log2(n) statements for each of those.
+    """Store in order what the server accepts; reject the rest, in about 2 log2(n) statements per refused event.
 
-    `take` stores all of the events given to it or none, and then returns why. Once there is no time left and some
-    events have an outcome, the rest is not attempted.
+    `take` stores either all events given to it or none; in the latter case it returns the reason. Once the time is up
+    and some events have an outcome, the remaining ones are not attempted.
     """
     outcomes: list[Outcome] = []
     waiting = [events]

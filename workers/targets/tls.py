@@ -1,4 +1,4 @@
-"""TLS as a target's settings have it, and whether its files have changed since."""
+"""Create TLS contexts from a target's settings, and detect changes of its files."""
 
 import ssl
 from pathlib import Path
@@ -8,9 +8,9 @@ from workers.targets.base import TargetUnavailable
 
 
 def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", client_key: str = "") -> ssl.SSLContext:
-    """As `app.config.tls.context`; a file that cannot be used may be put right without a restart.
+    """Return `app.config.tls.context`, but raise `TargetUnavailable` for an unusable file.
 
-    So that raises `TargetUnavailable`.
+    Such a file can be repaired without a restart.
     """
     try:
         return tls.context(ca, skip_verify=skip_verify, client_cert=client_cert, client_key=client_key)
@@ -19,7 +19,7 @@ def context(ca: str = "", *, skip_verify: bool = False, client_cert: str = "", c
 
 
 def stamp(*files: str) -> tuple[tuple[int, int] | None, ...]:
-    """Changes when one of the files does; a client certificate is renewed in place (as MinIO: §4.2)."""
+    """Return a value that changes when a file does; client certificates are renewed in place (as MinIO: §4.2)."""
     return tuple(_state(Path(file)) if file else None for file in files)
 
 

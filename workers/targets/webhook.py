@@ -5,15 +5,15 @@ Delivered means: the endpoint answered with a status from 200 to 299. Redirects 
 | answer                                                    | outcome                                              |
 |-----------------------------------------------------------|------------------------------------------------------|
 | 2xx                                                       | Delivered                                            |
-| 410                                                       | Unavailable, and the target is to be paused          |
+| 410                                                       | Unavailable, and the target is paused                |
 | 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After; nothing more is sent  |
 | 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
-| the third request in a row without an answer in time      | Failed, and Unavailable for all that would follow    |
+| third consecutive request without an answer in time       | Failed, and Unavailable for all that would follow    |
 | other 4xx                                                 | Rejected, with the first bytes of the answer         |
 | not reached: name, connection, TLS, private address       | Unavailable                                          |
 | connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
 
-A request of several events that comes to Failed or Rejected says nothing of any of them: each is sent again by itself.
+The Failed or Rejected of a request with several events does not apply to any single event: each is sent again alone.
 """
 
 import hashlib
@@ -57,9 +57,9 @@ _ANSWER_SHOWN = 500
 
 @dataclass
 class _Round:
-    """One call of `deliver`; `unanswered` counts the requests in a row that got no answer in time.
+    """One call of `deliver`; `unanswered` counts consecutive requests without an answer in time.
 
-    `hangs` is said of what was not sent, once these are too many.
+    `hangs` is the outcome of unsent events, once there are too many such requests.
     """
 
     wire: HttpPool
@@ -69,7 +69,7 @@ class _Round:
 
 
 class WebhookTarget:
-    """One endpoint: a pool of kept-alive connections and, where more than one request may be open, of threads."""
+    """One endpoint: a pool of kept-alive connections and, if several requests may be open, a pool of threads."""
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
@@ -81,11 +81,11 @@ class WebhookTarget:
         self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
 
     def open(self) -> None:
-        """See that the endpoint takes a TCP, and for https a TLS, connection; no request is sent (as MinIO: §4.2)."""
+        """Check that the endpoint accepts a TCP, and for https a TLS, connection; send no request (as MinIO: §4.2)."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """One request at a time in order, or one for each object in up to `window` (at most 64) threads."""
+        """Send one request at a time in order, or one per object in up to `window` (at most 64) threads."""
         wire = self._wire
         if wire is None or self._stamp != self._files():
             wire = self._connect()
@@ -145,7 +145,7 @@ class WebhookTarget:
                 while len(chosen) < self._settings.events_per_post:
                     try:
                         chosen += waiting.popleft()
-                    except IndexError:  # another thread was quicker
+                    except IndexError:  # another thread was faster
                         break
                 self._send_in_order(work, sorted(chosen))
 
@@ -159,7 +159,7 @@ class WebhookTarget:
             for each in running:
                 each.result()
         finally:
-            # Also when this thread is interrupted no request may outlive the call.
+            # No request may outlive the call, even if this thread is interrupted.
             work.batch.stop()
             wait(running)
 
@@ -169,12 +169,12 @@ class WebhookTarget:
             some = work.batch.begin(indexes[start : start + many])
             if not some or self._is_settled(work, some):
                 continue
-            for index in some:  # who is to blame shows when each goes by itself
+            for index in some:  # sending each event alone finds the one to blame
                 if alone := work.batch.begin([index]):
                     self._is_settled(work, alone)
 
     def _is_settled(self, work: _Round, indexes: Sequence[int]) -> bool:
-        """Whether one request has settled them all, as it does unless several are refused for what may be one."""
+        """Return whether one request settled them all; not so if several are refused where one may be to blame."""
         outcome = self._send(work, [work.batch.events[index] for index in indexes])
         if len(indexes) > 1 and isinstance(outcome, Failed | Rejected):
             return False
@@ -213,7 +213,7 @@ class WebhookTarget:
         return DELIVERED if 200 <= response.status <= 299 else self._refusal(wire, response, answer)
 
     def _signature(self, id_: str, body: str) -> dict[str, str]:
-        """Standard Webhooks: signed with every secret, so that a receiver may hold the old or the new one."""
+        """Sign (Standard Webhooks) with every secret, so that a receiver may have the old or the new one."""
         now = datetime.now(UTC)
         return {
             "webhook-id": id_,
@@ -222,7 +222,7 @@ class WebhookTarget:
         }
 
     def _too_late(self, work: _Round) -> Outcome:
-        """One slow event is that event's failure; several in a row are an endpoint that hangs."""
+        """Return the outcome of a timeout: one slow event fails; several in a row mean that the endpoint hangs."""
         work.unanswered += 1
         reason = f"{work.wire.where}: no answer within {self._settings.read_timeout} s"
         if work.unanswered >= _UNANSWERED:
@@ -234,7 +234,7 @@ class WebhookTarget:
     def _unanswered(self, wire: HttpPool, error: HTTPError) -> Outcome:
         reason = f"{wire.where}: {_words(error)}"
         if isinstance(error, ConnectTimeoutError | TLSError | ProxyError | PrivateAddressError):
-            # NewConnectionError and NameResolutionError are kinds of the first.
+            # NewConnectionError and NameResolutionError are subclasses of ConnectTimeoutError.
             return Unavailable(reason, unreachable=True)
         if isinstance(error, ProtocolError):
             try:
@@ -263,7 +263,7 @@ class WebhookTarget:
         return Rejected(reason)
 
     def _shown(self, answer: bytes) -> str:
-        """The answer's beginning on one line; an endpoint that echoes what it got must not put a secret into a log."""
+        """Return the answer's beginning on one line, redacted: an endpoint may echo the request and its secrets."""
         said = " ".join(answer[: 4 * _ANSWER_SHOWN].decode(errors="replace").split())
         said = "".join(letter if letter.isprintable() else "\ufffd" for letter in said)
         words = [*self._settings.auth_token.split(), *self._settings.signing_secrets]
@@ -278,7 +278,7 @@ class WebhookTarget:
 
 
 def authorization(token: str) -> str | None:
-    """The header for an `auth_token`: a scheme and a token as they are, a lone token as bearer, else none (§4.2)."""
+    """Return the header for an `auth_token`: scheme and token unchanged, a lone token as bearer, else none (§4.2)."""
     words = token.split()
     if len(words) == 2:
         return token.strip()
@@ -286,9 +286,10 @@ def authorization(token: str) -> str | None:
 
 
 def _body(events: Sequence[Event]) -> str:
-    """MinIO's envelope of one event; of several what AWS sends, since no one name and key would be true of all.
+    """Return MinIO's envelope of one event; of several what AWS sends, as no single name and key is true of all.
 
-    Who reads only the top-level name and key then fails, and gets them one by one, where he would miss all but one.
+    A receiver that reads only the top-level name and key then fails and gets the events one by one; otherwise it would
+    miss all but one.
     """
     if len(events) == 1:
         return log(events[0])
@@ -296,20 +297,20 @@ def _body(events: Sequence[Event]) -> str:
 
 
 def _id(events: Sequence[Event]) -> str:
-    """The event's id; of several events one that is the same whenever the same go together."""
+    """Return the event's id; for several events an id that is the same whenever the same events go together."""
     if len(events) == 1:
         return events[0].id
     return hashlib.sha256("".join([event.id for event in events]).encode()).hexdigest()[:32]
 
 
 def _trace(events: Sequence[Event]) -> str:
-    """The trace context of a request: that of its event, and of several only one that they all came with."""
+    """Return the trace context of a request: that of its event, or the one that all of its events share."""
     trace = events[0].trace
     return trace if not trace or all(event.trace == trace for event in events) else ""
 
 
 def _headers(settings: WebhookSettings) -> dict[str, str]:
-    # MinIO's requests name no encoding they accept; urllib3 would add `identity`.
+    # MinIO's requests have no Accept-Encoding header; urllib3 would add `identity`.
     headers = {"Content-Type": "application/json", "User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
     login = parse_url(settings.endpoint).auth
     if given := authorization(settings.auth_token):
@@ -332,9 +333,9 @@ def _signers(secrets: Sequence[str]) -> list[Webhook]:
 
 
 def _read(response: BaseHTTPResponse, patience: float) -> bytes:
-    """The answer's body as far as it is of use; the connection is kept only if nothing of it is left unread.
+    """Read as much of the answer's body as is useful; the connection is kept only if the body was read completely.
 
-    The status has decided by now, so a body that breaks off changes nothing.
+    The status has already decided the outcome, so an incomplete body changes nothing.
     """
     answer = bytearray()
     deadline = time.monotonic() + patience
@@ -359,6 +360,6 @@ def _retry_after(response: BaseHTTPResponse) -> float | None:
 
 
 def _words(error: HTTPError) -> str:
-    """What went wrong, without urllib3's object names."""
+    """Return the error as text, without urllib3's object names."""
     words = str(error.args[-1] if error.args else error) or type(error).__name__
     return words.rpartition(": Failed to establish a new connection: ")[2] or words

@@ -1,7 +1,7 @@
-"""What a worker says of its work: a line for each settled batch, and one for each event that did not go well.
+"""Log a worker's deliveries: one line for each settled batch, and one for each failed attempt.
 
-Each line is a sentence for people and brings its members for programs. Nothing due, nothing said. Events that wait
-because their target is away did not fail; of them the line of the target tells, once.
+Each line is a sentence for people, with its values as structured members for programs. A batch without results is not
+logged. Events that wait because their target is unavailable did not fail; only the line about the target reports them.
 """
 
 import logging
@@ -23,7 +23,7 @@ log = logging.getLogger("bucketwire.partitions")
 
 @dataclass(frozen=True, slots=True)
 class FailedAttempt:
-    """An attempt at one event that did not go well. `due` is when the next one is (ms), None for a dead letter."""
+    """A failed attempt at one event. `due` is the time of the next attempt (ms), None for a dead letter."""
 
     event: Event
     outcome: str  # failed | rejected
@@ -33,7 +33,7 @@ class FailedAttempt:
 
 
 def format_partitions(partitions: Iterable[int]) -> str:
-    """Partition numbers for people and for messages: `0-3,7`."""
+    """Return partition numbers as text, for people and for messages: `0-3,7`."""
     runs: list[list[int]] = []
     for partition in sorted(partitions):
         if runs and runs[-1][-1] == partition - 1:
@@ -44,25 +44,25 @@ def format_partitions(partitions: Iterable[int]) -> str:
 
 
 def counts_text(counts: Mapping[str, int]) -> str:
-    """What became of how many: `delivered=7 parked=1`."""
+    """Return the non-zero counts as text: `delivered=7 parked=1`."""
     return " ".join(f"{name}={count}" for name, count in sorted(counts.items()) if count)
 
 
 def counted(settlement: Settlement) -> Counter[str]:
-    """How many events a settlement moves to where."""
+    """Return how many events a settlement moves to each delivery state."""
     counts: Counter[str] = Counter()
     for progress in settlement.progress.values():
         counts["delivered"] += progress.delivered
         counts["superseded"] += progress.superseded
         counts["dead"] += progress.dead
     counts["parked"] = len(settlement.park)
-    # Not a suspect's refusal: it is no attempt, and during an outage there is one at every probe.
+    # Without the refusals of suspects: they are no attempts, and during an outage each probe causes one.
     counts["retried"] = sum(park.last_tried >= park.refused_at for park in settlement.repark)
     return counts
 
 
 def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent, Result]]) -> Iterator[FailedAttempt]:
-    """The attempts that a settlement counts against its events, in no order."""
+    """Yield the attempts that a settlement counts against its events, in no particular order."""
     if not (settlement.park or settlement.repark or settlement.deaths):
         return
     tried = {
@@ -81,7 +81,7 @@ def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent,
 
 
 def log_batch(target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
-    """Say what a batch came to, unless that was nothing."""
+    """Log the results of a batch, unless there are none."""
     if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
         return
     text = format_partitions(partitions)
@@ -90,9 +90,9 @@ def log_batch(target: str, partitions: Iterable[int], counts: Mapping[str, int],
 
 
 def log_failed_attempt(target: str, setback: FailedAttempt, seconds: float, now: int) -> None:
-    """Say that an event did not go well; a warning only where nothing more will be tried."""
+    """Log a failed attempt at an event; as a warning only if there will be no further attempt."""
     again = None if setback.due is None else max(0, setback.due - now) / 1000
-    traced = dict(fields(setback.event.trace)[:1])  # of the two fields the one that a trace is found by
+    traced = dict(fields(setback.event.trace)[:1])  # only the first of the two fields, by which a trace is found
     log.log(
         logging.WARNING if again is None else logging.INFO,
         "%s event=%s%s %s, attempt %d in %.3f s, %s: %s",

@@ -1,9 +1,9 @@
-"""Figures of what workers do, for Prometheus: what no table knows, such as attempts and how long an event took.
+"""Export the worker metrics that the database does not hold, such as attempts and end-to-end latency, to Prometheus.
 
-Recorded once for each settled batch, in files that the pool's processes share with their parent, which serves the sums.
-A process has the files of its place in the pool, and its successor goes on with them: nothing is lost or counted twice
-when a process is replaced, and there are never more files than places. (There are no gauges, hence nothing of dead
-processes to be taken out.) Nothing is recorded where `PROMETHEUS_MULTIPROC_DIR` names no folder for it.
+A worker process records them once per settled batch, in files that it shares with the pool's parent, which serves the
+sums. Each position in the pool has its own files, and a replacement process continues with the files of its
+predecessor: nothing is lost or counted twice, and the number of files is bounded by the size of the pool. (There are no
+gauges, so no files of dead processes need to be removed.) Nothing is recorded if `PROMETHEUS_MULTIPROC_DIR` is not set.
 """
 
 import logging
@@ -30,19 +30,19 @@ _OUTCOMES = {Delivered: "delivered", Failed: "failed", Rejected: "rejected", Una
 _AGES = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 900, 3600, 21600, 86400)
 _CALLS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _SIZES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
-_ROOM = 1 << 20  # bytes of each file, taken at once: enough for about a hundred targets
-_PATIENCE = 5.0  # seconds between two tries to listen
+_ROOM = 1 << 20  # bytes, allocated at once for each file: enough for about a hundred targets
+_PATIENCE = 5.0  # seconds between two attempts to listen
 
 
 class Bulk(Histogram):
-    """A histogram that takes many observations at the price of a few."""
+    """A histogram that records many observations at the cost of a few."""
 
     def observe_all(self, observed: Iterable[float]) -> None:
-        """As `observe` for each."""
+        """Record all values, with the same result as `observe` for each."""
         ordered = sorted(observed)
         self._sum.inc(sum(ordered))
         below = 0
-        # The client library has nothing of this kind; a test holds these two members against its `observe`.
+        # The client library has no such method; a test compares the use of these two members with its `observe`.
         for bucket, bound in zip(self._buckets, self._upper_bounds, strict=True):
             reached = bisect_right(ordered, bound)
             if reached > below:
@@ -53,7 +53,7 @@ class Bulk(Histogram):
 
 
 class TargetMetrics:
-    """The figures of one target in this process."""
+    """The metrics of one target in this process."""
 
     def __init__(self, figures: "WorkerMetrics", target: TargetId) -> None:
         labels = (target.type, target.name)
@@ -65,7 +65,7 @@ class TargetMetrics:
         self._openings = figures.openings.labels(*labels)
 
     def called(self, outcomes: Sequence[Outcome], seconds: float) -> None:
-        """Note a call to the target."""
+        """Record a call to the target, which took `seconds`."""
         self._sizes.observe(len(outcomes))
         self._calls.observe(seconds)
         kinds = Tally(map(type, outcomes))
@@ -74,21 +74,21 @@ class TargetMetrics:
             self._attempts[kind].inc(count)
 
     def delivered(self, received: Sequence[int], now: int) -> None:
-        """Note the settlement of events that were delivered; times of their acceptance and now, in milliseconds."""
+        """Record the settlement at `now` of delivered events, accepted at `received` (both in milliseconds)."""
         if received:
             self._ages.observe_all([max(0, now - at) / 1000 for at in received])
 
     def lost_lease(self) -> None:
-        """Note that a lease ran out while it was worked on."""
+        """Record that a lease expired while a worker was working it off."""
         self._leases_lost.inc()
 
     def opened_breaker(self) -> None:
-        """Note that the target's breaker was opened here."""
+        """Record that this process opened the target's circuit breaker."""
         self._openings.inc()
 
 
 class WorkerMetrics:
-    """Everything that one process records."""
+    """All metrics that one process records."""
 
     def __init__(self) -> None:
         labels = ("type", "name")
@@ -121,7 +121,7 @@ class WorkerMetrics:
         self._of: dict[str, TargetMetrics] = {}
 
     def of(self, arn: str) -> TargetMetrics:
-        """Those of one target."""
+        """Return the metrics of one target."""
         found = self._of.get(arn)
         if found is None:
             found = self._of[arn] = TargetMetrics(self, parse_target(arn))
@@ -132,7 +132,7 @@ _recorded: WorkerMetrics | None = None
 
 
 def begin(place: int) -> None:
-    """Record from now on, in this process, which has this place in its pool; where there is no folder, nothing."""
+    """Start recording in this process, which has this position in its pool; do nothing if no folder is set."""
     global _recorded  # noqa: PLW0603 - one for each process is the point
     folder = os.environ.get(FOLDER)
     if not folder:
@@ -148,12 +148,12 @@ def begin(place: int) -> None:
 
 
 def of(arn: str) -> TargetMetrics | None:
-    """The figures of a target, None where nothing is recorded."""
+    """Return the metrics of a target, None if nothing is recorded."""
     return None if _recorded is None else _recorded.of(arn)
 
 
 class Server:
-    """The figures of a worker's whole pool over HTTP, to be served by the pool's parent."""
+    """Serves the metrics of a worker's whole pool over HTTP, in the pool's parent."""
 
     def __init__(self, listen: HostPort, folder: str) -> None:
         self._listen = listen
@@ -164,11 +164,11 @@ class Server:
         self._thread = threading.Thread(target=self._serve, name="figures", daemon=True)
 
     def start(self) -> None:
-        """Serve from a thread. An address that is taken is tried again until it is free; says where it listens."""
+        """Serve in a background thread; retry while the address is in use, and log the address once it listens."""
         self._thread.start()
 
     def forget(self) -> None:
-        """In a forked child: close what it inherited, which would keep the address from the parent's successor."""
+        """Close the inherited listening socket in a forked child, so that a restarted parent can bind."""
         if self._server is not None:
             self._server.socket.close()
 
@@ -197,7 +197,7 @@ class Server:
 
 
 def _take_room(path: Path) -> None:
-    """Have the disk give the file's room now: with a full one, the first write to a page would end the process."""
+    """Allocate the file on disk now: on a full disk, the first write to an unallocated page would end the process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if os.fstat(descriptor).st_size < _ROOM:

@@ -1,4 +1,4 @@
-"""No secret of a target in the reasons that are logged, kept and shown, whatever its remote or its driver repeats."""
+"""Redact target secrets from outcome reasons, whatever text of a remote or a driver the reasons repeat."""
 
 import base64
 import re
@@ -18,12 +18,12 @@ from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 
-_SHORTEST = 4  # what is shorter would blot out words that are no secret
+_SHORTEST = 4  # shorter secrets are not replaced, as that would also hide harmless words
 _TELLING = re.compile(r"(?i)pass|token|secret|key|sig|auth")
 
 
 class RedactingTarget:
-    """A target whose reasons have its secrets taken out; in everything else the target itself."""
+    """Wraps a target and redacts its secrets from all reasons; everything else is passed through."""
 
     def __init__(self, target: Target, settings: TargetSettings) -> None:
         self._target = target
@@ -31,12 +31,12 @@ class RedactingTarget:
         self._secrets = re.compile("|".join(map(re.escape, found))) if found else None
 
     def open(self) -> None:
-        """As the target, which may raise `TargetUnavailable`."""
+        """Open the target. Raises `TargetUnavailable` with a redacted reason."""
         with self._discretion():
             self._target.open()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """As the target, which may raise `TargetUnavailable` and `LeaseExpired`."""
+        """Deliver with redacted reasons. Raises `TargetUnavailable` and `LeaseExpired`."""
         with self._discretion():
             outcomes = self._target.deliver(events, window, lease)
         if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
@@ -44,7 +44,7 @@ class RedactingTarget:
         return [self._told(outcome) for outcome in outcomes]
 
     def close(self) -> None:
-        """As the target."""
+        """Close the target."""
         self._target.close()
 
     def _told(self, outcome: Outcome) -> Outcome:
@@ -63,7 +63,7 @@ class RedactingTarget:
         except TargetUnavailable as error:
             raise TargetUnavailable(self._hidden(error.reason), error.retry_after, pause=error.pause) from None
         except Exception as error:
-            # A defect, which is logged with its trace: that may quote what the driver was given.
+            # A defect, which is logged with its traceback, and that may quote the driver's arguments.
             said = "".join(traceback.format_exception(error))
             if self._hidden(said) == said:
                 raise
@@ -75,7 +75,7 @@ class RedactingTarget:
 
 
 def secrets_of(settings: TargetSettings) -> Iterator[str]:
-    """Every word that a target keeps secret, also those within URLs and connection strings."""
+    """Yield every secret of a target, including those within URLs and connection strings."""
     for name, key in fields_of(type(settings)).items():
         value = str(getattr(settings, name))
         if value:

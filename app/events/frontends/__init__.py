@@ -1,7 +1,7 @@
-"""What a frontend sends, taken apart into records: one module for each family of senders, `recognise` over them all.
+"""Split the messages of frontends into records: one module for each family of senders, and `detect` for all of them.
 
-Recognition is by shape (§14.1): what a record is and how its key is spelt follows from its sender, never from how the
-key looks. The result is always a record with MinIO's members (§1.4).
+Detection uses the shape (§14.1): the format of a record and the encoding of its key follow from its sender, never from
+the characters of the key. The result is always a record with MinIO's members (§1.4).
 """
 
 from app.events.frontends.detect import Item, Location, Normalized, format_location, items

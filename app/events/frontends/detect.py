@@ -1,4 +1,4 @@
-"""Say of each thing in a body what it is (§14.1), down to single records, whatever they are wrapped in."""
+"""Detect the format of each record in a body (§14.1), whatever messages it is wrapped in."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,8 +10,8 @@ from app.events.frontends.s3 import form_of
 from app.events.limits import Allowance
 
 Normalized = dict[str, Any] | tuple[dict[str, Any], ...] | SnsConfirmation | Traced
-Location = tuple[Any, str | int] | None  # the way to a thing from the body inwards: (outer, member or index)
-Item = tuple[Callable[[Any], Normalized], Any, Location]  # how to normalise, what, where it stands
+Location = tuple[Any, str | int] | None  # the path from the body to a value: (outer location, member or index)
+Item = tuple[Callable[[Any], Normalized], Any, Location]  # the function that normalises it, the value, its location
 
 _MAX_NESTING = 8
 _SHAPES = (
@@ -23,10 +23,10 @@ _SHAPES = (
 def items(
     value: Any, allowance: Allowance, location: Location = None, levels_left: int = _MAX_NESTING
 ) -> Iterator[Item]:
-    """Every record in the value, in order, with the function that normalises it; that function raises `BadRecord`.
+    """Yield every record in the value, in order, with the function that normalises it and may raise `BadRecord`.
 
-    What cannot be recognised becomes an item whose function says so, so that its neighbours are not held up. One item
-    is made at a time. Raises `BadEvents` for nothing but more than the `allowance`.
+    An unknown value becomes an item whose function raises, so that it does not affect its neighbours. The items are
+    produced one at a time. Raises `BadEvents` only if the `allowance` is exceeded.
     """
     if isinstance(value, list):
         allowance.check_records(len(value))
@@ -43,7 +43,7 @@ def items(
 
 
 def format_location(location: Location) -> str:
-    """The way to a thing as text: `Records[3]`, `line 7`, `[2].Message.Records[0]`; "" for the body itself."""
+    """Return a location as text: `Records[3]`, `line 7`, `[2].Message.Records[0]`; "" for the body itself."""
     steps: list[str | int] = []
     while location is not None:
         location, step = location

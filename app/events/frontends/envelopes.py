@@ -1,4 +1,4 @@
-"""Messages in other messages: SNS, the records of SQS and SNS that a Lambda passes on, CloudEvents (§13, §14.1)."""
+"""Unwrap messages: SNS, the records of SQS and SNS that a Lambda passes on, CloudEvents (§13, §14.1)."""
 
 import base64
 import binascii
@@ -19,7 +19,7 @@ _SNS_TYPES = frozenset(("Notification", "SubscriptionConfirmation", "Unsubscribe
 class SnsConfirmation:
     """SNS asks whether the topic's owner may send here: GET `subscribe_url` once to agree, for allowed topics only.
 
-    Nothing of it has been verified. `message` is the whole of what came: the signature covers several members (§14.3).
+    Nothing in it has been verified. `message` is the complete message: the signature covers several members (§14.3).
     """
 
     topic_arn: str
@@ -29,28 +29,28 @@ class SnsConfirmation:
 
 
 def sns_type(value: Mapping[str, Any]) -> str | None:
-    """Which of SNS's own messages the object is, if it is one."""
+    """Return the type of an SNS message, None for other objects."""
     found = value.get("Type")
     return found if isinstance(found, str) and found in _SNS_TYPES and "Message" in value else None
 
 
 def sns_confirmation(value: Mapping[str, Any]) -> SnsConfirmation:
-    """What a `SubscriptionConfirmation` asks. Raises `BadRecord`."""
+    """Return the content of a `SubscriptionConfirmation`. Raises `BadRecord`."""
     return SnsConfirmation(text(value, "TopicArn"), text(value, "Token"), text(value, "SubscribeURL"), value)
 
 
 def is_test(value: Mapping[str, Any]) -> bool:
-    """Whether this is what AWS sends when a configuration is saved; it has no records and says nothing (§13)."""
+    """Return whether AWS sent this to test a new configuration; it contains no records (§13)."""
     return value.get("Event") == "s3:TestEvent" and "Service" in value
 
 
 def is_cloud_event(value: Mapping[str, Any]) -> bool:
-    """Whether the object is a CloudEvent in structured mode."""
+    """Return whether the object is a CloudEvent in structured mode."""
     return "specversion" in value and ("data" in value or "data_base64" in value)
 
 
 def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any]:
-    """The member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
+    """Return the member that holds a CloudEvent's data, and the data. Raises `BadRecord`."""
     if "data" in value:
         data = value["data"]
         return ("data", nested(data, "data", allowance)) if isinstance(data, str) else ("data", data)
@@ -65,19 +65,19 @@ def cloud_event_data(value: Mapping[str, Any], allowance: Allowance) -> tuple[st
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What a message held (`made`), and the trace context that the message itself came with."""
+    """The content of a message (`made`), and the message's own trace context."""
 
     made: Any
     trace: str
 
 
 def cloud_event_trace(value: Mapping[str, Any]) -> str:
-    """The trace context in a CloudEvent's attributes, its Distributed Tracing extension; "" without a valid one."""
+    """Return the trace context in a CloudEvent's Distributed Tracing attributes; "" without a valid one."""
     return trace_of(value.get("traceparent"), value.get("tracestate"))
 
 
 def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any] | None:
-    """What a record of SQS or SNS carries, with the member that holds it; None if it is neither. Raises `BadRecord`."""
+    """Return the content of an SQS or SNS record, with its member; None for other records. Raises `BadRecord`."""
     source = record.get("eventSource") or record.get("EventSource")
     if source == "aws:sqs":
         return "body", nested(text(record, "body"), "body", allowance)
@@ -87,12 +87,12 @@ def passed_on(record: Mapping[str, Any], allowance: Allowance) -> tuple[str, Any
 
 
 def sns_message(value: Mapping[str, Any], allowance: Allowance) -> Any:
-    """What a `Notification` carries. Raises `BadRecord`."""
+    """Return the content of a `Notification`. Raises `BadRecord`."""
     return nested(text(value, "Message"), "Message", allowance)
 
 
 def nested(inner: str | bytes, member: str, allowance: Allowance) -> Any:
-    """The value that a member's JSON text holds. Raises `BadRecord`, and `BadEvents` beyond the allowance."""
+    """Return the value of a member's JSON text. Raises `BadRecord`, and `BadEvents` beyond the allowance."""
     raw = inner.encode() if isinstance(inner, str) else inner
     allowance.check_text(raw)
     try:

@@ -1,4 +1,4 @@
-"""Amazon EventBridge's events of S3 (§13): a shape of its own, the key raw; the event travels on as `original`."""
+"""Amazon EventBridge's events of S3 (§13): their own shape, with the key unencoded; `original` keeps the event."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,12 +28,12 @@ _OTHERS = {
 
 
 def matches(value: Mapping[str, Any]) -> bool:
-    """Whether the object has EventBridge's shape; that it is of S3 is for `record` to say."""
+    """Return whether the object has EventBridge's shape; `record` checks that it is an event of S3."""
     return "detail-type" in value and "source" in value
 
 
 def record(event: dict[str, Any]) -> dict[str, Any]:
-    """The event as MinIO's record. Raises `BadRecord`."""
+    """Return the event as MinIO's record. Raises `BadRecord`."""
     source = text(event, "source")
     if source != "aws.s3":
         raise BadRecord("source", f'is {excerpt(source)}; it must be "aws.s3"')
@@ -84,7 +84,7 @@ def _name(event: Mapping[str, Any]) -> str:
         deletion = optional_text(event, "detail", "deletion-type")
         family = "s3:LifecycleExpiration" if reason == "Lifecycle Expiration" else "s3:ObjectRemoved"
         return f"{family}:{_DELETED.get(deletion) or _joined(deletion) or 'Delete'}"
-    return _OTHERS.get(kind) or f"s3:{_joined(kind)}"  # a kind of later years keeps a name of its own
+    return _OTHERS.get(kind) or f"s3:{_joined(kind)}"  # newer, unknown kinds get a name from the kind itself
 
 
 def _joined(words: str) -> str:

@@ -1,4 +1,4 @@
-"""Read members of a sender's object by their path; what is missing or of another kind is said of that path."""
+"""Read members of a sender's object by their path; errors about missing or mistyped members name the path."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from app.events.errors import BadRecord, excerpt
 
 
 def find(value: Any, *path: str) -> Any:
-    """The member at the path, or None if there is none."""
+    """Return the member at the path, or None if there is none."""
     for step in path:
         if not isinstance(value, dict):
             return None
@@ -15,7 +15,7 @@ def find(value: Any, *path: str) -> Any:
 
 
 def text(value: Any, *path: str) -> str:
-    """The text at the path, not empty. Raises `BadRecord`."""
+    """Return the text at the path, not empty. Raises `BadRecord`."""
     found = find(value, *path)
     if isinstance(found, str) and found:
         return found
@@ -26,13 +26,13 @@ def text(value: Any, *path: str) -> str:
 
 
 def optional_text(value: Any, *path: str) -> str:
-    """The text at the path, or "" if there is none or it is of another kind."""
+    """Return the text at the path, or "" if there is none or it is not a text."""
     found = find(value, *path)
     return found if isinstance(found, str) else ""
 
 
 def number(value: Any, *path: str) -> int | None:
-    """The whole number at the path, also if it is spelt as text (as protobuf's JSON spells 64 bits), or None."""
+    """Return the integer at the path, also if it is a text (as protobuf's JSON writes 64 bits), or None."""
     found = find(value, *path)
     if isinstance(found, str) and found.isascii() and found.isdigit() and len(found) < 20:
         return int(found)
@@ -40,5 +40,5 @@ def number(value: Any, *path: str) -> int | None:
 
 
 def without_empty(record: dict[str, Any]) -> dict[str, Any]:
-    """The members that have a value: MinIO leaves out empty ones (§1.4)."""
+    """Return the members that have a value: MinIO omits empty ones (§1.4)."""
     return {name: value for name, value in record.items() if value not in (None, "", {})}

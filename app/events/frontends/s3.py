@@ -1,4 +1,4 @@
-"""Records of the S3 shape: as MinIO and RustFS send them, as AWS does, as Ceph does (§1.4, §12.3, §13)."""
+"""Records of the S3 shape, as sent by MinIO and RustFS, by AWS, and by Ceph (§1.4, §12.3, §13)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +10,12 @@ Record = dict[str, Any]
 
 
 def form_of(record: Record) -> Callable[[Record], Record]:
-    """How this record is normalised, by its `eventSource` and, where that says nothing, by its name's spelling.
+    """Return the function that normalises this record, by its `eventSource` or else by the form of its name.
 
-    AWS and MinIO before 2018 both say `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
+    AWS and MinIO before 2018 both send `aws:s3`; only MinIO's names begin with `s3:` (§1.9, §13).
     """
     source = record.get("eventSource")
-    if source in ("minio:s3", "rustfs:s3"):  # a tuple: what came need not be hashable
+    if source in ("minio:s3", "rustfs:s3"):  # a tuple: the received value may be unhashable
         return as_sent
     if source == "ceph:s3":
         return ceph
@@ -24,12 +24,12 @@ def form_of(record: Record) -> Callable[[Record], Record]:
 
 
 def as_sent(record: Record) -> Record:
-    """MinIO, old MinIO, RustFS: the record is the measure of the others and travels as it came, byte for byte."""
+    """MinIO, old MinIO, RustFS: return the record unchanged, byte for byte; the others are normalised to its form."""
     return record
 
 
 def aws(record: Record) -> Record:
-    """AWS S3: the name gets its `s3:`, the key's `/` are encoded as MinIO's are; nothing else changes."""
+    """AWS S3: prefix the name with `s3:`, and encode the key's `/` as MinIO does; change nothing else."""
     _prefix_name(record)
     thing = _object(record)
     key = thing.get("key")
@@ -42,7 +42,7 @@ def aws(record: Record) -> Record:
 
 
 def ceph(record: Record) -> Record:
-    """Ceph RGW: as `aws`, but the key came raw; a size in text becomes a number, `metadata` also `userMetadata`."""
+    """Ceph RGW: like `aws`, but the key is unencoded; make a text size a number, copy `metadata` to `userMetadata`."""
     _prefix_name(record)
     thing = _object(record)
     key, size = thing.get("key"), thing.get("size")
@@ -69,7 +69,7 @@ def _object(record: Record) -> Record:
 
 
 def _pairs(found: object) -> dict[str, str]:
-    """`[{"key": …, "val": …}]` as a map; whatever is of another shape is left out (it still travels as it came)."""
+    """Return `[{"key": …, "val": …}]` as a map, without entries of another shape (the original record keeps them)."""
     if not isinstance(found, list):
         return {}
     pairs = [(each.get("key"), each.get("val")) for each in found if isinstance(each, dict)]

@@ -1,8 +1,8 @@
-"""SeaweedFS's filer webhook (§14.2, §14.3): changes of a file tree, of which only files in buckets are S3's business.
+"""SeaweedFS's filer webhook (§14.2, §14.3): changes of a file tree, of which only files in buckets are S3 objects.
 
-The whole message travels on as `original`. The filer does not say when a deletion or a rename took place, so an event's
-time is the entry's modification time, and so is the sequencer; but a renamed file keeps a modification time that says
-nothing of when it came to its new name, so the copy has no sequencer and counts as of its arrival.
+`original` keeps the whole message. The filer does not report when a deletion or a rename happened, so an event's time
+and sequencer are the entry's modification time. But a renamed file keeps its modification time, which is not the time
+at which it got its new name; so the copy has no sequencer and is ordered by its arrival.
 """
 
 import base64
@@ -23,12 +23,12 @@ _LATEST = 253_402_300_800  # seconds: the year 10000
 
 
 def matches(value: Mapping[str, Any]) -> bool:
-    """Whether the object has the webhook's shape."""
+    """Return whether the object has the webhook's shape."""
     return "event_type" in value and "key" in value and "message" in value
 
 
 def records(event: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """The change as MinIO's records: none if it is not about an object, two if it is a rename. Raises `BadRecord`."""
+    """Return the change as MinIO's records: none if it concerns no object, two for a rename. Raises `BadRecord`."""
     kind, path = text(event, "event_type"), text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
     made: tuple[dict[str, Any] | None, ...]
@@ -81,7 +81,7 @@ def _record(event: dict[str, Any], name: str, path: str, entry: Any) -> dict[str
 
 
 def _modified(entry: Any) -> int | None:
-    """Nanoseconds since 1970, or None if the entry does not say, or says what no clock does."""
+    """Return nanoseconds since 1970, or None if the entry has no time or an impossible one."""
     seconds = number(entry, "attributes", "mtime")
     nanoseconds = number(entry, "attributes", "mtime_ns") or 0
     if seconds is None or not 0 < seconds < _LATEST or not 0 <= nanoseconds < 10**9:
@@ -114,7 +114,7 @@ def _size(entry: Any) -> int:
 
 
 def _decoded(value: Any) -> bytes | None:
-    """What base64 text stands for; None if it is none. Small files stand in `content`, digests in `md5`."""
+    """Return decoded base64 text; None if it is none. Small files are in `content`, digests in `md5`."""
     try:
         return base64.b64decode(value, validate=True) if isinstance(value, str) else None
     except (binascii.Error, ValueError):

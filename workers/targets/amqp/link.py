@@ -1,4 +1,4 @@
-"""One connection to an AMQP server with its channel, and what the server says of the messages on it."""
+"""One connection to an AMQP server with its channel, and the server's answers about the messages on it."""
 
 import contextlib
 import select
@@ -23,30 +23,30 @@ from workers.targets.payloads import log
 CLIENT_NAME = "Bucketwire"
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
-_LOOK_EVERY = 64  # messages sent without looking at what the server has to say
+_LOOK_EVERY = 64  # messages sent between two checks for the server's answers
 
 
 class Blocked(AMQPError):
-    """The server takes nothing more on this connection, until it says otherwise."""
+    """The server has blocked this connection and accepts no messages until it unblocks it."""
 
 
 class Link:
-    """A connection, its channel, and what the server has said about the events of the running call.
+    """A connection, its channel, and the server's answers about the events of the current call.
 
-    Everything here raises `AMQPError` or `OSError` when the connection is of no more use.
+    Every method raises `AMQPError` or `OSError` when the connection is no longer usable.
     """
 
     def __init__(self, settings: AmqpSettings, place: AmqpAddress) -> None:
         self.blocked = False
         self._batch = Batch(())
-        self._unconfirmed: dict[int, int] = {}  # delivery tag and index of its event, in the order of sending
-        self._returned: dict[str, str] = {}  # event id and the server's words
+        self._unconfirmed: dict[int, int] = {}  # delivery tag to index of its event, in the order of sending
+        self._returned: dict[str, str] = {}  # event id to the server's reason
         self._tag = 0
         self._timeout = settings.timeout
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
         arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
         self._publish = dumps("Bssbb", arguments)
-        self._connection: Any = _connection(settings, place)  # more of it is used than its stubs know
+        self._connection: Any = _connection(settings, place)  # Any: its stubs lack members used here
         try:
             self._connection.on_blocked = self._on_blocked
             self._connection.on_unblocked = self._on_unblocked
@@ -56,7 +56,7 @@ class Link:
             self._declare(settings)
             self._channel.confirm_select()
         except BaseException:
-            self._connection.collect()  # py-amqp leaves the socket open when the server says no
+            self._connection.collect()  # py-amqp leaves the socket open when the server refuses the connection
             raise
         self._channel.events["basic_ack"].add(self._on_ack)
         self._channel.events["basic_nack"].add(self._on_nack)
@@ -66,7 +66,7 @@ class Link:
         self._used = time.monotonic()
 
     def begin(self, batch: Batch) -> None:
-        """A new call; what may still be said about an earlier one's events is passed over."""
+        """Begin a new call; answers about events of an earlier one are ignored."""
         self._batch = batch
         self._unconfirmed.clear()
         self._returned.clear()
@@ -89,7 +89,7 @@ class Link:
             message_id=event.id,
             **self._persistence,
         )
-        # Not `basic_publish`: before each message it asks the socket for news, which costs as much as the message.
+        # Not `basic_publish`: it polls the socket before each message, which costs as much as the message itself.
         self._connection.frame_writer(1, self._channel.channel_id, spec.Basic.Publish, self._publish, message)
         if self._tag % _LOOK_EVERY == 0:
             self.look()
@@ -98,7 +98,7 @@ class Link:
     def gather(self, most: int) -> None:
         """Wait until at most that many events are unconfirmed.
 
-        Each confirmation starts the time limit anew, as long as the call has time.
+        Each confirmation restarts the time limit, as long as the call has time.
         """
         deadline = time.monotonic() + self._timeout
         while (waiting := len(self._unconfirmed)) > most:
@@ -111,23 +111,23 @@ class Link:
         self._used = time.monotonic()
 
     def look(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Process the answers that have arrived, without waiting."""
         while self._has_arrived():
             self._read(self._timeout)
 
     def is_stale(self) -> bool:
-        """Whether it was idle for so long that the server may have given it up, as nobody sent heartbeats."""
+        """Return whether it was idle for so long, without heartbeats, that the server may have closed it."""
         heartbeat = self._connection.heartbeat
         return bool(heartbeat) and time.monotonic() - self._used >= heartbeat
 
     def reject_larger(self, limit: int, words: str) -> None:
-        """Reject the unsettled events that can never pass a limit in bytes."""
+        """Reject the unsettled events that are larger than a limit in bytes."""
         for index in self._batch.unsettled():
             if len(log(self._batch.events[index]).encode()) > limit:
                 self._batch.settle(index, Rejected(words))
 
     def close(self) -> None:
-        """Say goodbye and close; a server that has blocked us would not hear it."""
+        """Close the connection; without AMQP's closing handshake if the server has blocked it and would not read it."""
         if not self.blocked:
             with contextlib.suppress(AMQPError, OSError):
                 self._connection.close()
@@ -142,7 +142,7 @@ class Link:
             raise Blocked(BLOCKED)
 
     def _read(self, patience: float) -> None:
-        """One frame, or none within `patience` seconds."""
+        """Read one frame, or none within `patience` seconds."""
         try:
             self._connection.blocking_read(patience)
         except TimeoutError:
@@ -158,14 +158,14 @@ class Link:
         try:
             self._ask_for_exchange(settings, passive=not settings.exchange_type)
         except AccessRefused as refused:
-            # Who may only write can still use an exchange that is there. py-amqp has opened the channel anew by now.
+            # A user who may only write can still use an existing exchange. py-amqp has opened a new channel by now.
             try:
                 self._ask_for_exchange(settings, passive=True)
             except AMQPError:
                 raise refused from None
 
     def _ask_for_exchange(self, settings: AmqpSettings, *, passive: bool) -> None:
-        # Not `exchange_declare`: it cannot ask for an internal exchange, and warns of auto-delete.
+        # Not `exchange_declare`: it cannot declare an internal exchange, and warns about auto-delete.
         flags = (passive, settings.durable, settings.auto_deleted, settings.internal, settings.no_wait)
         self._channel.send_method(
             spec.Exchange.Declare,
@@ -203,7 +203,7 @@ class Link:
 
 
 class _TLSTransport(SSLTransport):
-    """A transport with the context that all targets share; py-amqp would make one of its own."""
+    """A transport with the TLS context that all targets share; py-amqp would create its own."""
 
     def __init__(self, host: str, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
         super().__init__(host, **options)
@@ -219,13 +219,13 @@ class _TLSTransport(SSLTransport):
 def _connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
     host, port = place.address
     options: Any = {}
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp sets it to one second
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp would set it to one second
         options[socket.TCP_USER_TIMEOUT] = int(settings.timeout * 1000)
     connection: Any = Connection(
         f"[{host.lower()}]:{port}" if ":" in host else f"{host}:{port}",
         place.user,
         place.password,
-        # Not left to py-amqp, which would take EXTERNAL wherever the server offers it.
+        # Not left to py-amqp, which would choose EXTERNAL whenever the server offers it.
         login_method="EXTERNAL" if place.external else "PLAIN",
         virtual_host=place.vhost,
         client_properties={"product": CLIENT_NAME, "connection_name": CLIENT_NAME},

@@ -6,14 +6,14 @@ it. RabbitMQ confirms a persistent message for a durable queue when it is on dis
 | answer                                                        | outcome                                          |
 |---------------------------------------------------------------|--------------------------------------------------|
 | confirmed                                                     | Delivered                                        |
-| returned and confirmed, as `mandatory` asks for               | Rejected, with the server's words                |
-| larger than the server takes                                  | Rejected, and Unavailable what else was sent     |
-| refused (nack): a queue that is full, or the server's failure | Failed                                           |
-| channel or connection closed, lost, or silent for too long    | Unavailable, what was sent and not confirmed     |
-| connection blocked, because memory or disk run short          | Unavailable, what was sent and not confirmed     |
+| returned and confirmed, as `mandatory` asks for               | Rejected, with the server's reason               |
+| larger than the server accepts                                | Rejected; Unavailable for the others sent        |
+| refused (nack): a full queue, or a failure of the server      | Failed                                           |
+| channel or connection closed, lost, or silent for too long    | Unavailable for sent, unconfirmed events         |
+| connection blocked, because memory or disk space is low       | Unavailable for sent, unconfirmed events         |
 
-A message that is refused may stand before one that is taken, so an object's next event is sent when the one before it
-is confirmed. Nobody sends heartbeats between two calls: a connection that was idle for longer is replaced.
+The server may refuse a message and accept a later one, so an object's next event is sent only when the previous one is
+confirmed. Nothing sends heartbeats between two calls: a connection that was idle for longer is replaced.
 """
 
 import re
@@ -42,11 +42,11 @@ class AmqpTarget:
         self._link: Link | None = None
 
     def open(self) -> None:
-        """Connect, log in, and declare the exchange; queues and bindings are the consumer's matter."""
+        """Connect, log in, and declare the exchange; the consumer declares queues and bindings."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Up to `window` messages unconfirmed, one of each object; none is sent after the link is lost."""
+        """Keep up to `window` messages unconfirmed, one per object; send none after the connection is lost."""
         link = self._awake()
         if link.blocked:
             raise TargetUnavailable(f"{self._where}: {BLOCKED}")
@@ -81,7 +81,7 @@ class AmqpTarget:
         return link
 
     def _awake(self) -> Link:
-        """The link if it still is one, else a new one: the server may have closed it, or taken us for dead."""
+        """Return the link if it is still usable, else a new one: the server may have closed it or timed it out."""
         link = self._link
         if link is None or link.is_stale():
             return self._connect()
@@ -93,8 +93,8 @@ class AmqpTarget:
         return link
 
     def _lost(self, link: Link, error: AMQPError | OSError) -> Unavailable:
-        """What becomes of the events that were sent and are neither confirmed nor refused."""
-        # A link that is blocked is kept, or each further try would leave its messages in the server's buffers.
+        """Return the outcome of the events that were sent and are neither confirmed nor refused."""
+        # Keep a blocked link; otherwise each retry would leave its messages in the server's buffers.
         if not isinstance(error, Blocked):
             self._link = None
             link.drop()

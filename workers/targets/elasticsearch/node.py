@@ -1,7 +1,7 @@
-"""One node of Elasticsearch or OpenSearch: requests, who may make them, and the index that is written to (§4.8).
+"""One node of Elasticsearch or OpenSearch: requests, authentication, and the index that is written to (§4.8).
 
-Raw HTTP over urllib3 and not the client package: the package refuses OpenSearch and what came before 7.14, its next
-major version speaks to no server of this one, and it costs 4 to 13 us a document against 3 (measured,
+Raw HTTP over urllib3 instead of the client package: the package refuses OpenSearch and versions before 7.14, its next
+major version supports no server of this one, and it costs 4 to 13 us per document against 3 (measured,
 docs/explanation/client-libraries.md).
 """
 
@@ -29,7 +29,7 @@ _STREAMS_ONLY = "creates data streams only"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What the node answered: any status, the body as JSON where it is some."""
+    """The node's answer: any status, and the body if it is JSON."""
 
     status: int
     reason: str
@@ -39,18 +39,18 @@ class Answer:
 
     @property
     def is_good(self) -> bool:
-        """Whether the request was carried out."""
+        """Whether the request succeeded."""
         return 200 <= self.status <= 299
 
     @property
     def words(self) -> str:
-        """The node's own words for what is wrong, or the status."""
+        """The node's own description of the error, or the status."""
         error = self.body.get("error") if isinstance(self.body, dict) else None
         return error_words(error) or self.reason or "no reason given"
 
 
 class Node:
-    """One connection to the node that the settings name."""
+    """One connection to the node in the settings."""
 
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._settings = settings
@@ -63,14 +63,14 @@ class Node:
         self._wire: HttpPool = http_pool(settings.url, context, guarded=False, connections=1)
         self._base = self._wire.target.rstrip("/")
         self._timeout = Timeout(connect=settings.timeout, read=settings.timeout)
-        # urllib3 would name an encoding that it accepts.
+        # urllib3 would send an Accept-Encoding header.
         self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
         if settings.authorization:
             self._headers["Authorization"] = settings.authorization
         self.where = f"Elasticsearch index {settings.index} at {self._wire.where}"
 
     def request(self, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Answer:
-        """One request. Raises `TargetUnavailable` where there is no answer, and for one that no request changes."""
+        """Make one request. Raises `TargetUnavailable` without an answer, or for one that every request would get."""
         headers = self._headers
         if body is not None:
             headers = {**headers, "Content-Type": "application/x-ndjson" if lines else "application/json"}
@@ -106,9 +106,9 @@ class Node:
             raise TargetUnavailable(f"{self.where}: version {found} is too old; {_LEAST_MAJOR} or later is needed")
 
     def take_index(self) -> None:
-        """See that the index is there and fit for the format, or make it (as MinIO: §4.8).
+        """Check that the index exists and is fit for the format, or create it (as MinIO: §4.8).
 
-        Unlike MinIO an alias and a data stream count as being there. Raises `TargetUnavailable`.
+        Unlike in MinIO, an alias and a data stream count as existing. Raises `TargetUnavailable`.
         """
         name = self._settings.index
         answer = self.request("GET", f"/_resolve/index/{name}")
@@ -153,7 +153,7 @@ class Node:
             return
         if _STREAMS_ONLY in answer.words:
             self._take_stream()
-            return  # the first document makes it
+            return  # the first document creates it
         self._opened(answer, f"create the index, or give the privilege create_index of {name}")
 
     def _opened(self, answer: Answer, hint: str) -> Answer:
@@ -182,7 +182,7 @@ class Node:
 
 
 def error_words(error: object) -> str:
-    """An error's kind, reason and root in one line."""
+    """Return an error's type, reason and root cause in one line."""
     parts: list[str] = []
     while isinstance(error, dict) and len(parts) < 5:
         parts.append(f"{error.get('type', 'error')}: {error.get('reason', '')}")
@@ -194,7 +194,7 @@ def error_words(error: object) -> str:
 
 
 def named(found: object, name: str) -> dict[str, Any] | None:
-    """The entry of this name in a list of what has names."""
+    """Return the entry of this name in a list of named entries."""
     entries = found if isinstance(found, list) else []
     return next((entry for entry in entries if entry.get("name") == name), None)
 
@@ -212,6 +212,6 @@ def _retry_after(response: BaseHTTPResponse) -> float | None:
 
 
 def _words(error: HTTPError) -> str:
-    """What went wrong, without urllib3's object names."""
+    """Return the error as text, without urllib3's object names."""
     words = str(error.args[-1] if error.args else error) or type(error).__name__
     return words.rpartition(": Failed to establish a new connection: ")[2] or words

@@ -1,23 +1,23 @@
 """Elasticsearch and OpenSearch: an index that mirrors the buckets or one that records every event (reference §4.8).
 
-Delivered means: the answer to a `_bulk` request has a good status for the document, which its primary shard has then
-written to its log on disk (unless the index was set to do so later), and its replicas as many as are in sync.
+Delivered means: the answer to a `_bulk` request has a success status for the document. Its primary shard has then
+written it to its log on disk (unless the index is configured to do so later), and so have all in-sync replicas.
 
-One `_bulk` request is under way at a time, whatever the window; its answer confirms each of its documents by name. So
-in sync mode (`window == 1`) it has one document: a request of several would not be confirmed as one.
-A request never names an object twice: of a namespace only the last document of an object is sent, and in the access
+One `_bulk` request is pending at a time, whatever the window; its answer confirms each of its documents individually.
+In sync mode (`window == 1`) a request has one document, because one with several would not be confirmed as one.
+A request never names an object twice: for a namespace only the last document of an object is sent, and in the access
 format an object's second event waits for the answer to its first.
 
 | answer to one document                                     | outcome                                          |
 |------------------------------------------------------------|--------------------------------------------------|
 | 2xx; 404 to a deletion                                     | Delivered                                        |
 | 401, 403, 404, 429, 503; index closed, alias of no index   | Unavailable                                      |
-| 400 and other 4xx: mapping, parsing, limits                | Rejected, with the server's words                |
+| 400 and other 4xx: mapping, parsing, limits                | Rejected, with the server's reason               |
 | other 5xx                                                  | Failed                                           |
 | to the request: 400 or 413                                 | sent again in halves; Rejected for a single one  |
 | to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
 
-No external versions: of a mirror's object an older version may have to come back (§1.11), and MinIO sets none.
+No external versions: an older version of a mirror's object may have to be restored (§1.11), and MinIO sets none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -33,10 +33,10 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.node import Node, error_words
 from workers.targets.payloads import Rows, change, collapse, line, text, version_name, waves
 
-_PORTION = 10_000_000  # bytes of a request; a server takes 100 MB, and is at its best with a tenth of that
+_PORTION = 10_000_000  # bytes of a request; a server accepts 100 MB, and is fastest with a tenth of that
 _LONGEST_ID = 512
 _READ_AT_ONCE = 1_000
-_TRIES = 3  # at a version that changes between reading and removing
+_TRIES = 3  # for a version that changes between reading and removing
 
 _UNAVAILABLE = frozenset({401, 403, 404, 429, 503})
 _NOT_THE_EVENTS_FAULT = (
@@ -48,9 +48,9 @@ _CHANGED = Failed("the document was changed by others, again and again, while it
 
 
 class _Operation(NamedTuple):
-    """What a `_bulk` request says of one object: an action, and the document where there is one, as lines.
+    """One object's part of a `_bulk` request: an action, and the document if there is one, as lines.
 
-    `places` are those of the object's events that it stands for.
+    `places` are the indexes of the object's events that it represents.
     """
 
     path: str
@@ -60,7 +60,7 @@ class _Operation(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it has in a request."""
+        """Its bytes in a request."""
         return len(self.action) + len(self.document)
 
 
@@ -73,18 +73,18 @@ class ElasticsearchTarget:
         self._stamp: object = None
         self._where = f"Elasticsearch index {settings.index}"
         self._portion = _PORTION
-        # The server gives up waiting for a shard a little before we give up waiting for the server, and says why.
+        # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
         patience = max(1, round(settings.timeout * 800))
         self._bulk = f"/{settings.index}/_bulk?filter_path=errors,items.*.status,items.*.error&timeout={patience}ms"
         wanted = "Records.s3.object.key,Records.s3.object.versionId"
         self._read = f"/{settings.index}/_mget?_source_includes={wanted}"
 
     def open(self) -> None:
-        """Connect, see that it is a server that can be written to, and make the index where it is absent."""
+        """Connect, check that the server can be written to, and create the index if it is missing."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """In requests of up to 10 MB, or of one document; after one that is refused nothing more is sent."""
+        """Send requests of up to 10 MB, or of one document; after a refused request send nothing more."""
         node = self._node
         if node is None or self._stamp != self._files():
             node = self._connect()
@@ -119,7 +119,7 @@ class ElasticsearchTarget:
         return node
 
     def _append(self, node: Node, work: Batch, at_once: int) -> None:
-        """A document for each event, under an id that the server makes."""
+        """Write a document for each event, under an id that the server generates."""
         for wave in waves(work.events):
             made = [
                 _Operation(work.events[place].path, [place], b'{"create":{}}\n', line(work.events[place]).encode())
@@ -130,7 +130,7 @@ class ElasticsearchTarget:
                     work.settle(place, outcome)
 
     def _mirror(self, node: Node, work: Batch, at_once: int) -> None:
-        """One document for each object. What is rejected is left out, so that what stood before it gets its turn."""
+        """Write one document per object. If one is rejected, the object's previous event is written instead."""
         ids = self._ids(work)
         waiting = [place for place, event in enumerate(work.events) if event.path in ids]
         while waiting and not work.is_over:
@@ -152,7 +152,7 @@ class ElasticsearchTarget:
             waiting = left[::-1]
 
     def _ids(self, work: Batch) -> dict[str, bytes]:
-        """The id of each path as JSON text; events of paths that cannot have one are rejected here."""
+        """Return the id of each path as JSON text; reject events of paths that cannot have one."""
         paths = list(dict.fromkeys(event.path for event in work.events))
         if self._settings.id_style == "hash":
             return {path: b'"%s"' % id_.encode() for path, id_ in zip(paths, document_ids(paths), strict=True)}
@@ -166,7 +166,7 @@ class ElasticsearchTarget:
     def _write(
         self, node: Node, rows: Rows, ids: Mapping[str, bytes], work: Batch, waiting: Sequence[int], at_once: int
     ) -> dict[str, Outcome]:
-        """Carry out what the waiting events come to; a path that is not in the answer needed nothing."""
+        """Write the combined result of the waiting events; a path missing from the result needed no change."""
         places: dict[str, list[int]] = {}
         for place in waiting:
             places.setdefault(work.events[place].path, []).append(place)
@@ -200,7 +200,7 @@ class ElasticsearchTarget:
         ids: Mapping[str, bytes],
         places: Mapping[str, Sequence[int]],
     ) -> list[_Operation] | Unavailable:
-        """Removals of the documents that describe one of the versions, if nobody changes them until then."""
+        """Return removals of the documents that describe one of the versions, unless they change meanwhile."""
         made: list[_Operation] = []
         paths = list(versions)
         for start in range(0, len(paths), _READ_AT_ONCE):
@@ -222,7 +222,7 @@ class ElasticsearchTarget:
         return made
 
     def _carry_out(self, node: Node, operations: Sequence[_Operation], work: Batch, at_once: int) -> list[Outcome]:
-        """An outcome for each operation; after a request with one that is refused no more are sent."""
+        """Return an outcome for each operation; after a request with a refused one, send no more."""
         outcomes: list[Outcome] = []
         for portion in _portions(operations, self._portion, at_once):
             try:
@@ -235,7 +235,7 @@ class ElasticsearchTarget:
         return outcomes
 
     def _send(self, node: Node, operations: Sequence[_Operation], work: Batch) -> list[Outcome]:
-        """One request for those that may be sent; where it is refused as a whole, its halves."""
+        """Make one request for the operations that may be sent; if it is refused as a whole, send its halves."""
         chosen = set(work.begin([place for each in operations for place in each.places]))
         held = [not chosen.isdisjoint(each.places) for each in operations]
         if not all(held):
@@ -257,7 +257,7 @@ class ElasticsearchTarget:
         if len(operations) == 1:
             return [Rejected(reason)]
         if answer.status == 413:
-            self._portion = max(1, len(body) // 2)  # for good: what stands before the server takes no more
+            self._portion = max(1, len(body) // 2)  # permanently: the server, or a proxy, accepts no larger requests
         middle = len(operations) // 2
         return self._send(node, operations[:middle], work) + self._send(node, operations[middle:], work)
 
@@ -280,14 +280,14 @@ class ElasticsearchTarget:
 
 
 def _caused(event: Event, rows: Rows) -> bool:
-    """Whether the last such event of its object is the one whose row was rejected."""
+    """Return whether the last such event of its object is the one whose row was rejected."""
     if event.path in rows.documents:
         return event.effect is Effect.UPSERT
     return event.effect in (Effect.REMOVE, Effect.REMOVE_VERSION)
 
 
 def _described(held: Mapping[str, Any]) -> str | None:
-    """The version that a document is about; None where there is no document, or one that is not ours."""
+    """Return the version in a document; None if there is no document, or others wrote it."""
     try:
         thing = held["_source"]["Records"][0]["s3"]["object"]
         return version_name(thing.get("versionId")) if "key" in thing else None
@@ -296,7 +296,7 @@ def _described(held: Mapping[str, Any]) -> str | None:
 
 
 def _portions(operations: Sequence[_Operation], most: int, at_once: int) -> Iterator[Sequence[_Operation]]:
-    """In parts of at most so many bytes, where one operation has no more, and so many operations."""
+    """Yield parts of at most `most` bytes (more only for a single operation) and `at_once` operations."""
     start = size = 0
     for place, each in enumerate(operations):
         if place > start and (size + each.size > most or place - start == at_once):

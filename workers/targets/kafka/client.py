@@ -1,7 +1,7 @@
-"""What kafka-python does not tell and cannot be told: why a broker was not reached, and the level of a codec.
+"""Extend kafka-python by what it lacks: the reason why a broker was not reached, and compression levels.
 
-Its producer reports every trouble on the way as a timeout, and has no setting for compression levels. Both are had
-here through the one place that it leaves open, the class of its client (`kafka_client`).
+Its producer reports every connection problem as a timeout, and has no setting for compression levels. Both are added
+through the only extension point that it has, the class of its client (`kafka_client`).
 """
 
 import gzip
@@ -21,16 +21,16 @@ from kafka.net.selector import NetworkSelector
 from kafka.net.transport import KafkaSSLTransport
 from kafka.record import default_records, legacy_records
 
-# Every failure reaches an outcome, once; the library would write a line about each of its own tries.
+# Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
 _NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
-_USUAL_GZIP = 6  # as zlib, Java and Go; the library would take 9, several times as slow for 5 % less
-_producing = threading.local()  # what holds for the producer's own thread, which is where batches are compressed
+_USUAL_GZIP = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
+_producing = threading.local()  # settings of the producer's own thread, which compresses batches
 
 
 class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no types
-    """The client of one producer. `trouble` is what went wrong last; set it to None to forget that."""
+    """The client of one producer. `trouble` is the most recent error; set it to None to clear it."""
 
     def __init__(self, *, level: int, patience: float, **config: Any) -> None:
         milliseconds = patience * 1000
@@ -44,8 +44,8 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         super().__init__(net, self._connections)
 
     def begin(self) -> None:
-        """Find the cluster. Raises `KafkaError` with the reason of the last broker that was tried."""
-        # The library would go round all brokers until its time is over, and wait for ever for a TLS handshake.
+        """Connect to the cluster. Raises `KafkaError` with the reason of the last broker that was tried."""
+        # The library would try all brokers again until its time is over, and wait forever for a TLS handshake.
         deadline = time.monotonic() + self._patience
         found = self._connections.bootstrap_async(self._patience * 1000)
         while not found.is_done and not self._connections.all_failed and time.monotonic() < deadline:
@@ -58,7 +58,7 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         raise self.trouble or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
     def is_ready(self, node_id: Any, **options: Any) -> bool:
-        """As the library; the producer's thread asks just before it takes a batch and compresses it."""
+        """Override the library's; the producer's thread calls it just before it takes a batch and compresses it."""
         _producing.level = self._level
         return bool(super().is_ready(node_id, **options))
 
@@ -67,20 +67,20 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
-    """Connections that say why they could not be made or were lost, and what brokers find wrong."""
+    """Connections that report why they failed or were lost, and the errors in brokers' answers."""
 
     def __init__(self, net: Any, hear: Callable[[BaseException], None], **config: Any) -> None:
         self._hear = hear
         self._known: dict[Any, Any] = {}
         self._failed: set[Any] = set()
         super().__init__(net, **config)
-        # The library draws one at random each time, and may draw a dead one until its time is over.
+        # The library picks a random broker each time, and may pick an unreachable one until its time is over.
         self._listed = self.cluster.bootstrap_brokers
         self.cluster.bootstrap_brokers = self._untried
 
     @property
     def all_failed(self) -> bool:
-        """Whether each of the brokers to begin with has been tried in vain."""
+        """Whether every bootstrap broker has failed."""
         return self._failed.issuperset(broker.node_id for broker in self._listed())
 
     def _untried(self) -> list[Any]:
@@ -100,7 +100,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         return super().send(request, *positional, **options).add_callback(self._read)
 
     def _read(self, answer: Any) -> None:
-        """An answer says what is wrong as a whole, by topic (metadata), or by partition of a topic (produce)."""
+        """Report errors of an answer: for the whole, per topic (metadata), or per partition of a topic (produce)."""
         produced = [each for topic in getattr(answer, "responses", ()) for each in topic.partition_responses]
         for part in (answer, *getattr(answer, "topics", ()), *produced):
             if code := getattr(part, "error_code", 0):
@@ -108,23 +108,23 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
 
 
 def missing_package(name: str) -> str:
-    """The package that a codec needs and that is not installed, else an empty text."""
+    """Return the package that a codec needs and that is not installed, else an empty text."""
     needed = {"snappy": ("python-snappy", codec.snappy), "lz4": ("lz4", codec.lz4), "zstd": ("zstandard", codec.zstd)}
     package, found = needed.get(name, ("", codec))
     return "" if found else package
 
 
 def unwrapped(error: BaseException) -> BaseException:
-    """The broker's error, where the library hands on only its number and name in the text of a bare `KafkaError`.
+    """Return the broker's error if the library has only its number and name, in the text of a bare `KafkaError`.
 
-    So it does with what the broker says when the producer asks for its id, before it sends anything.
+    The library does this with the broker's answer when the producer requests its id, before it sends anything.
     """
     found = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
     return for_code(int(found[1]))() if found else error
 
 
 def is_innocent(error: BaseException) -> bool:
-    """Whether a message was refused only because the broker names another one of its batch.
+    """Return whether a message was refused only because the broker rejected another message of its batch.
 
     Every other bare `KafkaError` is about the producer, not about a message.
     """
@@ -132,7 +132,7 @@ def is_innocent(error: BaseException) -> bool:
 
 
 def words(error: BaseException) -> str:
-    """What an error of the library says: its kind, and the broker's words or else the library's own."""
+    """Return an error of the library as text: its type, and the broker's message or else the library's own."""
     said = str(error.args[0]) if error.args and error.args[0] else ""
     return f"{type(error).__name__}: {said or getattr(error, 'description', None) or 'no reason given'}"
 
@@ -150,7 +150,7 @@ def _zstd(payload: bytes) -> Any:
 
 
 def _closing(step: Callable[..., Any], close: Callable[[Any, Any], None]) -> Callable[..., Any]:
-    """A step of connecting that closes what it cannot connect; the library leaves that to the garbage collector."""
+    """Make a connection step close its connection if it fails; the library leaves that to the garbage collector."""
 
     async def tried(self: Any, *positional: Any, **options: Any) -> Any:
         try:

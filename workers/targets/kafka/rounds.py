@@ -1,4 +1,4 @@
-"""Which messages of a call go to Kafka together: rounds of one batch for each of some partitions."""
+"""Choose which messages of a call to send to Kafka together: rounds with one batch for each of some partitions."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -12,22 +12,22 @@ from app.events.trace import fields
 from workers.targets.batch import Batch
 from workers.targets.payloads import log
 
-_OVERHEAD = 40  # the most that a message has besides its key and value, whatever the format's version
-_HEADER_OVERHEAD = 4  # the most that one of its headers has besides its name and value, up to 8 KB
+_OVERHEAD = 40  # the most bytes that a message has besides its key and value, in any version of the format
+_HEADER_OVERHEAD = 4  # the most bytes that one of its headers has besides its name and value, up to 8 KB
 
 
 class Message(NamedTuple):
     """One event as it is sent."""
 
-    place: int  # among the events of the call
+    place: int  # index among the events of the call
     path: str
     key: bytes
     value: bytes
-    headers: list[tuple[str, bytes]]  # the trace context, where the event has one
+    headers: list[tuple[str, bytes]]  # the trace context, if the event has one
 
     @property
     def size(self) -> int:
-        """Bytes that it has in a batch, at most."""
+        """The most bytes that it takes in a batch."""
         size = len(self.key) + len(self.value) + _OVERHEAD
         for name, value in self.headers:
             size += len(name) + len(value) + _HEADER_OVERHEAD
@@ -36,13 +36,13 @@ class Message(NamedTuple):
 
 @dataclass(slots=True)
 class Line:
-    """What is yet to be sent to one partition, in order."""
+    """The messages still to be sent to one partition, in order."""
 
     partition: int
     waiting: deque[Message] = field(default_factory=deque)
 
     def take(self, room: int) -> list[Message]:
-        """As many messages as have room, at least one."""
+        """Take as many messages as fit in `room` bytes, at least one."""
         taken = [self.waiting.popleft()]
         room -= taken[0].size
         while self.waiting and (room := room - self.waiting[0].size) >= 0:
@@ -52,16 +52,16 @@ class Line:
 
 @dataclass(slots=True)
 class Rounds:
-    """What one call of `deliver` has yet to send, and how much of it goes at once."""
+    """What one call of `deliver` still has to send, and how much of it is sent at once."""
 
     batch: Batch
     lines: list[Line]
     room: int  # bytes of a batch of one partition
 
     def next_round(self, window: int) -> list[tuple[Line, list[Message]]]:
-        """The next batches, each of another partition; a message too large to share a batch goes all alone.
+        """Return the next batches, each of a different partition; a message too large to share a batch is sent alone.
 
-        Raises `LeaseExpired`; when nothing more may be sent, there are none.
+        Raises `LeaseExpired`. Return none if nothing more may be sent.
         """
         lines = self.lines[:window]
         large = next((line for line in lines if line.waiting[0].size > self.room), None)
@@ -70,22 +70,22 @@ class Rounds:
         return [(line, [each for each in messages if each.place in chosen]) for line, messages in taken]
 
     def end_round(self, window: int) -> None:
-        """Those that were served go to the end, so that no partition waits for the whole of another."""
+        """Move the partitions just served to the end, so that no partition waits until another one is finished."""
         self.lines = [line for line in self.lines[window:] + self.lines[:window] if line.waiting]
 
 
 def partition_of(key: bytes, count: int) -> int:
-    """Which of `count` partitions a key goes to (as MinIO: §4.7; vectors §15).
+    """Return which of `count` partitions a key belongs to (as MinIO: §4.7; vectors §15).
 
-    MinIO takes the hash for a signed number, divides towards zero and drops the sign of what is left. Producers that
-    share a topic and care for order by key have to agree on this.
+    MinIO treats the hash as a signed number, divides rounding towards zero and drops the sign of the remainder.
+    Producers that share a topic and rely on order by key must agree on this.
     """
     found = fnv1a_32(key)
     return (found if found < 0x80000000 else 0x100000000 - found) % count
 
 
 def make_lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[Line]:
-    """The events' messages by partition; `headers` says whether the format has them."""
+    """Return the events' messages by partition; `headers` tells whether the message format supports headers."""
     lines: dict[int, Line] = {}
     for index, event in enumerate(events):
         path = event.path

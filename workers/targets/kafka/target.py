@@ -2,15 +2,16 @@
 
 Delivered means: the leader of the partition answered that all in-sync replicas have the message (`acks=all`).
 
-A broker confirms a batch of one partition as one, and all events of an object go to one partition. So a call goes in
-rounds: each takes from up to `window` partitions one batch, and the next begins when all of them have been answered.
-Thus nothing of an object is under way behind an event that may yet fail, and with `window == 1` one batch is.
+A broker confirms a batch of one partition as a whole, and all events of an object belong to one partition. So a call is
+split into rounds: each sends one batch to each of up to `window` partitions, and the next round begins when all of them
+are answered. So no event of an object is pending behind one that may still fail, and with `window == 1` one batch is
+pending.
 
-The producer repeats what was not answered, within 1.5 `timeout`, and brokers recognise repetitions. What is then still
-unanswered may arrive all the same: it is Unavailable, and the producer, which might yet bring it, is thrown away.
+The producer repeats unanswered batches within 1.5 `timeout`, and brokers recognise duplicates. A batch that is still
+unanswered then may arrive nevertheless: it is Unavailable, and the producer, which might still send it, is discarded.
 
-When a broker refuses a batch, kafka-python 3.0 ends everything else that is under way with the same error. So only what
-was under way alone is blamed; all else is tried again, by a new producer and in smaller batches.
+When a broker refuses a batch, kafka-python 3.0 ends all other pending batches with the same error. So only a message
+that was pending alone is blamed; all others are sent again, by a new producer and in smaller batches.
 
 | answer                                                           | outcome                               |
 |------------------------------------------------------------------|---------------------------------------|
@@ -42,9 +43,9 @@ from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
 CLIENT_NAME = "Bucketwire"
 
 _MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
-_BATCH = 1_000_000  # bytes; a broker takes 1,048,588 unless it is told otherwise
-_HEADERS_SINCE = (0, 11)  # as `version` says, or the broker
-_REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and words it better
+_BATCH = 1_000_000  # bytes; a broker accepts 1,048,588 by default
+_HEADERS_SINCE = (0, 11)  # by the setting `version`, or by the broker's answer
+_REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and its error is clearer
 
 _TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
 _REFUSALS = (*_TOO_LARGE, kafka_errors.InvalidRecordError)
@@ -59,7 +60,7 @@ _HINTS = {
 
 
 class KafkaTarget:
-    """One topic, one producer, which has a thread of its own."""
+    """One topic, one producer, which has its own thread."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -68,15 +69,15 @@ class KafkaTarget:
         self._client: Client | None = None
         self._stamp: object = None
         self._room = _BATCH
-        # From a batch's first message on: half of it for the others to come, then what an answer may take.
+        # From a batch's first message on: half a time limit to collect the others, a whole one for the answer.
         self._patience = settings.timeout * 1.5
 
     def open(self) -> None:
-        """Connect, log in, and see that the topic is there; a broker that makes topics by itself makes it now."""
+        """Connect, log in, and check that the topic exists; brokers that create topics automatically create it now."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """In rounds of one batch for each of up to `window` partitions."""
+        """Send rounds of one batch for each of up to `window` partitions."""
         if self._producer is None or self._stamp != self._files():
             self._connect()
         partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
@@ -92,17 +93,17 @@ class KafkaTarget:
         return outcomes
 
     def close(self) -> None:
-        """End the producer, its thread and its connections."""
+        """Close the producer, its thread and its connections."""
         producer, self._producer = self._producer, None
         client, self._client = self._client, None
         if producer is not None:
             try:
                 producer.close(timeout=1)
             except KafkaError:
-                # Something is still unanswered that nobody waits for any more; the library has no other way out.
+                # A message that nobody waits for any more is unanswered; the library has no public way to give up.
                 producer._sender.force_close()
                 producer._sender.join(1)
-        elif client is not None:  # a producer's thread closes it
+        elif client is not None:  # a producer's thread closes its client
             client.close()
 
     def _connect(self) -> None:
@@ -138,17 +139,17 @@ class KafkaTarget:
             "api_version": chosen.api_version,
             "acks": "all",
             "enable_idempotence": chosen.is_idempotent,
-            # Without idempotence only this keeps the halves of a batch that was too large in their order.
+            # Without idempotence only this preserves the order of the halves of a batch that was too large.
             "max_in_flight_requests_per_connection": 5 if chosen.is_idempotent else 1,
             "compression_type": None if chosen.compression_codec == "none" else chosen.compression_codec,
-            # A batch goes when its round is complete, not while it is being filled.
+            # A batch is sent when its round is complete, not while it is being filled.
             "linger_ms": milliseconds // 2,
             "delivery_timeout_ms": milliseconds + milliseconds // 2,
             "request_timeout_ms": milliseconds,
             "max_block_ms": milliseconds,
             "batch_size": _BATCH,
             "max_request_size": _REQUEST,
-            "reconnect_backoff_max_ms": 500,  # the default of 30 s outlasts every outage by as much
+            "reconnect_backoff_max_ms": 500,  # the default of 30 s would prolong every outage by as much
             "metrics_enabled": False,
             "socket_options": [
                 (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
@@ -176,7 +177,7 @@ class KafkaTarget:
             raise TargetUnavailable(self._reason(error)) from error
 
     def _round(self, work: Rounds, window: int) -> None:
-        """Send one batch to each of the next partitions, and settle what is in them."""
+        """Send one batch to each of the next partitions, and settle their messages."""
         batches = work.next_round(window)
         client = self._client
         if client is not None:
@@ -200,7 +201,7 @@ class KafkaTarget:
             line.waiting.appendleft(message)
         largest = max(sum(message.size for message in messages) for _, messages in batches)
         if len(sent) > 1 and client is not None and isinstance(client.trouble, _TOO_LARGE):
-            self._room = work.room = largest // 2  # for good: the topic takes less than brokers usually do
+            self._room = work.room = largest // 2  # permanently: the topic accepts less than the default
         elif unclear:
             work.room = largest // 2
         if (unclear or blamed) and not work.batch.is_over:
@@ -221,13 +222,13 @@ class KafkaTarget:
             return Future().failure(error)
 
     def _await(self, futures: Sequence[Any]) -> None:
-        """Return when every message has its answer, or has had the time for it."""
+        """Return when every message has its answer, or the time for it is over."""
         deadline = time.monotonic() + self._patience + 0.5
         while not all(future.is_done for future in futures) and (left := deadline - time.monotonic()) > 0:
             try:
                 self._producer.flush(left)
             except KafkaError:
-                # Also raised when the library has cut a batch in two, which are now on their way.
+                # Also raised when the library has split a batch into two, which are now pending.
                 continue
 
     def _outcome(self, error: BaseException | None, message: Message) -> Outcome:

@@ -1,6 +1,6 @@
-"""paho's MQTT client, put right where it loses what the broker says, or a socket.
+"""paho's MQTT client, with fixes where it loses the broker's reason or leaks a socket.
 
-This reaches into paho 2.1 and 2.2; the contract suite holds it to what a real broker answers.
+It uses internals of paho 2.1 and 2.2; the contract suite verifies it with the answers of a real broker.
 """
 
 import secrets
@@ -18,10 +18,10 @@ from workers.targets import tls
 
 
 class MqttClient(Client):
-    """Calls `settled(message identifier, code, the broker's words)` when a message with QoS 1 or 2 is over.
+    """Calls `settled(message identifier, code, the broker's reason)` when a message with QoS 1 or 2 is finished.
 
-    paho takes a PUBACK with a code that it does not expect there (mosquitto's 0x95, packet too large) for the end of
-    the connection, passes over the code of a PUBREC, and leaves its socket open when TLS or a WebSocket is refused.
+    paho treats a PUBACK with an unexpected code (mosquitto's 0x95, packet too large) as the end of the connection,
+    ignores the code of a PUBREC, and leaves its socket open when TLS or a WebSocket is refused.
     """
 
     def __init__(self, settled: Callable[[int, int, str], None], **options: Any) -> None:
@@ -30,18 +30,18 @@ class MqttClient(Client):
         self._wire: Any = None
 
     def hang_up(self) -> None:
-        """Close the socket, in whatever state the connection is."""
+        """Close the socket, in any state of the connection."""
         self._sock_close()
         if self._wire is not None:
             self._wire.close()
 
     def unread(self) -> bool:
-        """Whether TLS holds bytes that the socket no longer has."""
+        """Return whether TLS has buffered bytes, which polling the socket does not show."""
         return bool(getattr(self.socket(), "pending", int)())
 
     def _create_socket_connection(self) -> Any:
         self._wire = super()._create_socket_connection()
-        # Else the system keeps a small packet behind an unanswered one back for 40 ms.
+        # Otherwise the system delays a small packet behind an unacknowledged one for 40 ms.
         self._wire.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return self._wire
 
@@ -62,7 +62,7 @@ class MqttClient(Client):
         return super()._handle_pubrec()
 
     def _end(self, kind: int) -> None:
-        """The message that the packet is about is over, for better or worse."""
+        """Report the message of the packet as finished, successful or not."""
         packet = self._in_packet["packet"]
         mid, code, words = int.from_bytes(packet[:2], "big"), packet[2] if len(packet) > 2 else 0, ""
         if self._out_messages.pop(mid, None) is None:
@@ -75,12 +75,12 @@ class MqttClient(Client):
 
 
 def make_client(settings: MqttSettings, place: MqttAddress, settled: Callable[[int, int, str], None]) -> MqttClient:
-    """A client of these settings, not yet connected. Raises `TargetUnavailable` for a certificate of no use."""
+    """Create an unconnected client with these settings. Raises `TargetUnavailable` for an unusable certificate."""
     newest = settings.version == "5"
     client = MqttClient(
         settled,
-        # 22 letters and digits, which every broker has to accept; no two connections share one, or they would end
-        # each other.
+        # 22 letters and digits, which every broker must accept; unique per connection, because a broker closes the
+        # older one of two connections with the same id.
         client_id=f"bucketwire{secrets.token_hex(6)}",
         clean_session=None if newest else True,
         protocol=MQTTProtocolVersion.MQTTv5 if newest else MQTTProtocolVersion.MQTTv311,
@@ -88,9 +88,9 @@ def make_client(settings: MqttSettings, place: MqttAddress, settled: Callable[[i
         reconnect_on_failure=False,
     )
     client.connect_timeout = settings.timeout
-    # The window is ours; paho's would look through all messages at each confirmation.
+    # This module limits the window; paho's own limit would scan all messages at each confirmation.
     client.max_inflight_messages_set(0)
-    # With this set, paho leaves it to us when to write: many messages at a time.
+    # With this callback set, paho lets the caller decide when to write: many messages at a time.
     client.on_socket_register_write = _wait_for_the_turn
     if place.user:
         client.username_pw_set(place.user, place.password or None)
@@ -109,11 +109,11 @@ def make_client(settings: MqttSettings, place: MqttAddress, settled: Callable[[i
 
 
 def publish_properties(user: list[tuple[str, str]]) -> Any:
-    """The properties of a message (version 5) that has these user properties."""
+    """Return the properties of a message (version 5) with these user properties."""
     properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho leaves it untyped
     properties.UserProperty = user
     return properties
 
 
 def _wait_for_the_turn(*_: object) -> None:
-    """Nothing to do: whoever serves the connection asks `want_write`."""
+    """Do nothing: the code that serves the connection checks `want_write`."""

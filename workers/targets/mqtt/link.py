@@ -1,4 +1,4 @@
-"""One connection to an MQTT broker, and what the broker says of the messages on it."""
+"""One connection to an MQTT broker, and the broker's answers about the messages on it."""
 
 import select
 import time
@@ -30,7 +30,7 @@ _LOOK_EVERY = 32  # messages queued before they are written
 
 
 class Lost(Exception):
-    """The connection is of no more use. `dropped`: the broker closed it without a word, or because of a message."""
+    """The connection is no longer usable. `dropped`: the broker closed it without a reason, or because of a message."""
 
     def __init__(self, reason: str, *, dropped: bool = False) -> None:
         super().__init__(reason)
@@ -38,7 +38,7 @@ class Lost(Exception):
 
 
 def verdict(code: int, words: str = "") -> Outcome:
-    """What the code that ends a message means (MQTT 5, §2.4); `words` are the broker's own."""
+    """Return the outcome for the code that ends a message (MQTT 5, §2.4); `words` are the broker's reason."""
     if code < 0x80:
         return DELIVERED
     said = f"{_WORDS.get(code, 'unknown reason')} (0x{code:02X})"
@@ -49,9 +49,9 @@ def verdict(code: int, words: str = "") -> Outcome:
 
 
 class Link:
-    """A connection and what the broker has said about the events of the running call.
+    """A connection and the broker's answers about the events of the current call.
 
-    Everything here raises `Lost` or `OSError` when the connection is of no more use.
+    Every method raises `Lost` or `OSError` when the connection is no longer usable.
     """
 
     def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
@@ -60,11 +60,11 @@ class Link:
         self._topic = settings.topic
         self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
         self._largest = _LARGEST
-        # 65535 identifiers there are. Before version 5 a broker cannot say how many messages with QoS 2 it keeps track
-        # of: mosquitto ends the connection after 20.
+        # There are 65535 identifiers. Before version 5 a broker cannot announce how many messages with QoS 2 it tracks:
+        # mosquitto closes the connection after 20.
         self._window = 20 if settings.qos == 2 and settings.version != "5" else 65_535
-        self._unconfirmed: dict[int, int] = {}  # message identifier and index of its event, in the order of sending
-        self._barrier = 0  # identifier of the packet whose answer confirms what was sent with QoS 0
+        self._unconfirmed: dict[int, int] = {}  # message identifier to index of its event, in the order of sending
+        self._barrier = 0  # identifier of the packet whose answer confirms all messages sent with QoS 0
         self._connected = False
         self._lost_because = "the connection was lost"
         self._dropped = True
@@ -87,11 +87,11 @@ class Link:
         self._used = time.monotonic()
 
     def begin(self, batch: Batch) -> None:
-        """A new call; by now every message of the one before is confirmed, or the link would be gone."""
+        """Begin a new call; every message of the previous one is confirmed, else the link would be gone."""
         self._batch = batch
 
     def send(self, index: int, window: int) -> None:
-        """Publish an event, if nothing stands against it, as soon as the window has room for it."""
+        """Publish an event, if it may be sent, as soon as the window has room for it."""
         self.gather(min(window, self._window) - 1)
         if not self._batch.begin([index]):
             return
@@ -100,7 +100,7 @@ class Link:
         properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
         size = self._overhead + len(body)
         if properties is not None:
-            size += len(properties.pack()) - 1  # the length of no properties is part of what every message has
+            size += len(properties.pack()) - 1  # without properties, their length byte is already part of every message
         if size + 1 + _length_of_length(size) > self._largest:
             self._batch.settle(index, Rejected(f"of {size} bytes, which is more than the broker takes"))
             return
@@ -114,12 +114,12 @@ class Link:
     def gather(self, most: int) -> None:
         """Wait until at most that many events are unconfirmed.
 
-        Each confirmation starts the time limit anew, as long as the call has time.
+        Each confirmation restarts the time limit, as long as the call has time.
         """
         deadline = time.monotonic() + self._settings.timeout
         while (waiting := len(self._unconfirmed)) > most:
             if not self._settings.qos and not self._barrier:
-                # Unsubscribing from what nobody subscribed to is the one question that every broker answers.
+                # Unsubscribing from a topic without a subscription is the only request that every broker answers.
                 result, mid = self._client.unsubscribe(self._topic)
                 if mid is None:
                     raise Lost(paho.error_string(result))
@@ -130,21 +130,21 @@ class Link:
         self._used = time.monotonic()
 
     def look(self) -> None:
-        """Take in what has arrived, without waiting."""
+        """Process the answers that have arrived, without waiting."""
         self._turn(0)
 
     def is_stale(self) -> bool:
-        """Whether it was idle for so long that the broker may have given it up, as nobody sent it anything."""
+        """Return whether it was idle for so long, without any packet, that the broker may have closed it."""
         keep_alive = self._client.keepalive
         return bool(keep_alive) and time.monotonic() - self._used >= keep_alive
 
     def fail_oldest(self, words: str) -> None:
-        """Blame the first message that was not confirmed: what the broker cannot take, it need not say in words."""
+        """Blame the oldest unconfirmed message: a broker may close the connection over a message without a reason."""
         if (index := self._batch.oldest_sent()) is not None:
             self._batch.settle(index, Failed(words))
 
     def close(self) -> None:
-        """Say goodbye and close."""
+        """Disconnect and close the socket."""
         self._client.on_disconnect = None
         self._client.disconnect()
         self._client.loop_write()
@@ -155,7 +155,7 @@ class Link:
         self._client.hang_up()
 
     def _turn(self, patience: float) -> None:
-        """Write what waits to be written, read what has arrived; wait for either at most `patience` seconds."""
+        """Write queued packets and read what has arrived; wait for either for at most `patience` seconds."""
         client = self._client
         wire = client.socket()
         if wire is None:
@@ -163,10 +163,10 @@ class Link:
         self._poll.register(wire, select.POLLIN | (select.POLLOUT if client.want_write() else 0))
         unread = client.unread()
         if client.keepalive:
-            patience = min(patience, client.keepalive / 2)  # or nobody would look whether the broker still lives
+            patience = min(patience, client.keepalive / 2)  # otherwise nothing would check whether the broker is alive
         ready = dict(self._poll.poll(0 if unread else max(0, patience) * 1000)).get(wire.fileno(), 0)
         result = MQTTErrorCode.MQTT_ERR_SUCCESS
-        # Reading comes first: what the broker said before it closed is lost when writing fails.
+        # Read first: the reason that the broker sent before closing is lost when writing fails.
         if unread or ready & ~select.POLLOUT:
             result = client.loop_read()
         if ready & select.POLLOUT:
@@ -224,7 +224,7 @@ def _reason_string(properties: Any) -> str:
 
 
 def _left(deadline: float) -> float:
-    """Seconds until then. Raises `TimeoutError` when there are none."""
+    """Return the seconds until then. Raises `TimeoutError` if none are left."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError

@@ -1,7 +1,8 @@
 """MQTT 3.1.1 and 5: each event is one message on the topic (reference §4.4).
 
-Delivered means: with QoS 1 and 2 the broker has ended the handshake of the message (PUBACK, PUBCOMP). QoS 0 has none:
-there the broker has answered something sent after the message, so it has read it; what it did with it, it does not say.
+Delivered means: with QoS 1 and 2, the broker has finished the handshake of the message (PUBACK, PUBCOMP). QoS 0 has no
+handshake: there the broker has answered a packet sent after the message, so it has read the message, but it does not
+report what it did with it.
 
 | answer                                                          | outcome                                        |
 |-----------------------------------------------------------------|------------------------------------------------|
@@ -9,12 +10,12 @@ there the broker has answered something sent after the message, so it has read i
 | packet too large, payload format invalid                        | Rejected                                       |
 | not authorised, quota exceeded, topic name invalid              | Unavailable                                    |
 | any other code from 128 on                                      | Failed                                         |
-| connection closed by a broker that takes another one at once    | Failed the oldest unconfirmed, Unavailable the |
-|                                                                 | others sent: it may have been that one's fault |
-| connection lost, no confirmation in time                        | Unavailable, what was sent and not confirmed   |
+| connection closed by a broker that accepts a new one at once    | Failed for the oldest unconfirmed event, which |
+|                                                                 | may be to blame; Unavailable for the others    |
+| connection lost, no confirmation in time                        | Unavailable for sent, unconfirmed events       |
 
-A client of paho is never used again after a failure: it keeps what was not confirmed and sends it when connected again,
-behind our back. The network is served within our calls, not by a thread: that takes half the time of a processor.
+A paho client is never reused after a failure: it keeps unconfirmed messages and sends them again after reconnecting,
+without our knowledge. The network is served within our calls, not by a thread: that takes half the CPU time.
 """
 
 from collections.abc import Sequence
@@ -41,11 +42,11 @@ class MqttTarget:
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Up to `window` messages unconfirmed; none is sent after the broker refuses the topic or the link is lost."""
+        """Keep up to `window` messages unconfirmed; send none after the topic is refused or the link is lost."""
         link = self._awake()
         batch = Batch(events, lease)
         link.begin(batch)
-        # What cannot be refused is taken in order, so an object's next message need not wait.
+        # The broker accepts messages that it cannot refuse in order, so an object's next message need not wait.
         together = window == 1 or self._settings.version != "5" or not self._settings.qos
         try:
             for group in [range(len(events))] if together else waves(events):
@@ -76,7 +77,7 @@ class MqttTarget:
         return link
 
     def _awake(self) -> Link:
-        """The link if it still is one, else a new one: the broker may have closed it, or taken us for dead."""
+        """Return the link if it is still usable, else a new one: the broker may have closed it or timed it out."""
         link = self._link
         if link is None or link.is_stale():
             return self._connect()
@@ -88,7 +89,7 @@ class MqttTarget:
         return link
 
     def _lost(self, link: Link, error: Lost | OSError) -> Unavailable:
-        """What becomes of the events that were sent and are neither confirmed nor refused."""
+        """Return the outcome of the events that were sent and are neither confirmed nor refused."""
         self._link = None
         link.drop()
         words = f"{self._where}: {self._words(error)}"

@@ -1,4 +1,4 @@
-"""The connection to a MySQL or MariaDB server: how it is made, watched, and what its errors say."""
+"""The connection to a MySQL or MariaDB server: connecting, session settings, and texts of its errors."""
 
 import contextlib
 import math
@@ -17,23 +17,23 @@ from workers.targets.base import TargetUnavailable
 
 Row = tuple[Any, ...]
 
-# Texts that are cut or replaced silently would be another object's; and with backslashes that mean nothing, what
-# has to be escaped in JSON is a quote, which the driver does at the speed of `str.replace`.
+# Strict, because a text that is cut or replaced silently would name another object. Without backslash escapes, the
+# quote is the only character of JSON to escape, which the driver does at the speed of `str.replace`.
 _MODE = "SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES,NO_BACKSLASH_ESCAPES')"
-# Without gaps between rows being locked, workers that write different keys do not wait for each other. A binary log
-# of statements needs those locks, and the server refuses to write without them.
+# Without gap locks, workers that write different keys do not wait for each other. A statement-based binary log
+# needs gap locks; the server then refuses to write without them.
 _ISOLATION = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"
 _ODD = "'\\'\\"
 _FACTS = "SHOW VARIABLES WHERE variable_name IN ('version', 'max_allowed_packet', 'log_bin', 'binlog_format')"
 
-# The server looks once a second whose wait for a lock is over, and counts in whole seconds, so that it may say so two
-# seconds late; it shall have said it before the driver gives up.
+# The server checks for expired lock waits once a second, and counts in whole seconds, so it may report one two
+# seconds late; it must report it before the driver gives up.
 _LATE = 2
 _GRACE = 0.5
 
 
 class _NoPasswordAsItIs:
-    """In place of the driver's plugins that hand the password to whoever calls itself the server (as Go's driver)."""
+    """Replaces the driver's plugins that send the password in clear text to any server that asks (as Go's driver)."""
 
     def __init__(self, connection: object) -> None:
         pass
@@ -46,56 +46,56 @@ class _NoPasswordAsItIs:
 
 @dataclass(frozen=True)
 class MysqlConnection:
-    """A connection on which every statement is a transaction of its own unless one was begun.
+    """A connection on which every statement is its own transaction unless one was begun.
 
-    The driver itself gives up on an answer that does not come; a watch on top, which the few packets of a login need,
-    would cost as much as a statement.
+    The driver itself times out if an answer does not arrive; an additional deadline, which the few packets of a login
+    need, would cost as much as a statement.
     """
 
     connection: Connection
     wire: socket.socket  # the same connection below the driver and below TLS
     version: str = ""
-    longest: int = 0  # bytes that one statement may have
+    longest: int = 0  # the most bytes of one statement
 
     @property
     def is_mariadb(self) -> bool:
-        """Whether it is the other one of the two."""
+        """Whether the server is MariaDB."""
         return "mariadb" in self.version.lower()
 
     def run(self, statement: str) -> None:
-        """Execute a statement that has no rows."""
+        """Execute a statement that returns no rows."""
         self.connection.query(statement)
 
     def ask(self, query: str, *values: str) -> list[Row]:
-        """The rows of a query."""
+        """Return the rows of a query."""
         with self.connection.cursor() as cursor:
             cursor.execute(query, values)
             return list(cursor.fetchall())
 
     def quoted(self, text: str) -> str:
-        """The text as a literal."""
+        """Return the text as an SQL literal."""
         return self.connection.escape(text)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the connection is gone, or the server has said something unasked: it is about to close it."""
+        """Whether the connection is closed, or the server sent unrequested data because it is about to close it."""
         return not self.connection.open or socket_deadline.has_spoken(self.wire.fileno())
 
     def close(self) -> None:
-        """Close the connection; what was not committed is rolled back by the server."""
+        """Close the connection; the server rolls back uncommitted changes."""
         with contextlib.suppress(pymysql.MySQLError):
             self.connection.close()
         self.wire.close()
 
 
 def connect(settings: MysqlSettings) -> MysqlConnection:
-    """A connection with its session made ready. Raises `TargetUnavailable`; the password is in no message."""
+    """Connect and set up the session. Raises `TargetUnavailable`; no message contains the password."""
     dsn = settings.dsn
     connecting = dsn.connect_timeout or settings.timeout
     with _words(dsn), contextlib.ExitStack() as undo:
         connection = _login(settings, dsn)
         opened = _socket(dsn, connecting)
-        undo.callback(opened.close)  # which does no harm where the driver, or TLS in its place, has done it
+        undo.callback(opened.close)  # harmless if the driver, or TLS in its place, has closed it
         wire = opened.dup()
         undo.callback(wire.close)
         undo.callback(_quietly, connection)
@@ -109,7 +109,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         for name, value in dsn.variables:
             server.run(f"SET SESSION {name} = {value if _is_number(value) else server.quoted(value)}")
         server.run(_MODE)
-        # What the driver escapes, and how, is what the server said of itself; some proxy could have said it instead.
+        # The driver escapes by what the server announced about itself; a proxy could have announced it instead.
         if server.ask("SELECT %s", _ODD) != [(_ODD,)]:
             raise pymysql.OperationalError(
                 "the server's sql_mode is not what is reported of it: texts would be changed"
@@ -119,7 +119,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
 
 
 def reason(error: pymysql.MySQLError) -> str:
-    """The server's words, or the driver's, with their code in one line; the statement is not among them."""
+    """Return the server's or the driver's message with its code in one line, without the statement."""
     code, words = error.args if len(error.args) == 2 else (0, str(error))
     text = " ".join(str(words).split()) or "the connection is closed"
     return f"{text} (error {code})" if code else text
@@ -135,14 +135,14 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
     refused = {} if dsn.cleartext else dict.fromkeys(("mysql_clear_password", "dialog"), _NoPasswordAsItIs)
     return Connection(
         user=dsn.user,
-        password=dsn.password.encode(),  # of a text the driver would take Latin-1
+        password=dsn.password.encode(),  # the driver would encode a str as Latin-1
         host="localhost" if dsn.socket else dsn.host,
         port=dsn.port,
         database=dsn.database,
         charset="utf8mb4",
         collation=dsn.collation or None,
         ssl=context,
-        ssl_disabled=not dsn.tls,  # neither: TLS if the server has it, whoever it is, which is what `preferred` means
+        ssl_disabled=not dsn.tls,  # neither: TLS if the server supports it, without verification, as `preferred` means
         autocommit=True,
         read_timeout=dsn.read_timeout or settings.timeout + _GRACE,
         write_timeout=dsn.write_timeout or settings.timeout,
@@ -169,7 +169,7 @@ def _socket(dsn: Dsn, timeout: float) -> socket.socket:
 
 
 def _session(timeout: float, *, by_statement: bool) -> Iterator[str]:
-    """What the session is told before the variables of the DSN are set, so that those have the last word."""
+    """Yield the statements that set up the session; the variables of the DSN are set later, and so override them."""
     seconds = max(1, math.floor(timeout) - _LATE)
     yield f"SET SESSION innodb_lock_wait_timeout = {seconds}, lock_wait_timeout = {seconds}"
     if not by_statement:
@@ -182,12 +182,12 @@ def _is_number(value: str) -> bool:
 
 @contextlib.contextmanager
 def _words(dsn: Dsn) -> Iterator[None]:
-    """What goes wrong on the way in, as `TargetUnavailable`."""
+    """Raise errors of connecting and logging in as `TargetUnavailable`."""
     try:
         yield
     except pymysql.MySQLError as error:
         raise TargetUnavailable(f"MySQL at {dsn.place}: {reason(error)}") from error
-    except (OSError, RuntimeError) as error:  # the latter where a way to log in needs a package that is not there
+    except (OSError, RuntimeError) as error:  # RuntimeError if a login method needs a package that is not installed
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__
         raise TargetUnavailable(f"MySQL at {dsn.place}: {words}") from error
 

@@ -1,4 +1,4 @@
-"""The table of a MySQL target: taken over as MinIO left it, or created as MinIO would (reference §4.11)."""
+"""The table of a MySQL target: an existing table of MinIO, or one created as MinIO does (reference §4.11)."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ _NAMESPACE = (
     "ENGINE = InnoDB CHARACTER SET = utf8mb4 COLLATE = utf8mb4_bin ROW_FORMAT = Dynamic"
 )
 _GENERATED = "CHAR(64) GENERATED ALWAYS AS (SHA2(key_name, 256)) STORED NOT NULL"
-# MariaDB has no generated primary keys (§10). By a default MinIO's own statements can fill the column there, too.
+# MariaDB has no generated primary keys (§10). With a default, MinIO's own statements can fill the column there too.
 _DEFAULTED = "CHAR(64) NOT NULL DEFAULT (SHA2(key_name, 256))"
 
 _FIND = (
@@ -34,15 +34,15 @@ _INDEXES = (
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be written: its name in SQL, its two columns, and how a row is found again."""
+    """A table that can be written: its name in SQL, its two columns, and how to find a row again."""
 
     name: str
     key: str
     value: str
-    # Of a namespace:
+    # Only for a namespace:
     index: str = ""  # the unique index on key_hash
-    sought: str = ""  # how `given.k` is compared with key_hash, so that the index serves
-    fills_hash: bool = False  # whether the server does not work key_hash out by itself
+    sought: str = ""  # how `given.k` is compared with key_hash, so that the index is used
+    fills_hash: bool = False  # whether the server does not compute key_hash itself
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class _Column:
 
 
 def identifier(name: str) -> str:
-    """The name in SQL."""
+    """Return the name quoted for SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def take_table(server: MysqlConnection, database: str, name: str, format: str) -> Table:  # noqa: A002 (the setting's name)
-    """The table, created if absent; the catalogue is asked, no row is read.
+    """Return the table, created if missing; this queries the catalogue and reads no row.
 
-    Raises `TargetUnavailable` where it cannot serve the format, PyMySQL's errors where the server refuses.
+    Raises `TargetUnavailable` if the table does not fit the format, PyMySQL's errors if the server refuses.
     """
     written = (f"{identifier(database)}." if database else "") + identifier(name)
     catalogue = _Catalogue(server, database, name)
@@ -119,7 +119,7 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
 
 
 def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> str:
-    """The unique index by which rows are replaced; there must be no other, by which others' rows would be."""
+    """Return the unique index by which rows are replaced; by any other unique index, other objects' rows would be."""
     unique: dict[str, list[tuple[str, str | None]]] = {}
     for name, non_unique, column, part in catalogue.rows(_INDEXES):
         if not int(non_unique or 0):

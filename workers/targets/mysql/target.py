@@ -1,11 +1,11 @@
 """MySQL and MariaDB: a table that mirrors the buckets or one that records every event (reference §4.11).
 
-Delivered means: the server answered the COMMIT, or the one statement that is its own transaction. Whether that waited
-for the disk is the server's `innodb_flush_log_at_trx_commit`, which no client can change for itself.
+Delivered means: the server answered the COMMIT, or the one statement that is its own transaction. Whether the server
+waited for the disk depends on its `innodb_flush_log_at_trx_commit`, which no client can change for itself.
 
-A call is one transaction of a few statements of many rows, whatever the window. Where the server refuses the data of a
-batch it is tried again in halves between savepoints, until the event at fault stands alone and is rejected with the
-server's words.
+A call is one transaction of a few statements with many rows, whatever the window. If the server refuses the data of a
+batch, the batch is tried again in halves between savepoints, until the event at fault is alone and is rejected with the
+server's message.
 """
 
 import functools
@@ -26,22 +26,22 @@ from workers.targets.mysql.table import Table, identifier, take_table
 from workers.targets.payloads import change, collapse, mark_not_attempted, records, timestamp
 from workers.targets.sql_batch import in_halves, set_apart
 
-# Errors that the data of one event cause: data exception, integrity, check option, a trigger's SIGNAL; and by number
+# Errors caused by the data of one event: data exception, integrity, check option, a trigger's SIGNAL; and by number
 # those with the general state: a row too large for a page or the redo log, a text in another character set, check
 # constraints.
 _DATA_CLASSES = frozenset({"22", "23", "44", "45"})
 _DATA_ERRORS = frozenset({1118, 1366, 1644, 3819})
-_LONGEST_STATEMENT = 4 << 20  # longer ones are no faster
+_LONGEST_STATEMENT = 4 << 20  # longer statements are no faster
 _KEYS_AT_ONCE = 500
 _ROWS_AT_ONCE = 10_000
-_ROOM = 4096  # bytes for what stands around the rows of a statement,
+_ROOM = 4096  # bytes for the part of a statement around its rows,
 _BETWEEN = 11  # and between two of them
 _VERSION = "COALESCE(NULLIF(JSON_UNQUOTE(JSON_EXTRACT({value}, '$.Records[0].s3.object.versionId')), ''), 'null')"
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A connection and the table that it has been found to reach."""
+    """A connection, and the table that it reaches."""
 
     server: MysqlConnection
     table: Table
@@ -56,7 +56,7 @@ class MysqlTarget:
         self._session: _Session | None = None
 
     def open(self) -> None:
-        """Connect; create the table where it is absent, else see that its columns and keys are as needed."""
+        """Connect; create the table if it is missing, else check its columns and keys."""
         self._connect()
 
     def deliver(
@@ -65,7 +65,7 @@ class MysqlTarget:
         window: int,  # noqa: ARG002 (one transaction)
         lease: LeaseCheck = NO_LEASE,
     ) -> Sequence[Outcome]:
-        """One transaction; either it is committed or nothing of it stays."""
+        """Write one transaction; either all of it is committed or none."""
         session = self._session
         if session is None or session.server.is_stale:
             session = self._connect()
@@ -76,11 +76,11 @@ class MysqlTarget:
             self.close()
             return mark_not_attempted(events, [Unavailable(self._reason(error))] * len(events))
         except LeaseExpired:
-            self.close()  # which rolls back
+            self.close()  # this rolls back
             raise
 
     def close(self) -> None:
-        """Close the connection; what was not committed is rolled back by the server."""
+        """Close the connection; the server rolls back uncommitted changes."""
         session, self._session = self._session, None
         if session is not None:
             session.server.close()
@@ -120,7 +120,7 @@ class MysqlTarget:
         return outcomes
 
     def _take(self, session: _Session, events: Sequence[Event]) -> Rejected | None:
-        """Apply all of the events or, where the server refuses their data, none."""
+        """Apply all of the events or, if the server refuses their data, none."""
         session.server.run("SAVEPOINT part")
         try:
             for statement in self._statements(session, events):
@@ -142,14 +142,14 @@ class MysqlTarget:
 
 
 def _is_data(error: pymysql.MySQLError) -> bool:
-    """Whether the data of an event are at fault."""
+    """Return whether the data of an event are at fault."""
     state = getattr(error, "sqlstate", None) or ""
     return state[:2] in _DATA_CLASSES or (bool(error.args) and error.args[0] in _DATA_ERRORS)
 
 
 def _unfit(server: MysqlConnection, event: Event) -> Rejected | None:
-    """A statement that is too long ends the connection, so the event at fault would be tried for ever."""
-    if 8 * (len(event.record) + len(event.path)) < server.longest - _ROOM:  # four bytes a letter, each doubled
+    """Reject an event that makes a statement too long: the server would close the connection, at each retry."""
+    if 8 * (len(event.record) + len(event.path)) < server.longest - _ROOM:  # four bytes per character, each doubled
         return None
     if _bytes(server.quoted(records(event))) + _bytes(server.quoted(event.path)) < server.longest - _ROOM:
         return None
@@ -157,10 +157,10 @@ def _unfit(server: MysqlConnection, event: Event) -> Rejected | None:
 
 
 def _mirror(session: _Session, events: Sequence[Event]) -> Iterator[str]:
-    """The statements that leave the table as the events one after the other would."""
+    """Yield the statements that leave the table as the events, applied one after the other, would."""
     table, quoted = session.table, session.server.quoted
     rows = collapse(change(event, "namespace") for event in events)
-    # In the order of the index, so that two writers of the same rows wait for each other and never for ever.
+    # In the order of the index, so that two writers of the same rows wait for each other without a deadlock.
     yield from _deletions(session, sorted((_hash(path), "") for path in rows.removed))
     described = _VERSION.format(value=f"held.{table.value}")
     given = sorted((_hash(path), version) for path, version in rows.versions)
@@ -178,10 +178,10 @@ def _mirror(session: _Session, events: Sequence[Event]) -> Iterator[str]:
 
 
 def _deletions(session: _Session, given: Sequence[tuple[str, str]], condition: str = "") -> Iterator[str]:
-    """Each row is looked up by itself: IN is a range, which locks the next row, another writer's, where one is absent.
+    """Delete rows by single lookups: IN is a range, which locks the next, another writer's row if one is missing.
 
-    Measured, 500 rows: IN 3.3 ms, JSON_TABLE 6.3, this 7.1; on MariaDB 3.6, 3.6, 4.9. But MySQL 8.0.12 wants a right
-    for JSON_TABLE that it does not grant, and older servers have none.
+    Measured, 500 rows: IN 3.3 ms, JSON_TABLE 6.3, this 7.1; on MariaDB 3.6, 3.6, 4.9. But MySQL 8.0.12 requires a
+    privilege for JSON_TABLE that it cannot grant, and older servers do not have it.
     """
     table, quoted = session.table, session.server.quoted
     join = f"AS held FORCE INDEX ({identifier(table.index)}) ON held.key_hash = {table.sought}"
@@ -204,7 +204,7 @@ def _inserts(session: _Session, columns: Sequence[str], rows: Iterable[str], end
 
 
 def _parts(session: _Session, rows: Iterable[str], most: int) -> Iterator[list[str]]:
-    """The rows in parts of which each may be one statement; a row that is longer is alone, and fits the packet."""
+    """Yield the rows in parts that each fit one statement; a longer row is alone, and fits the packet."""
     longest = min(session.server.longest, _LONGEST_STATEMENT) - _ROOM
     held: list[str] = []
     size = 0
@@ -220,7 +220,7 @@ def _parts(session: _Session, rows: Iterable[str], most: int) -> Iterator[list[s
 
 
 def _moment(event: Event, dsn: Dsn) -> str:
-    """The event's time in the zone that the DSN asks for; the column has no zone of its own, nor do MinIO's rows."""
+    """Return the event's time in the DSN's time zone; the column has no time zone, nor do MinIO's rows."""
     if dsn.zone == "UTC" and not dsn.truncate:
         return timestamp(event)[:-1]
     step = round(dsn.truncate * 1000)

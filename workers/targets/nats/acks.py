@@ -1,7 +1,7 @@
-"""Messages that are acknowledged one by one: what JetStream and NATS Streaming have in common.
+"""Publish messages that are acknowledged one by one, as JetStream and NATS Streaming do.
 
-Up to `window` messages are under way at once, of each object only one: neither server promises that a later message
-waits for an earlier one that it did not take.
+Up to `window` messages are pending at once, but only one per object: neither server guarantees that a later message
+waits for an earlier one that it did not accept.
 """
 
 import time
@@ -18,7 +18,7 @@ from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.nats.connection import Connection
 
-# What may be under way at once, so that writing never waits for the server and no acknowledgement waits for writing.
+# The most pending bytes, so that writing never waits for the server, and no acknowledgement waits for writing.
 _BYTES = 1_500_000
 
 NO_RESPONDERS = "503"
@@ -26,7 +26,7 @@ NO_RESPONDERS = "503"
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What is to be published."""
+    """A message to publish."""
 
     subject: str
     data: bytes
@@ -35,28 +35,28 @@ class Message:
 
     @property
     def size(self) -> int:
-        """Bytes, as the server counts them against its limit."""
+        """Its bytes, as the server counts them against its limit."""
         return len(self.data) + self.overhead
 
 
 def headed(subject: str, data: bytes, headers: dict[str, str]) -> Message:
-    """A message with headers: NATS/1.0, a line for each of them, and an empty line."""
+    """Return a message with headers: NATS/1.0, one line per header, and an empty line."""
     return Message(subject, data, headers, 12 + sum(len(name) + len(value) + 4 for name, value in headers.items()))
 
 
 class Dialect(Protocol):
-    """How events are published, and what an acknowledgement says."""
+    """How events are published, and how acknowledgements are read."""
 
     def message(self, event: Event, number: int) -> Message:
-        """The event's message, `number` being its own on this connection."""
+        """Return the event's message, `number` being its own on this connection."""
 
     def outcome(self, answer: Msg) -> Outcome:
-        """What an acknowledgement says of its message."""
+        """Return the outcome that an acknowledgement reports."""
 
 
 @dataclass
 class Flight:
-    """Which events of a batch may go, and which are under way."""
+    """Which events of a batch may be sent, and which are pending."""
 
     batch: Batch
     window: int
@@ -76,11 +76,11 @@ class Flight:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is under way and nothing may go any more."""
+        """Whether nothing is pending and nothing more may be sent."""
         return not self.under_way and not self._waiting
 
     def take(self) -> int | None:
-        """The index of an event that may go now. Raises `LeaseExpired`."""
+        """Return the index of an event that may be sent now. Raises `LeaseExpired`."""
         if self._waiting and len(self.under_way) < self.window and self._bytes < _BYTES:
             if self.batch.begin([self._waiting[0]]):
                 return self._waiting.popleft()
@@ -88,12 +88,12 @@ class Flight:
         return None
 
     def sent(self, index: int, size: int) -> None:
-        """The event is under way."""
+        """Record that the event is pending."""
         self.under_way[index] = size
         self._bytes += size
 
     def settle(self, index: int, outcome: Outcome) -> None:
-        """This became of it. Its object's next event may go if it got through or never will."""
+        """Record an outcome. The object's next event may be sent after `Delivered` or `Rejected`."""
         self._bytes -= self.under_way.pop(index, 0)
         self.batch.settle(index, outcome)
         if isinstance(outcome, Delivered | Rejected) and index in self._next:
@@ -102,7 +102,7 @@ class Flight:
             self._waiting.clear()
 
     def lose(self, why: Unavailable) -> None:
-        """Nothing more goes, and no answer comes to what is under way."""
+        """Send nothing more, and expect no answers to pending messages."""
         self.under_way.clear()
         self._waiting.clear()
         self.batch.lose(why)
@@ -116,15 +116,15 @@ class Acknowledged:
         self._dialect = dialect
         self._inbox = connection.client.new_inbox()
         self._flight = Flight(Batch(()), 0)
-        self._numbers: dict[int, int] = {}  # the number of a message under way gives the index of its event
+        self._numbers: dict[int, int] = {}  # number of a pending message to index of its event
         self._last_number = 0
 
     async def begin(self) -> None:
-        """Listen for acknowledgements."""
+        """Subscribe to acknowledgements."""
         await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._acknowledged)
 
     async def deliver(self, batch: Batch, window: int) -> None:
-        """Settle the events. Never raises `TargetUnavailable`: some of them may have got through."""
+        """Settle the events. Never raises `TargetUnavailable`: some of them may have been delivered."""
         flight = self._flight = Flight(batch, window)
         self._numbers.clear()
         news = self._connection.news
@@ -136,7 +136,7 @@ class Acknowledged:
                     await self._send(flight, index)
                 if flight.under_way:
                     await self._connection.hear()
-                if not batch.has_time():  # one time limit more for all that is under way
+                if not batch.has_time():  # one more time limit for all pending messages
                     ends = ends or time.monotonic() + self._connection.settings.timeout
                     if flight.under_way and time.monotonic() > ends:
                         raise self._connection.silent()

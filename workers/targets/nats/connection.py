@@ -1,11 +1,11 @@
 """One connection to a NATS server by nats-py, with what that client leaves to its user (reference libraries §1.1).
 
-Four things nats-py 2.16 does are dealt with here, each shown by a test of `tests/contract/test_nats.py`:
+This module works around four defects of nats-py 2.16, each shown by a test of `tests/contract/test_nats.py`:
 
-* `flush` writes its PING ahead of what `publish` has buffered, so that its PONG confirms nothing.
-* It goes on without TLS, and with the password, where the server does not ask for TLS.
-* A call that waits for an answer is not told when the connection is lost.
-* A credentials file without a JWT in it is read for ever.
+* `flush` writes its PING before the buffered data of `publish`, so that its PONG confirms nothing.
+* It continues without TLS, and sends the password, if the server does not ask for TLS.
+* A call that waits for an answer does not learn that the connection is lost.
+* It reads a credentials file without a JWT forever.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 CLIENT_NAME = "Bucketwire"
 
-# The most that a message may have (64 MB) and then some: `publish` never waits for room, as we bound what is under way.
+# More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
 _PENDING = 128 * 1024 * 1024
 _PING_INTERVAL = 120
 
@@ -40,15 +40,15 @@ _SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 class Connection:
-    """A connection that is open from `connect` until it is lost; `lost` says why it was."""
+    """A connection that is open from `connect` until it is lost; `trouble` returns the reason."""
 
     def __init__(self, settings: NatsSettings, is_encrypted: Callable[[], bool]) -> None:
         self.settings = settings
         self.where = f"NATS at {settings.address}"
         self.client = Client()
-        self.news = asyncio.Event()  # an answer came, or the connection is lost
+        self.news = asyncio.Event()  # an answer arrived, or the connection is lost
         self._is_encrypted = is_encrypted
-        self._refusal = ""  # what the server said against a message of ours
+        self._refusal = ""  # the server's error about one of our messages
         self._connecting = True
         self._patience: asyncio.Timeout | None = None  # of the call that waits for an answer
 
@@ -80,7 +80,7 @@ class Connection:
             raise TargetUnavailable(f"{self.where}: {self._words(error)}") from error
         self._connecting = False
         self._insist_on_tls()
-        if not self.client.is_connected:  # nats-py takes an end of the connection for an answer to its login
+        if not self.client.is_connected:  # nats-py treats a closed connection as an answer to its login
             raise TargetUnavailable(f"{self.where}: the server closed the connection when we logged in")
 
     @property
@@ -90,18 +90,18 @@ class Connection:
 
     @property
     def has_headers(self) -> bool:
-        """Whether the server takes messages with headers: before 2.2 it had none."""
+        """Whether the server supports headers: versions before 2.2 do not."""
         return bool(self.client._server_info.get("headers"))
 
     def trouble(self) -> TargetUnavailable | None:
-        """Why nothing more can be sent, where that is so: the connection is lost, or the server refused a message."""
+        """Return why nothing more can be sent: the connection is lost, or the server refused a message; else None."""
         if self.is_lost:
             error = self.client.last_error
             return TargetUnavailable(f"{self.where}: connection lost" + (f": {self._words(error)}" if error else ""))
         return TargetUnavailable(f"{self.where}: {self._refusal}") if self._refusal else None
 
     async def answered(self, answer: Awaitable[T]) -> T:
-        """The answer. Raises `TargetUnavailable` when the connection is lost meanwhile, or the time limit is over."""
+        """Return the answer. Raises `TargetUnavailable` when the connection is lost meanwhile, or the time is over."""
         try:
             async with asyncio.timeout(self.settings.timeout) as self._patience:
                 return await answer
@@ -113,48 +113,48 @@ class Connection:
             self._patience = None
 
     async def confirm(self) -> None:
-        """Return when the server has read all that was published before: the answer to a PING behind it.
+        """Return when the server has read everything published so far, by the answer to a PING after it.
 
-        Raises `TargetUnavailable`, also where the server has said something against these messages.
+        Raises `TargetUnavailable`, also if the server reported an error about these messages.
         """
         await self.answered(self._flush())
         if trouble := self.trouble():
             raise trouble
 
     async def hear(self) -> None:
-        """Wait for `news`. Raises `TargetUnavailable` when they are bad, or do not come in time."""
+        """Wait for `news`. Raises `TargetUnavailable` if the connection is lost or refused, or the time is over."""
         await self.answered(self.news.wait())
         if trouble := self.trouble():
             raise trouble
 
     def silent(self) -> TargetUnavailable:
-        """No answer came in time."""
+        """Return the error for an answer that did not arrive in time."""
         return TargetUnavailable(f"{self.where}: no answer within {self.settings.timeout:g} s")
 
     def failed(self, error: Exception) -> TargetUnavailable:
-        """What nats-py raised, as an exception of ours."""
+        """Return an exception of nats-py as `TargetUnavailable`."""
         return self.trouble() or TargetUnavailable(f"{self.where}: {self._words(error)}")
 
     def too_large(self, size: int) -> Rejected:
-        """The server would close the connection over a message of this size."""
+        """Return the outcome of a message of this size: the server would close the connection over it."""
         return Rejected(f"{self.where}: the message has {size} bytes, max_payload is {self.client.max_payload}")
 
     async def _flush(self) -> None:
-        await asyncio.sleep(0)  # now nats-py writes what it has, unless the socket is full
-        limit = math.ceil(self.settings.timeout) + 1  # `answered` is to end it
+        await asyncio.sleep(0)  # now nats-py writes its buffer, unless the socket is full
+        limit = math.ceil(self.settings.timeout) + 1  # longer than the time limit of `answered`, which ends it
         while self.client.pending_data_size:
             await self.client.flush(limit)
         await self.client.flush(limit)
 
     async def _complained(self, error: Exception) -> None:
-        """nats-py's `error_cb`: raising from it ends an attempt to connect, which it would repeat for minutes."""
+        """Handle nats-py's `error_cb`: raising ends a connection attempt, which nats-py would repeat for minutes."""
         if self._connecting:
             raise error
         self._refusal = self._words(error)
         await self._closed()
 
     async def _closed(self) -> None:
-        """End what waits for an answer."""
+        """Wake the call that waits for an answer."""
         self.news.set()
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
@@ -164,7 +164,7 @@ class Connection:
             raise TargetUnavailable(f"{self.where}: the server does not ask for TLS, which the settings insist on")
 
     def _secret(self, text: str) -> Callable[[], str]:
-        """nats-py asks for a secret when it is about to send it, which is the last moment to see that it may."""
+        """Return a callback for nats-py, which calls it just before it sends the secret; TLS is checked then."""
 
         def told() -> str:
             self._insist_on_tls()
@@ -191,7 +191,7 @@ class Connection:
         return {}
 
     def _words(self, error: Exception) -> str:
-        """What went wrong, as a person would say it."""
+        """Return the error as a text for people."""
         if isinstance(error, TimeoutError) and not error.errno:
             words = f"no answer within {self.settings.timeout:g} s"
             if self.settings.uses_tls and not self.settings.tls_handshake_first:
@@ -200,7 +200,7 @@ class Connection:
         if isinstance(error, ssl.SSLError):
             return str(error)
         if isinstance(error, OSError):
-            # asyncio puts words of its own in place of the system's.
+            # asyncio replaces the system's messages by its own.
             numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
             return ", ".join(map(os.strerror, sorted(numbers))) or str(error)
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__

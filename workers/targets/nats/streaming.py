@@ -1,8 +1,8 @@
-"""NATS Streaming (STAN) over nats-py: five messages of its protocol, written by hand.
+"""NATS Streaming (STAN) over nats-py: five messages of its protocol, encoded by hand.
 
-The server is no longer maintained (since June 2023), and no client of it runs on today's Python; why this is small
-enough to have: docs/explanation/client-libraries.md. Fields and numbers are those of `pb/protocol.proto` in
-stan.go 0.10.4.
+The server is no longer maintained (since June 2023), and no client for it runs on current Python versions;
+docs/explanation/client-libraries.md explains why this code is small enough to maintain. Fields and numbers are those of
+`pb/protocol.proto` in stan.go 0.10.4.
 """
 
 import uuid
@@ -18,14 +18,14 @@ from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message
 from workers.targets.nats.connection import Connection
 from workers.targets.payloads import log
 
-# What stan.go has, so MinIO (§4.5).
+# The default of stan.go, hence of MinIO (§4.5).
 _MAX_PUB_ACKS_IN_FLIGHT = 16_384
 
 # ConnectRequest
 _CLIENT_ID, _HEARTBEATS, _PROTOCOL, _CONNECTION_ID = 1, 2, 3, 4
 # ConnectResponse
 _PUBLISH_TO, _CLOSE_AT, _CONNECT_ERROR = 1, 4, 5
-# PubMsg; its client is field 1, too
+# PubMsg; its client id is field 1, too
 _GUID, _SUBJECT, _DATA, _SENT_BY = 2, 3, 5, 6
 # PubAck
 _ACK_ERROR = 2
@@ -34,7 +34,7 @@ Value = str | bytes | int
 
 
 class Streaming:
-    """A client of the cluster, with an id that no other ever had."""
+    """A client of the cluster, with a unique id."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -45,7 +45,7 @@ class Streaming:
         self._publish_to = self._close_at = ""
 
     async def begin(self) -> None:
-        """Have the cluster take us as a client. Raises `TargetUnavailable`."""
+        """Register as a client of the cluster. Raises `TargetUnavailable`."""
         client = self._connection.client
         heartbeats, connection_id = client.new_inbox(), uuid.uuid4().hex
         await client.subscribe(heartbeats, cb=self._alive)
@@ -63,20 +63,20 @@ class Streaming:
         )
 
     async def end(self) -> None:
-        """Leave the cluster; it would otherwise wait some minutes for our heartbeats."""
+        """Leave the cluster; otherwise it would wait some minutes for our heartbeats."""
         await self._ask(self._close_at, encoded({_CLIENT_ID: self._id}))
 
     async def deliver(self, batch: Batch, window: int) -> None:
-        """One unacknowledged message, or with `streaming_async` up to `streaming_max_pub_acks_in_flight`."""
+        """Keep one message unacknowledged, or with `streaming_async` up to `streaming_max_pub_acks_in_flight`."""
         most = self._settings.streaming_max_pub_acks_in_flight or _MAX_PUB_ACKS_IN_FLIGHT
         await self._publishing.deliver(batch, min(window, most) if self._settings.streaming_async else 1)
 
     def message(self, event: Event, number: int) -> Message:
-        """The envelope in a PubMsg."""
+        """Return the envelope in a PubMsg."""
         return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: log(event).encode()}))
 
     def outcome(self, answer: Msg) -> Outcome:
-        """What the server said of the message. An error is of the channel, the store or our registration."""
+        """Return the outcome in the server's answer; an error concerns the channel, the store or our registration."""
         where = self._connection.where
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
             return Unavailable(f"{where}: no NATS Streaming server listens any more")
@@ -105,7 +105,7 @@ class Streaming:
 
 
 def encoded(fields: dict[int, Value]) -> bytes:
-    """A protobuf message of these fields."""
+    """Return a protobuf message of these fields."""
     made = bytearray()
     for number, value in fields.items():
         if isinstance(value, int):
@@ -117,7 +117,7 @@ def encoded(fields: dict[int, Value]) -> bytes:
 
 
 def decoded(message: bytes) -> dict[int, bytes | int]:
-    """The fields of a protobuf message that has only numbers and texts. Raises `LookupError` or `ValueError`."""
+    """Return the fields of a protobuf message with only numbers and texts. Raises `LookupError` or `ValueError`."""
     found: dict[int, bytes | int] = {}
     at = 0
     while at < len(message):
@@ -135,7 +135,7 @@ def decoded(message: bytes) -> dict[int, bytes | int]:
 
 
 def text(value: bytes | int | None) -> str:
-    """A field's text; one that is not there is empty."""
+    """Return a field's text; empty if the field is missing."""
     return value.decode() if isinstance(value, bytes) else ""
 
 
@@ -149,7 +149,7 @@ def _varint(value: int) -> bytes:
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:
-    """The number that begins at this place, and the place behind it."""
+    """Return the number that begins at this offset, and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -2,15 +2,15 @@
 
 | kind                       | Delivered means                                     | the message then                 |
 |----------------------------|-----------------------------------------------------|----------------------------------|
-| core                       | the server has read the message: it answered a PING | goes to whoever is subscribed    |
+| core                       | the server has read the message: it answered a PING | goes to the current subscribers  |
 | JetStream (`jetstream=on`) | the stream acknowledged it                          | is kept as the stream is set up  |
 | Streaming (`streaming=on`) | the server acknowledged it                          | is kept as the channel is set up |
 
-Core: up to `window` messages, then a PING. JetStream and Streaming: up to `window` messages unacknowledged, of each
-object one; JetStream is told the event's id and drops what it has had within its `duplicate_window`. Streams are never
-made (as MinIO), channels of NATS Streaming make themselves. A message beyond the server's `max_payload` is rejected
-before it is sent, as the server would close the connection over it. All else that goes wrong is the server's, the
-stream's or the login's: Unavailable.
+Core: up to `window` messages, then a PING. JetStream and Streaming: up to `window` messages unacknowledged, one per
+object; JetStream gets the event's id and drops duplicates within its `duplicate_window`. Streams are never created (as
+MinIO); channels of NATS Streaming are created automatically. A message larger than the server's `max_payload` is
+rejected before it is sent, as the server would close the connection over it. All other errors are those of the server,
+the stream or the login: Unavailable.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -33,7 +33,7 @@ from workers.targets.nats.connection import Connection
 from workers.targets.nats.streaming import Streaming
 from workers.targets.payloads import log
 
-# A PING follows after as much: what is written without one must get through within the time limit.
+# A PING follows after this many bytes: what is written without one must be sent within the time limit.
 _PORTION = 1_000_000
 
 # JetStream's error for a message beyond the stream's max_msg_size (err_code JSStreamMessageExceedsMaximumErr).
@@ -41,20 +41,20 @@ _EXCEEDS_STREAM = 10054
 
 
 class Manner(Protocol):
-    """One of the three ways of publishing, over a connection that is open."""
+    """One of the three ways of publishing, over an open connection."""
 
     async def begin(self) -> None:
-        """What is to be done once. Raises `TargetUnavailable`."""
+        """Prepare the connection once. Raises `TargetUnavailable`."""
 
     async def deliver(self, batch: Batch, window: int) -> None:
         """Settle what can be sent of the batch."""
 
     async def end(self) -> None:
-        """Take leave of a server that still listens."""
+        """Sign off from a server that is still connected."""
 
 
 class NatsTarget:
-    """One server, one connection, one thread that answers what the server asks between calls."""
+    """One server, one connection, one thread that answers the server between calls."""
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class NatsTarget:
         self._manner: Manner | None = None
 
     def open(self) -> None:
-        """Connect and log in; NATS Streaming is also told who we are. No stream or channel is looked for or made."""
+        """Connect and log in; register with NATS Streaming. This checks and creates no streams or channels."""
         self._connect()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
@@ -79,7 +79,7 @@ class NatsTarget:
             raise
         outcomes = batch.outcomes()
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
-            # What came of the rest is not known; on a new connection no answer to an old message can be mistaken.
+            # The fate of the others is unknown; a new connection receives no late answers to old messages.
             self.close()
         return outcomes
 
@@ -90,7 +90,7 @@ class NatsTarget:
         if loop is None or not loop.is_here:
             return
         if connection is not None and manner is not None and not connection.is_lost:
-            with suppress(Exception):  # the server sees a closed connection either way
+            with suppress(Exception):  # either way the server detects a closed connection
                 loop.run(manner.end())
         loop.close()
 
@@ -130,13 +130,13 @@ class Core:
         self._connection = connection
 
     async def begin(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def deliver(self, batch: Batch, window: int) -> None:
-        """Portion by portion."""
+        """Publish portion by portion."""
         try:
             for portion in _portions(map(self._message, batch.events), window):
                 chosen = set(batch.begin([index for index, _ in portion]))
@@ -189,25 +189,25 @@ class JetStream:
         self._publishing = Acknowledged(connection, self)
 
     async def begin(self) -> None:
-        """Listen for acknowledgements. Whether there is a stream shows when it is published to."""
+        """Subscribe to acknowledgements. A missing stream is detected only when publishing."""
         await self._publishing.begin()
 
     async def end(self) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     async def deliver(self, batch: Batch, window: int) -> None:
-        """Up to `window` unacknowledged."""
+        """Keep up to `window` messages unacknowledged."""
         await self._publishing.deliver(batch, window)
 
     def message(self, event: Event, _number: int) -> Message:
-        """The envelope, with the id by which the stream knows an event that it has had."""
+        """Return the envelope, with the id by which the stream detects duplicates."""
         headers = {"Nats-Msg-Id": event.id}
         if event.trace:
             headers |= fields(event.trace)
         return headed(self._subject, log(event).encode(), headers)
 
     def outcome(self, answer: Msg) -> Outcome:
-        """What the stream said."""
+        """Return the outcome in the stream's answer."""
         where = self._connection.where
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
             return Unavailable(

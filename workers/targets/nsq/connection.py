@@ -1,4 +1,4 @@
-"""One connection to nsqd: V2 of its protocol over a blocking socket, as much of it as a producer needs."""
+"""One connection to nsqd: V2 of its protocol over a blocking socket, limited to what a producer needs."""
 
 import contextlib
 import importlib.metadata
@@ -37,7 +37,7 @@ class LostError(Exception):
 
 
 class NsqConnection:
-    """A connection that is open, identified and, where the settings ask for it, encrypted."""
+    """A connection that is open, identified and, if the settings ask for it, encrypted."""
 
     def __init__(self, settings: NsqSettings) -> None:
         """Connect. Raises `TargetUnavailable`."""
@@ -64,14 +64,14 @@ class NsqConnection:
 
     @property
     def is_stale(self) -> bool:
-        """Whether it is of no more use: closed by nsqd, which says nothing unasked, or made before we were forked."""
+        """Return whether it is unusable: closed by nsqd, which sends nothing unrequested, or opened before a fork."""
         return os.getpid() != self._process or bool(select.select([self._socket], [], [], 0)[0])
 
     def publish(self, bodies: Sequence[bytes]) -> None:
-        """Return when nsqd has taken all of these messages, in their order.
+        """Return when nsqd has accepted all of these messages, in order.
 
-        Raises `RefusedError`, `LostError`, or `TargetUnavailable` where it does not answer in time. After any of them
-        the connection is of no more use.
+        Raises `RefusedError`, `LostError`, or `TargetUnavailable` if it does not answer in time. After any of them the
+        connection is unusable.
         """
         content = b"".join([struct.pack(">l", len(bodies)), *map(_sized, bodies)])
         self._exchange(b"MPUB " + self._topic + b"\n" + _sized(content))
@@ -89,7 +89,7 @@ class NsqConnection:
             "user_agent": USER_AGENT,
             "feature_negotiation": True,
             "tls_v1": context is not None,
-            # Nobody would answer heartbeats between two calls, and nsqd notices a lost peer by TCP's keep-alive.
+            # Nothing would answer heartbeats between two calls, and nsqd detects a lost peer by TCP's keep-alive.
             "heartbeat_interval": -1,
         }
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -105,7 +105,7 @@ class NsqConnection:
 
     def _exchange(self, request: bytes) -> bytes:
         try:
-            # An answer that came before the connection broke tells more than its breaking.
+            # An answer that arrived before the connection broke has more information than the broken connection.
             with contextlib.suppress(ConnectionError, ssl.SSLError):
                 self._socket.sendall(request)
             return self._answer()

@@ -1,11 +1,11 @@
 """NSQ: each event is one message, the log envelope, on one topic of one nsqd (reference §4.6).
 
-Delivered means: nsqd answered OK to the command that carried the event. It then has it in memory or on disk, as its
-`-mem-queue-size` says.
+Delivered means: nsqd answered OK to the command that carried the event. It then has the event in memory or on disk,
+depending on its `-mem-queue-size`.
 
-A call is one MPUB for as many events as fit; nsqd reads and checks all of it before it takes any, and confirms it as
-one, so that `window` makes no difference. Over a blocking socket, one command at a time: why, and what it
-costs: docs/explanation/client-libraries.md.
+A call is one MPUB for as many events as fit; nsqd reads and checks all of it before it accepts any, and confirms it as
+one, so that `window` makes no difference. It uses a blocking socket, one command at a time;
+docs/explanation/client-libraries.md explains the reasons and the cost.
 
 | nsqd's answer                                       | outcome                                                      |
 |-----------------------------------------------------|--------------------------------------------------------------|
@@ -13,7 +13,7 @@ costs: docs/explanation/client-libraries.md.
 | E_BAD_MESSAGE, E_BAD_BODY to one event              | Rejected                                                     |
 | the same to several                                 | each half is sent by itself, until the event is found        |
 | any other error, no answer in time, no connection   | Unavailable                                                  |
-| connection lost, but nsqd takes a new one           | as E_BAD_BODY, but one event alone is Failed                 |
+| connection lost, but nsqd accepts a new one         | as E_BAD_BODY, but one event alone is Failed                 |
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,12 +26,12 @@ from workers.targets.batch import Batch
 from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
 from workers.targets.payloads import log
 
-# nsqd takes 5 MB in a command unless told otherwise, and no more is to be gained beyond some 500 KB.
+# nsqd accepts 5 MB in a command by default, and more than about 500 KB brings no gain.
 _PORTION = 1_000_000
 
-# nsqd names the error of a message that is too large and then closes the connection, over which the name may get lost.
+# nsqd reports the error of a message that is too large and then closes the connection, so the error may get lost.
 _ABOUT_MESSAGES = ("E_BAD_MESSAGE", "E_BAD_BODY")
-_LOSSES = 32  # more than it takes to find one event among 10,000, twice
+_LOSSES = 32  # more than are needed to find one event among 10,000, twice
 
 
 class NsqTarget:
@@ -40,10 +40,10 @@ class NsqTarget:
     def __init__(self, settings: NsqSettings) -> None:
         self._settings = settings
         self._wire: NsqConnection | None = None
-        self._losses = 0  # of connections, in the running call
+        self._losses = 0  # of connections, in the current call
 
     def open(self) -> None:
-        """Connect, say who we are and agree on TLS. nsqd makes the topic with its first message."""
+        """Connect, identify and negotiate TLS. nsqd creates the topic with its first message."""
         self._connect()
 
     def deliver(
@@ -52,7 +52,7 @@ class NsqTarget:
         window: int,  # noqa: ARG002 (one MPUB is one)
         lease: LeaseCheck = NO_LEASE,
     ) -> Sequence[Outcome]:
-        """One command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
+        """Send one command for up to 1 MB of events; after an `Unavailable` nothing more is sent."""
         if self._wire is None or self._wire.is_stale:
             self._connect()
         batch = Batch(events, lease)
@@ -78,7 +78,7 @@ class NsqTarget:
         return self._wire
 
     def _publish(self, batch: Batch, part: Sequence[int], bodies: Sequence[bytes]) -> None:
-        """Settle this part, by halves where nsqd does not take it as a whole. Raises `TargetUnavailable`."""
+        """Settle this part, by halves if nsqd does not accept it as a whole. Raises `TargetUnavailable`."""
         part = batch.begin(part)
         if not part:
             return

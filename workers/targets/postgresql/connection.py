@@ -1,4 +1,4 @@
-"""The connection to a PostgreSQL server: how it is made, watched, and what its errors say."""
+"""The connection to a PostgreSQL server: connecting, deadlines, and texts of its errors."""
 
 import contextlib
 import math
@@ -12,32 +12,32 @@ from workers.targets.base import TargetUnavailable
 
 
 def parameters(settings: PostgresSettings) -> dict[str, str]:
-    """libpq's parameters as the settings give them; what they leave open is filled in.
+    """Return libpq's parameters from the settings, with defaults for missing ones.
 
     Raises `TargetUnavailable` without quoting the connection string, which may hold a password.
     """
     try:
         given = dict(extensions.parse_dsn(settings.dsn))
     except psycopg2.Error:
-        # libpq's message quotes the part that it did not understand.
+        # libpq's message quotes the part that it cannot parse.
         raise TargetUnavailable(
             "connection_string: not understood by libpq; "
             "write 'host=… port=… dbname=… user=… password=…' or postgresql://user:password@host:port/dbname"
         ) from None
     seconds = math.ceil(settings.timeout)
     defaults = {
-        "connect_timeout": str(max(2, seconds)),  # libpq takes 1 as 2
+        "connect_timeout": str(max(2, seconds)),  # libpq treats 1 as 2
         "application_name": "bucketwire",
         "client_encoding": "UTF8",
         "tcp_user_timeout": str(seconds * 1000),
     }
     if "," in given.get("host", "") + given.get("hostaddr", ""):
-        defaults["target_session_attrs"] = "read-write"  # of several servers the one that takes writes
+        defaults["target_session_attrs"] = "read-write"  # of several servers, the one that accepts writes
     return {**defaults, **given}
 
 
 def connect(settings: PostgresSettings) -> extensions.connection:
-    """A connection on which nothing happens by itself: transactions are begun and ended by statements."""
+    """Connect without implicit transactions: explicit statements begin and end them."""
     try:
         connection = psycopg2.connect(extensions.make_dsn(**parameters(settings)))
     except psycopg2.Error as error:
@@ -47,7 +47,7 @@ def connect(settings: PostgresSettings) -> extensions.connection:
 
 
 def reason(error: psycopg2.Error) -> str:
-    """The server's words with its code in one line; the statement is not among them."""
+    """Return the server's message with its code in one line, without the statement."""
     diagnosis = error.diag
     if not diagnosis.message_primary:
         return " ".join(str(error).split()) or type(error).__name__
@@ -56,13 +56,13 @@ def reason(error: psycopg2.Error) -> str:
 
 
 def is_stale(connection: extensions.connection) -> bool:
-    """Whether the server has said something unasked: it has closed the connection, or is about to."""
+    """Return whether the server sent unrequested data: it has closed the connection, or is about to."""
     return bool(connection.closed) or socket_deadline.has_spoken(connection.fileno())
 
 
 def deadline(connection: extensions.connection, timeout: float) -> contextlib.AbstractContextManager[None]:
-    """End the block with an `OperationalError` when the server does not even keep its own time limit.
+    """End the block with an `OperationalError` if the server does not even keep its own time limit.
 
-    libpq waits for ever for a server that is frozen or gone without a word; a connection cut from below wakes it.
+    libpq waits forever for a server that is frozen or vanished silently; cutting the socket below it ends the wait.
     """
     return socket_deadline.deadline(connection.fileno(), timeout)

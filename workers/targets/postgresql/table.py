@@ -1,4 +1,4 @@
-"""The table of a PostgreSQL target: taken over as MinIO left it, or created as MinIO would (reference §4.10)."""
+"""The table of a PostgreSQL target: an existing table of MinIO, or one created as MinIO does (reference §4.10)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ _LAYOUT = {
     "access": ("event_time", "event_data", "event_time timestamp with time zone NOT NULL, event_data jsonb"),
 }
 
-# The rows are read as JSON where a column is younger than PostgreSQL 9.5.
+# The rows are read as JSON, because one column is newer than PostgreSQL 9.5.
 _COLUMNS = """
 SELECT a.attname, format_type(a.atttypid, a.atttypmod),
        a.attnotnull AND NOT a.atthasdef AND coalesce(to_jsonb(a) ->> 'attidentity', '') = ''
@@ -29,7 +29,7 @@ AND i.indpred IS NULL AND i.indexprs IS NULL AND coalesce((to_jsonb(i) ->> 'indn
 
 @dataclass(frozen=True)
 class Table:
-    """A table that can be written: its name as PostgreSQL stores it, its two columns, the second one's type."""
+    """A table that can be written: its name as PostgreSQL stores it, its two columns, the type of the second one."""
 
     name: str
     key: str
@@ -38,9 +38,9 @@ class Table:
 
 
 def take_table(cursor: extensions.cursor, name: str, format: str) -> Table:  # noqa: A002 (the setting's name)
-    """The table, created if absent, within the transaction of `cursor`; the catalogue is asked, no row is read.
+    """Return the table, created if missing, in the transaction of `cursor`; this queries the catalogue, no rows.
 
-    Raises `TargetUnavailable` where it cannot serve the format, psycopg2's errors where the server refuses.
+    Raises `TargetUnavailable` if the table does not fit the format, psycopg2's errors if the server refuses.
     """
     found = _find(cursor, name)
     if found is None:
@@ -48,7 +48,7 @@ def take_table(cursor: extensions.cursor, name: str, format: str) -> Table:  # n
         try:
             cursor.execute(statement.format(sql.Identifier(name), sql.SQL(_LAYOUT[format][2])))
         except (psycopg2.errors.UniqueViolation, psycopg2.errors.DuplicateTable, psycopg2.errors.DuplicateObject):
-            # Another worker was quicker, which IF NOT EXISTS does not always see.
+            # Another worker was faster, which IF NOT EXISTS does not always detect.
             cursor.execute("ROLLBACK TO SAVEPOINT absent")
         found = _find(cursor, name)
     if found is None:
@@ -82,7 +82,7 @@ def _checked(cursor: extensions.cursor, name: str, format: str, number: int, kin
         raise TargetUnavailable(
             f"PostgreSQL: table {name} demands a value for {', '.join(required)}, which no event has; give it a default"
         )
-    is_table = kind in ("r", "p")  # what stands behind a view or a foreign table shows when it is written
+    is_table = kind in ("r", "p")  # the table behind a view or a foreign table can only be checked by writing
     if format == "namespace" and is_table and not _has_row(cursor, _UNIQUE, (number, key)):
         raise TargetUnavailable(
             f"PostgreSQL: table {name} has no unique index on {key} alone, so a row cannot be replaced; "

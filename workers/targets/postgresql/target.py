@@ -3,10 +3,10 @@
 Delivered means: PostgreSQL answered COMMIT, with `synchronous_commit` not off.
 
 A call is one transaction of a few set-based statements, whatever the window. Measured on PostgreSQL 15, 1 KB events,
-batches of 500: INSERT from unnested arrays 22-38 thousand a second against 17-29 by execute_values; COPY for the access
-format 37-44 against 25-39 and 26-41.
-Where PostgreSQL refuses the data of a batch it is tried again in halves between savepoints, until the event at fault
-stands alone and is rejected with the server's words.
+batches of 500: INSERT from unnested arrays 22-38 thousand events per second, against 17-29 by execute_values; COPY for
+the access format 37-44, against 25-39 and 26-41.
+If PostgreSQL refuses the data of a batch, the batch is tried again in halves between savepoints, until the event at
+fault is alone and is rejected with the server's message.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ from workers.targets.postgresql.connection import connect, deadline, is_stale, r
 from workers.targets.postgresql.table import Table, take_table
 from workers.targets.sql_batch import in_halves, set_apart
 
-# Errors that the data of one event cause: data exception, integrity, check option, a limit, a trigger's own RAISE.
+# Errors caused by the data of one event: data exception, integrity, check option, a limit, a trigger's own RAISE.
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
-# `off` would answer COMMIT before anything is on disk; the other values are the operator's choice.
+# With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
 _VERSION = "{Records,0,s3,object,versionId}"
 
 
 @dataclass(frozen=True)
 class _Session:
-    """A connection and the table that it has been found to reach."""
+    """A connection, and the table that it reaches."""
 
     connection: extensions.connection
     table: Table
@@ -50,7 +50,7 @@ class PostgresTarget:
         self._session: _Session | None = None
 
     def open(self) -> None:
-        """Connect; create the table where it is absent, else see that its columns and keys are as needed."""
+        """Connect; create the table if it is missing, else check its columns and keys."""
         self._connect()
 
     def deliver(
@@ -59,7 +59,7 @@ class PostgresTarget:
         window: int,  # noqa: ARG002 (one transaction)
         lease: LeaseCheck = NO_LEASE,
     ) -> Sequence[Outcome]:
-        """One transaction; either it is committed or nothing of it stays."""
+        """Write one transaction; either all of it is committed or none."""
         session = self._session
         if session is None or is_stale(session.connection):
             session = self._connect()
@@ -70,11 +70,11 @@ class PostgresTarget:
             self.close()
             return mark_not_attempted(events, [Unavailable(self._reason(error))] * len(events))
         except LeaseExpired:
-            self.close()  # which rolls back
+            self.close()  # this rolls back
             raise
 
     def close(self) -> None:
-        """Close the connection; what was not committed is rolled back by the server."""
+        """Close the connection; the server rolls back uncommitted changes."""
         session, self._session = self._session, None
         if session is not None:
             with contextlib.suppress(psycopg2.Error):
@@ -114,7 +114,7 @@ class PostgresTarget:
             return [DELIVERED] * len(events)
         with self._deadline(cursor.connection):
             cursor.execute("ROLLBACK")
-            # A constraint that waits for COMMIT would refuse all without naming one.
+            # A constraint deferred until COMMIT would refuse all events without identifying one.
             cursor.execute(self._begin() + "; SET CONSTRAINTS ALL IMMEDIATE")
         outcomes = in_halves(events, functools.partial(self._take, cursor, table), lease.has_time)
         with self._deadline(cursor.connection):
@@ -123,9 +123,9 @@ class PostgresTarget:
         return outcomes
 
     def _take(self, cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> Rejected | None:
-        """Apply all of the events or, where PostgreSQL refuses their data, none."""
+        """Apply all of the events or, if PostgreSQL refuses their data, none."""
         try:
-            with self._deadline(cursor.connection):  # each step has its own, so that many refusals in a batch end too
+            with self._deadline(cursor.connection):  # one deadline per step, so that many refusals in a batch end too
                 self._apply(cursor, table, events, "SAVEPOINT part")
                 cursor.execute("RELEASE SAVEPOINT part")
         except psycopg2.Error as error:
@@ -136,7 +136,7 @@ class PostgresTarget:
         return None
 
     def _apply(self, cursor: extensions.cursor, table: Table, events: Sequence[Event], first: str) -> None:
-        """`first` and the first statement are one round trip."""
+        """Apply the events; `first` and the first statement are one round trip."""
         if self._settings.format == "access":
             cursor.execute(first)
             _append(cursor, table, events)
@@ -145,7 +145,7 @@ class PostgresTarget:
         cursor.execute(b"; ".join(statements))
 
     def _begin(self) -> str:
-        # Of this transaction only, so that a connection pooler in between hands no settings on.
+        # For this transaction only, so that a connection pooler in between passes no settings on.
         milliseconds = max(1, round(self._settings.timeout * 1000))
         return f"BEGIN; SET LOCAL statement_timeout = {milliseconds}; {_SYNCHRONOUS}"
 
@@ -154,7 +154,7 @@ class PostgresTarget:
 
     @staticmethod
     def _commit(cursor: extensions.cursor) -> None:
-        # A timed-out wait for a standby counts as committed with a warning, hence none; `deadline` watches instead.
+        # A timed-out wait for a standby commits with a warning, hence no statement timeout; `deadline` limits the wait.
         cursor.execute("SET LOCAL statement_timeout = 0; COMMIT")
         if cursor.statusmessage != "COMMIT":
             raise psycopg2.OperationalError(f"COMMIT was answered {cursor.statusmessage}")
@@ -164,21 +164,21 @@ class PostgresTarget:
 
 
 def _is_data(error: psycopg2.Error, table: Table) -> bool:
-    """Whether the data of an event are at fault; a required column that is not ours is the table's fault."""
+    """Return whether the data of an event are at fault; a required column of others is the table's fault."""
     if (error.pgcode or "")[:2] not in _DATA_CLASSES:
         return False
     return error.pgcode != "23502" or error.diag.column_name in (table.key, table.value)
 
 
 def _unfit(event: Event) -> Rejected | None:
-    """PostgreSQL's text has no U+0000, and the driver would refuse the whole batch for it."""
+    """Reject U+0000: PostgreSQL's text type cannot hold it, and the driver would refuse the whole batch."""
     if "\0" in event.path or "\0" in (event.version or ""):
         return Rejected("PostgreSQL cannot hold U+0000, which the object's name contains")
     return None
 
 
 def _mirror(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> list[bytes]:
-    """The statements that leave the table as the events one after the other would."""
+    """Return the statements that leave the table as the events, applied one after the other, would."""
     rows = collapse(change(event, "namespace") for event in events)
     names = {
         "table": sql.Identifier(table.name),
@@ -189,7 +189,7 @@ def _mirror(cursor: extensions.cursor, table: Table, events: Sequence[Event]) ->
     }
     made: list[bytes] = []
     if rows.documents:
-        # In the order of the keys, so that two writers of the same rows wait for each other and never for ever.
+        # In the order of the keys, so that two writers of the same rows wait for each other without a deadlock.
         statement = sql.SQL(
             "INSERT INTO {table} ({key}, {value}) "
             "SELECT k, v::{type} FROM unnest(%s::text[], %s::text[]) AS given(k, v) ORDER BY k "
@@ -219,5 +219,5 @@ def _append(cursor: extensions.cursor, table: Table, events: Sequence[Event]) ->
 
 
 def _copied(value: str) -> str:
-    """COPY's text format gives these four a meaning."""
+    """Escape the four characters that have a meaning in COPY's text format."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
