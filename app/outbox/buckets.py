@@ -12,7 +12,7 @@ from app.rules.model import EVERY_BUCKET
 
 REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events that do not show that the bucket exists
 _MOST_REMEMBERED = 100_000
-_MOST_LOOKED_AT = 10  # rows read for each name asked for: most names are valid
+_MOST_LOOKED_AT = 10  # rows read for each requested name: most names are valid
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -149,7 +149,7 @@ object_versions = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("id", sa.String(32), primary_key=True),  # digest of the key and the version
     sa.Column("object", sa.String(32), nullable=False),  # digest of bucket and key
-    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row stands for
+    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row represents
     sa.Column("sequencer", sa.String(64)),  # orders layers, with tie and placed; NULL: no layer, the version is gone
     sa.Column("tie", sa.SmallInteger, nullable=False),
     sa.Column("placed", sa.BigInteger, nullable=False),

@@ -15,7 +15,7 @@ from app.outbox.delivery.parked import first_due
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
-OFFERED = "offered"  # in place of a token: any worker may claim
+OFFERED = "offered"  # instead of a token: any worker may claim
 BUSY = 20  # with this many waiting events a partition is offered alone, otherwise together with others
 
 

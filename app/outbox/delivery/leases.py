@@ -25,7 +25,7 @@ from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 
-REVOKED = "revoked"  # in place of a token: no worker may claim or settle until the lease has expired
+REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
 
 class LeaseLost(Exception):

@@ -1,7 +1,7 @@
 """Search for a target's events after its cursors, in windows of the log.
 
 An event's targets are a text column of the event, so a search scans every event of other targets in between. A window
-limits this: whatever a target's backlog looks like, a search reads at most the events of that many sequence numbers.
+limits this: for any backlog of a target, a search reads at most the events of that many sequence numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

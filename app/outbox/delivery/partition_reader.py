@@ -250,7 +250,7 @@ class PartitionReader:
         for table in (
             tables.dead_letters,
             tables.parked,
-        ):  # in this order, a dead letter that is replayed meanwhile is in one of them
+        ):  # in this order, a dead letter that is replayed concurrently is in one of them
             for some in chunks(places):
                 partitions, seqs = {partition for partition, _ in some}, [seq for _, seq in some]
                 query = sa.select(table.c.partition, table.c.seq).where(

@@ -142,7 +142,7 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
 
 def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
     """Lock the partition's cursor, and its events against purges, until the commit. Raises `LeaseLost`."""
-    lock_tail(connection)  # a purge must not remove what is parked here
+    lock_tail(connection)  # a purge must not remove the events parked here
     c = tables.cursors.c
     held = connection.execute(
         tables.cursors.update()

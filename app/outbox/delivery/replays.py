@@ -103,7 +103,7 @@ class Replay:
 
     @property
     def finished(self) -> bool:
-        """Whether the replay has handled every selected event, or was cancelled before."""
+        """True if the replay has handled every selected event, or was cancelled before."""
         return self.advanced >= self.length
 
     @property
@@ -177,7 +177,7 @@ class Replays:
             target_id = connection.execute(sa.select(r.target_id).where(r.id == replay_id)).scalar_one_or_none()
             if target_id is None:
                 raise UnknownReplay(replay_id)
-            lock_cursors(connection, target_id)  # so that no settlement moves the replay meanwhile
+            lock_cursors(connection, target_id)  # so that no settlement moves the replay concurrently
             mine = (c.target_id == target_id, c.replay_id == replay_id)
             partitions = connection.execute(sa.select(c.partition).where(*mine)).scalars().all()
             for partition in partitions:

@@ -5,8 +5,8 @@ An event that every cursor has passed stays in the log as long as
 * it is parked or a dead letter of any target, because later deliveries read it from the log;
 * the redelivery of its object is requested, and the event is not older than the request's `since`;
 * it is the newest of its object (by sequencer, among the events of the same targets) and an older one stays in the log.
-  The newest event lets a mirror detect that the older one, delivered once more, is superseded. This holds in any order
-  in which the events were recorded or leave the log, and it keeps one event per object, independent of their number.
+  The newest event lets a mirror detect that the older one, delivered once more, is superseded. This works for any
+  order in which the events were recorded or leave the log, and it keeps one event per object, however many there were.
 
 The mirror policy's knowledge of versioned keys outlives the events (`app.outbox.versions`).
 """

@@ -107,7 +107,7 @@ class SpoolFeeder:
             content = path.read_bytes()
             return _SpoolFile(path, len(content), decoded(content))
         except FileNotFoundError:
-            return None  # somebody has deleted it
+            return None  # it was deleted manually
         except (DamagedFile, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
                 raise
