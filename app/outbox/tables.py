@@ -274,7 +274,7 @@ tokens = sa.Table(
     sa.Column("name", sa.String(64), primary_key=True),  # "*" is no token; it records that a token has existed
     sa.Column(
         "digest", sa.CHAR(64), nullable=False, unique=True
-    ),  # SHA-256 of the token; tokens are random, so no salt is needed
+    ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     **MYSQL,
