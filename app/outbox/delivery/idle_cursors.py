@@ -49,7 +49,7 @@ def advance_cursors(database: Database, isolation: TargetIsolation, now: int) ->
         _advance(database, [cursor for target in target_ids for cursor in lagging[target]], head, now, ends)
 
     some = list(lagging)
-    Random().shuffle(some)  # noqa: S311 - so that no target is always the last
+    Random().shuffle(some)  # noqa: S311 - so that none is always the last
     isolation.run(some, advance)
 
 

@@ -67,7 +67,7 @@ class CachedProbe(Generic[T]):
     def _ask(self, known: _LastResult[T], asked: Future[ProbeResult[T]]) -> None:
         try:
             look: ProbeResult[T] = ProbeResult(self._read())
-        except Exception as error:  # noqa: BLE001 - the caller decides what an error means
+        except Exception as error:  # noqa: BLE001 - whoever looks decides what an error means
             look = ProbeResult(known.last.value, error)
         with self._lock:
             known.last, known.answered, known.asked = look, time.monotonic(), None

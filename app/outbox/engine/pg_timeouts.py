@@ -57,7 +57,7 @@ _watch = _Watchdog()
 
 def _forked() -> None:
     """Start with a new watchdog, because a forked child has none of its parent's threads."""
-    global _watch  # noqa: PLW0603 - one for each process
+    global _watch  # noqa: PLW0603 - one for each process is the point
     _watch = _Watchdog()
 
 

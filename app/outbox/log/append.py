@@ -116,7 +116,7 @@ class Log:
 
     def _chosen(
         self,
-        connection: sa.Connection,  # noqa: ARG002 (for subclasses that query it)
+        connection: sa.Connection,  # noqa: ARG002 (for logs that look before they take)
         requests: Sequence[Sequence[Event]],
         known: set[str],  # noqa: ARG002 (as above)
     ) -> Sequence[Sequence[Event]]:

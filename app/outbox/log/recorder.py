@@ -34,7 +34,7 @@ class Recorder:
         if len(requests) > 1:
             try:
                 answers = self._log.append(requests, promised=promised)
-            except Exception as error:  # noqa: BLE001 - every error is the answer
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
                 if not may_be_a_value(error):
                     yield from [error] * len(requests)
                     return

@@ -81,7 +81,7 @@ def purge(
     with database.reading() as connection:
         partitions = connection.execute(sa.select(tables.log_head.c.partitions)).scalar_one()
     removed, ends = 0, time.monotonic() + seconds
-    for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that no partition is always the last
+    for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that none is always the last
         current = progress.of(partition)
         current.ended = False
         while not current.ended and removed < most and time.monotonic() < ends:
