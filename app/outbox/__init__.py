@@ -1,1 +1,1 @@
-"""Where events are kept: the log, the cursors of targets, and the only code that writes delivery state."""
+"""Store events: the event log, the cursors of targets, and the only code that writes delivery state."""

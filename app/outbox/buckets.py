@@ -1,4 +1,4 @@
-"""Buckets, as far as the service knows of them: they have rules, had events, or were created over the S3 face."""
+"""Keep the buckets that the service knows: they have rules, had events, or were created through the S3 API."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,21 +10,21 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
-REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events after which a bucket is not there for having had them
+REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events that do not show that the bucket exists
 _MOST_REMEMBERED = 100_000
-_MOST_LOOKED_AT = 10  # times as many as are wanted: most names are those of buckets
+_MOST_LOOKED_AT = 10  # rows read for each requested name: most names are valid
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Bucket:
-    """A bucket and when it was first heard of, in milliseconds since 1970; 0 where only rules name it."""
+    """A bucket and the time when the service first saw it, in milliseconds since 1970; 0 if only rules name it."""
 
     name: str
     created_at: int
 
 
 def every_bucket(database: Database) -> list[Bucket]:
-    """The buckets by name."""
+    """Return all known buckets, sorted by name."""
     with database.reading() as connection:
         named = connection.execute(sa.select(tables.rules.c.bucket).distinct()).scalars().all()
         found = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
@@ -34,10 +34,10 @@ def every_bucket(database: Database) -> list[Bucket]:
 
 
 def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:
-    """At most `most` buckets with names that a storage allows, and how many others there are.
+    """Return up to `most` buckets with names that an S3 storage allows, and the number of the other buckets.
 
-    Those that rules name come first and are never too many; then those that have been known longest, so that made-up
-    names push out none of them.
+    Buckets that rules name come first, all of them even if there are more than `most`. The buckets known longest
+    follow, so that invented names cannot displace them.
     """
     ruled = connection.execute(sa.select(tables.rules.c.bucket).distinct().order_by(tables.rules.c.bucket)).scalars()
     named = [name for name in ruled if name != EVERY_BUCKET]
@@ -54,7 +54,7 @@ def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int
 
 
 def is_bucket(database: Database, name: str) -> bool:
-    """Whether there is a bucket of this name."""
+    """Return whether the service knows a bucket of this name."""
     known = sa.select(sa.literal(1)).where(tables.buckets.c.name == name)
     ruled = sa.select(sa.literal(1)).where(tables.rules.c.bucket == name).limit(1)
     with database.reading() as connection:
@@ -62,36 +62,39 @@ def is_bucket(database: Database, name: str) -> bool:
 
 
 def remove_bucket(database: Database, name: str) -> None:
-    """Forget a bucket and remove its rules; its events stay, and a later one makes it known again."""
+    """Forget a bucket and remove its rules. Its events stay, and a later event makes the bucket known again."""
     with database.writing() as connection:
-        # As every change of rules: under the lock of the head, whose version tells the writers of the log.
+        # Like every change of rules, lock the head and raise its version, which the writers of the log compare.
         connection.execute(tables.log_head.update().values(version=tables.log_head.c.version + 1))
         connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name))
         connection.execute(tables.buckets.delete().where(tables.buckets.c.name == name))
 
 
 class Remembered:
-    """The buckets that a writer of the log knows to be in the table, so that it looks for new ones only."""
+    """Cache of the buckets that are in the table, so that a writer of the log queries new names only."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
 
     def clear(self) -> None:
-        """Forget them: another one may have removed a bucket."""
+        """Empty the cache; needed when another process may have removed a bucket."""
         self._names.clear()
 
     def add(self, names: Iterable[str]) -> None:
-        """These were committed."""
+        """Add names whose rows are committed."""
         if len(self._names) > _MOST_REMEMBERED:
             self._names.clear()
         self._names.update(names)
 
     def new(self, connection: sa.Connection, names: set[str], now: int) -> set[str]:
-        """Write the names that the table lacks; the caller holds the log's head. Says which to `add` once committed."""
+        """Insert the names that the table lacks, and return those to `add` after the commit.
+
+        The caller holds the lock of the log's head.
+        """
         unknown = names - self._names
         if not unknown:
             return unknown
-        # MySQL and MariaDB take names that differ by trailing blanks only for the same.
+        # MySQL and MariaDB treat names that differ only in trailing blanks as equal.
         padded = connection.dialect.name in ("mysql", "mariadb")
         distinct = {name.rstrip(" ") if padded else name: name for name in sorted(unknown, reverse=True)}
         rows = [{"name": name, "created_at": now} for name in distinct.values() if not _is_there(connection, name)]

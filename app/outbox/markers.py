@@ -1,5 +1,5 @@
-"""Values of the outbox's columns that have a meaning of their own."""
+"""Special values of the outbox's columns."""
 
-NEVER = 1 << 62  # not_before of an event that waits behind an earlier one of its object
-NO_LIMIT = 1 << 62  # queue_limit of a target that may have any number of undelivered events
+NEVER = 1 << 62  # not_before of an event that waits behind an earlier event of the same object
+NO_LIMIT = 1 << 62  # queue_limit of a target whose undelivered events are not limited
 WHOLE_LOG = 0  # replay_id of the cursors that follow the log itself

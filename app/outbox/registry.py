@@ -1,7 +1,7 @@
-"""Targets and rules: what is stored, how it changes, and how every process learns of a change.
+"""Store and change targets and rules, and let every process notice a change.
 
-Each change locks the log's head and raises its version in the same transaction. So an append after the commit
-follows the new rules, one before it the old ones, and there is nothing between.
+Each change locks the log's head and raises its version in the same transaction. An append after the commit therefore
+uses the new rules, and an append before it uses the old ones.
 """
 
 import os
@@ -35,16 +35,16 @@ class UnknownTarget(LookupError):
 
 
 class TargetInUse(Exception):
-    """The target cannot be removed without losing something; the message says what."""
+    """Removing the target would lose data; the message names it."""
 
 
 class ReadOnlyTarget(Exception):
-    """The target comes from the environment and can only be changed there."""
+    """The target is configured in the environment and can only be changed there."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTarget:
-    """A target as it stands in the table; `values` are its settings as texts, secrets still sealed."""
+    """A row of the table of targets; `values` are its settings as texts, with sealed secrets."""
 
     row_id: int
     target: TargetId
@@ -60,7 +60,7 @@ class StoredTarget:
 
     @property
     def standing(self) -> tuple[str, str]:
-        """How the target stands, `running`, `unavailable`, `paused`, `disabled` or `broken`, and why."""
+        """The target's state (`running`, `unavailable`, `paused`, `disabled` or `broken`), and the reason."""
         if self.problem:
             return "broken", self.problem
         if not self.enabled:
@@ -74,24 +74,24 @@ class StoredTarget:
 
 @dataclass(frozen=True, slots=True)
 class StoredRule:
-    """A rule with the number by which it can be removed."""
+    """A rule and its number, by which it can be removed."""
 
     row_id: int
     rule: Rule
 
 
 class _OpenTransaction:
-    """A transaction that is open already, in the place of a database."""
+    """An open transaction, used in place of a database."""
 
     def __init__(self, connection: sa.Connection) -> None:
         self._connection = connection
 
     def reading(self) -> Any:
-        """The transaction's own connection: what it changed is seen."""
+        """Return the transaction's own connection, which reads its uncommitted changes."""
         return nullcontext(self._connection)
 
     def writing(self) -> Any:
-        """The transaction itself; its end is not that of this block."""
+        """Return the transaction itself; the end of the block does not end it."""
         return nullcontext(self._connection)
 
 
@@ -104,9 +104,10 @@ class Registry:
 
     @contextmanager
     def at_once(self) -> Iterator["Registry"]:
-        """A registry whose changes are one transaction: all of them hold, or none if an exception leaves the block.
+        """Yield a registry whose changes are one transaction; an exception that leaves the block rolls it back.
 
-        What it reads is exact, nobody else changes targets or rules meanwhile, and no event is recorded: be quick.
+        Reads are exact: until the block ends, no other process can change targets or rules, or record events. Keep the
+        block short.
         """
         with self._database.writing() as connection:
             _change(connection)
@@ -115,28 +116,28 @@ class Registry:
     # Targets
 
     def targets(self) -> list[StoredTarget]:
-        """Every target, in order of type and name."""
+        """Return every target, sorted by type and name."""
         t = tables.targets.c
         with self._database.reading() as connection:
             return [_stored(row) for row in connection.execute(sa.select(tables.targets).order_by(t.type, t.name))]
 
     def target(self, target: TargetId) -> StoredTarget:
-        """One target. Raises `UnknownTarget`."""
+        """Return one target. Raises `UnknownTarget`."""
         with self._database.reading() as connection:
             return _stored(_find(connection, target))
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
-        """A target's settings, secrets open. Raises `BadSettings`."""
+        """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
         return load(stored.target.type, self.texts(stored))
 
     def texts(self, stored: StoredTarget) -> dict[str, str]:
-        """A target's settings as texts, secrets open. Raises `BadSettings`."""
+        """Return a target's settings as texts with unsealed secrets. Raises `BadSettings`."""
         return self._sealer.unseal_all(stored.target.type, stored.values)
 
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
-        """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing changed.
+        """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
-        With a `problem` the settings are kept although they cannot be used: the target's events wait.
+        With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
@@ -162,7 +163,7 @@ class Registry:
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
-            # New settings deserve a new try at once, whatever the breaker learned of the old ones.
+            # Try new settings at once: the breaker's state applies to the old ones.
             connection.execute(
                 tables.targets.update()
                 .where(t.id == known.id)
@@ -170,9 +171,9 @@ class Registry:
             )
 
     def reseal(self) -> int:
-        """Seal every target's secrets with the newest key; says of how many targets.
+        """Seal every target's secrets with the newest key, and return the number of targets.
 
-        Raises `BadSettings` where one was sealed with a key that is gone; then nothing changed.
+        Raises `BadSettings` if a secret was sealed with a key that is not known any more; then nothing has changed.
         """
         with self._database.writing() as connection:
             rows = connection.execute(sa.select(tables.targets).with_for_update()).all()
@@ -184,9 +185,9 @@ class Registry:
         return len(rows)
 
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
-        """Make the targets that the environment names those of the table, each for itself.
+        """Store the targets that the environment configures, each in a transaction of its own.
 
-        One that the environment no longer names is disabled, not deleted: its events and counters stay.
+        Targets that the environment no longer configures are disabled, not deleted: their events and counters stay.
         """
         stored = {entry.target: entry for entry in self.targets()}
         for target, values in found.items():
@@ -197,16 +198,17 @@ class Registry:
                     if dict(self._sealer.unseal_all(target.type, entry.values)) == dict(values):
                         continue
                 except BadSettings:
-                    pass  # sealed with a key that is gone: the environment has the secret anew
+                    pass  # sealed with a key that is not known any more: store the environment's secret again
             self.put(target, values, origin="environment", problem=problem)
         for target, entry in stored.items():
             if entry.origin == "environment" and target not in found and entry.enabled:
                 self._update(target, enabled=False, reason="the environment no longer names it")
 
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
-        """Delete a target with its cursors, parked events and dead letters; says what was lost with it.
+        """Delete a target with its cursors, parked events and dead letters, and return what was lost, as phrases.
 
-        Raises `TargetInUse` unless `force` when rules name it or events wait for it; `ReadOnlyTarget`.
+        Raises `ReadOnlyTarget`, and without `force` `TargetInUse` if rules name the target or it has undelivered events
+        or dead letters.
         """
         with self._database.writing() as connection:
             _change(connection)
@@ -217,7 +219,7 @@ class Registry:
             lost = _uses(connection, row)
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
-            # The cursors first: a worker that settles holds theirs, and may be about to park events.
+            # Delete cursors before parked events: a settling worker holds their lock and may be about to park events.
             for table in (
                 tables.rules,
                 tables.cursors,
@@ -231,11 +233,11 @@ class Registry:
         return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
-        """Deliver nothing to it until it is resumed; its events wait."""
+        """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""
         self._update(target, paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
-        """End a pause, and an open breaker's wait with it."""
+        """End a pause and close the circuit breaker. Raises `UnknownTarget`."""
         self._update(target, paused=False, reason="", breaker="closed", failures=0, resume_at=0)
 
     def _update(self, target: TargetId, **values: Any) -> None:
@@ -244,12 +246,13 @@ class Registry:
             row = _find(connection, target)
             connection.execute(tables.targets.update().where(tables.targets.c.id == row.id).values(**values))
 
-    # What workers learn of a target
+    # Availability of a target, as workers report it
 
     def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> bool:
-        """Open the breaker until `resume_at`, or pause the target; says whether this is what opened it.
+        """Open the circuit breaker until `resume_at` (ms), with `pause` also pause the target.
 
-        Partitions that fail together count as one failure: only the first opens a breaker, only a probe keeps it open.
+        Returns whether this call opened the breaker. Partitions that fail together count as one failure: only the first
+        one opens the breaker, and only a failed probe (`probing`) keeps it open.
         """
         t = tables.targets.c
         with self._database.writing() as connection:
@@ -267,13 +270,13 @@ class Registry:
         return bool(changed.rowcount) and not probing
 
     def failures(self, row_id: int) -> int:
-        """Return how many times in a row the target was unavailable; 0 if it was removed."""
+        """Return the number of consecutive times that the target was unavailable; 0 if it was removed."""
         with self._database.reading() as connection:
             query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == row_id)
             return int(connection.execute(query).scalar_one_or_none() or 0)
 
     def available(self, row_id: int) -> None:
-        """Close the breaker: the target took something."""
+        """Close the circuit breaker after the target has accepted an event."""
         t = tables.targets.c
         with self._database.writing() as connection:
             connection.execute(
@@ -285,18 +288,18 @@ class Registry:
     # Rules
 
     def rules(self, bucket: str | None = None) -> list[StoredRule]:
-        """Every rule, or those of one bucket, oldest first."""
+        """Return every rule, or those of one bucket, oldest first."""
         with self._database.reading() as connection:
             return _rules(connection, bucket)
 
     def add_rule(self, rule: Rule) -> int:
-        """Store a rule and say its number, also if it was there. Raises `BadRules`, `UnknownTarget`."""
+        """Store a rule unless it exists, and return its number. Raises `BadRules`, `UnknownTarget`."""
         check([rule])
         for stored in self.rules(rule.bucket):
             if stored.rule == rule:
                 return stored.row_id
         with self._database.writing() as connection:
-            _change(connection)  # of two that add the same rule at once the second sees the first
+            _change(connection)  # if two processes add the same rule at once, the second one sees the first one's
             for stored in _rules(connection, rule.bucket):
                 if stored.rule == rule:
                     return stored.row_id
@@ -304,7 +307,7 @@ class Registry:
             return int(made.inserted_primary_key[0])
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
-        """Store rules of which none is there yet. Raises `BadRules`, `UnknownTarget`; then nothing changed."""
+        """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
         with self._database.writing() as connection:
             _change(connection)
@@ -313,13 +316,13 @@ class Registry:
                 connection.execute(tables.rules.insert(), rows)
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
-        """Remove rules by number; says how many there were."""
+        """Remove rules by number, and return how many existed."""
         with self._database.writing() as connection:
             _change(connection)
             return int(connection.execute(tables.rules.delete().where(tables.rules.c.id.in_(row_ids))).rowcount)
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
-        """Make these the rules of a bucket, all at once. Raises `BadRules`, `UnknownTarget`; then nothing changed."""
+        """Replace a bucket's rules in one transaction. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
         with self._database.writing() as connection:
             _change(connection)
@@ -330,9 +333,9 @@ class Registry:
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:
-    """The registry of a service with these settings; without secret keys it makes one in the service's folder.
+    """Open the registry of a service with these settings; without secret keys, create one in the service's folder.
 
-    BUCKETWIRE_SECRET_KEYS is looked at again for a key that is not known, as it may refer to a file.
+    If a secret needs an unknown key, BUCKETWIRE_SECRET_KEYS is read again, because it may refer to a file.
     """
     return Registry(database, Sealer(settings.secret_keys or [key_file(settings.key_path)], _keys_by_now))
 
@@ -340,12 +343,12 @@ def open_registry(database: Database, settings: Settings) -> Registry:
 def _keys_by_now() -> Sequence[str]:
     try:
         return Settings.from_environ(os.environ).secret_keys
-    except BadSettings:  # the file is being replaced
+    except BadSettings:  # the file is just being replaced
         return ()
 
 
 def enabled_targets(database: Database) -> list[TargetId]:
-    """The targets that a worker may have to serve, paused ones included."""
+    """Return the enabled targets, including paused ones: a worker may have to serve them."""
     t = tables.targets.c
     with database.reading() as connection:
         return [TargetId(row.type, row.name) for row in connection.execute(sa.select(t.type, t.name).where(t.enabled))]
@@ -374,7 +377,7 @@ def _find(connection: sa.Connection, target: TargetId) -> Any:
 
 
 def _uses(connection: sa.Connection, row: Any) -> list[str]:
-    """What would be lost with a target, each a sentence."""
+    """Describe what would be lost with a target, one phrase for each kind."""
     r, c, d = tables.rules.c, tables.cursors.c, tables.dead_letters.c
     rules = connection.execute(
         sa.select(sa.func.count()).select_from(tables.rules).where(r.target_id == row.id)
@@ -400,7 +403,7 @@ def _uses(connection: sa.Connection, row: Any) -> list[str]:
 
 
 def _rules(connection: sa.Connection, bucket: str | None) -> list[StoredRule]:
-    """Every rule, or those of one bucket, oldest first."""
+    """Return every rule, or those of one bucket, oldest first."""
     r, t = tables.rules.c, tables.targets.c
     query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
     if bucket is not None:

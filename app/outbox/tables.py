@@ -1,7 +1,7 @@
-"""The tables of the outbox: one log of events, a cursor for each target and partition, and what stands beside them.
+"""Define the tables of the outbox: the event log, a cursor for each target and partition, and the tables around them.
 
-Times are whole milliseconds since 1970 (UTC). `seq` numbers are taken under the lock of `log_head`, so the order of
-commits is the order of `seq` and a reader can never skip a late commit.
+Times are whole milliseconds since 1970 (UTC). `seq` numbers are assigned under the lock of `log_head`, so commits
+happen in the order of `seq` and a reader can never skip a late commit.
 """
 
 from typing import Any
@@ -30,15 +30,15 @@ log_head = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("last_seq", sa.BigInteger, nullable=False),
-    sa.Column("partitions", sa.Integer, nullable=False),  # fixed for a log: a key must stay in its partition
-    sa.Column("version", sa.BigInteger, nullable=False),  # grows with every change of targets or rules
+    sa.Column("partitions", sa.Integer, nullable=False),  # fixed for a log, because a key must stay in its partition
+    sa.Column("version", sa.BigInteger, nullable=False),  # incremented by every change of targets or rules
     **MYSQL,
 )
 
 log_tail = sa.Table(
     "log_tail",
     metadata,
-    # One row, to be locked by whoever removes events of the log or begins a replay of them (`locks.lock_tail`).
+    # One row. A transaction that removes events from the log or begins a replay of them locks it (`locks.lock_tail`).
     sa.Column("id", sa.Integer, primary_key=True, autoincrement=False),
     **MYSQL,
 )
@@ -53,19 +53,19 @@ targets = sa.Table(
     sa.Column("origin", sa.String(16), nullable=False),  # environment | stored | sample
     sa.Column("problem", sa.Text, nullable=False, default=""),  # why the settings cannot be used, else ""
     sa.Column("enabled", sa.Boolean, nullable=False),
-    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # undelivered events it may have, or NO_LIMIT
+    sa.Column("queue_limit", sa.BigInteger, nullable=False),  # most undelivered events, or NO_LIMIT
     sa.Column("rejects", sa.Boolean, nullable=False, default=False),  # queue_full=reject
     sa.Column("paused", sa.Boolean, nullable=False, default=False),
     sa.Column("breaker", sa.String(16), nullable=False, default="closed"),  # closed | open
-    sa.Column("failures", sa.Integer, nullable=False, default=0),  # times in a row that it was unavailable
-    sa.Column("resume_at", sa.BigInteger, nullable=False, default=0),  # an open breaker's next probe
-    sa.Column("reason", sa.Text, nullable=False, default=""),  # why it is paused or its breaker open
-    sa.Column("recorded", sa.BigInteger, nullable=False, default=0),  # events taken for it
-    sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but left out by a full queue
-    sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters an operator threw away
+    sa.Column("failures", sa.Integer, nullable=False, default=0),  # consecutive times that it was unavailable
+    sa.Column("resume_at", sa.BigInteger, nullable=False, default=0),  # time of an open breaker's next probe
+    sa.Column("reason", sa.Text, nullable=False, default=""),  # why it is paused or its breaker is open
+    sa.Column("recorded", sa.BigInteger, nullable=False, default=0),  # events recorded for it
+    sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but not recorded: its queue was full
+    sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters that an operator deleted
     sa.Column("created_at", sa.BigInteger, nullable=False),
     sa.UniqueConstraint("type", "name"),
-    sqlite_autoincrement=True,  # an id is never used again: the log remembers it
+    sqlite_autoincrement=True,  # ids are never reused, because the log refers to them
     **MYSQL,
 )
 
@@ -75,7 +75,7 @@ rules = sa.Table(
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("bucket", sa.String(255), nullable=False, index=True),  # * = every bucket
     sa.Column("rule_id", sa.String(255), nullable=False, default=""),
-    sa.Column("events", sa.Text, nullable=False),  # JSON array, aggregates as given
+    sa.Column("events", sa.Text, nullable=False),  # JSON array; wildcards are not expanded
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("suffix", sa.Text, nullable=False, default=""),
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
@@ -86,7 +86,7 @@ buckets = sa.Table(
     "buckets",
     metadata,
     sa.Column("name", sa.String(255), primary_key=True),
-    sa.Column("created_at", sa.BigInteger, nullable=False),  # when it was first heard of
+    sa.Column("created_at", sa.BigInteger, nullable=False),  # when the service first saw it
     **MYSQL,
 )
 
@@ -102,11 +102,11 @@ events = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False),
     sa.Column("key", sa.Text, nullable=False),
     sa.Column("version", sa.String(1024), nullable=False),
-    sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" where it says nothing of the content
+    sa.Column("sequencer", sa.String(64), nullable=False),  # comparable form; "" if it does not order content changes
     sa.Column("time", sa.BigInteger, nullable=False),
     sa.Column("targets", sa.Text, nullable=False),  # ids of the targets it goes to, as ",3,17,"
     sa.Column("record", LongText, nullable=False),
-    sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event came without
+    sa.Column("trace", sa.String(600), nullable=False, default=""),  # "": the event had none
     sa.Index(None, "key_hash", "sequencer"),
     **MYSQL,
 )
@@ -119,28 +119,29 @@ cursors = sa.Table(
     sa.Column("replay_id", sa.Integer, primary_key=True, autoincrement=False, default=WHOLE_LOG),
     sa.Column("position", sa.BigInteger, nullable=False),  # every event up to here is settled or parked
     sa.Column("until", sa.BigInteger, nullable=False, default=NEVER),  # a replay's last seq
-    # Where a replay began.
+    # The position at which a replay began.
     sa.Column("begins_after", sa.BigInteger, nullable=False, default=0),
-    # Events that a replay has settled or parked so far: recorded once more, counted when they are reached. A finished
-    # replay's cursor is removed, and what it counted is added here to that of the log itself.
+    # Events that a replay has settled or parked so far. They count as recorded once more, when the replay reaches them.
+    # When a replay finishes, its cursor is removed and its count is added to this column of the log's own cursor.
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("lease_token", sa.String(64), nullable=False, default=""),
     sa.Column("leased_until", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
-    sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # ever, also those replayed or purged since
-    # Of the events taken for the target those that take no room of its queue_limit any more, or never did: settled
-    # ones, and what is delivered once more.
+    sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # in total, including those replayed or purged since
+    # Events recorded for the target that do not count against its queue_limit: settled ones, and those delivered once
+    # more, which never counted.
     sa.Column("freed", sa.BigInteger, nullable=False, default=0),
-    # Up to here a mirror's events are in `object_versions`. Behind `position`: another policy delivered some since.
+    # A mirror's events up to this seq are in `object_versions`. If it is less than `position`, another policy has
+    # delivered events since.
     sa.Column("folded", sa.BigInteger, nullable=False, default=0),
     sa.Column("delivered_at", sa.BigInteger),  # when the target last confirmed an event here; NULL: never
-    postgresql_with={"fillfactor": 50},  # updated in place again and again
+    postgresql_with={"fillfactor": 50},  # rows are updated in place very often
     **MYSQL,
 )
 
-# What a mirror knows of versioned keys: a row for each version, and one for the key itself, whose id is the key's.
-# Written by the holder of the partition's lease; the purge adds records and removes what can matter no more.
+# What a mirror knows of versioned keys: one row for each version, and one for the key itself, whose id equals `object`.
+# The holder of the partition's lease writes the rows; the purge adds records and deletes rows that are not needed.
 object_versions = sa.Table(
     "object_versions",
     metadata,
@@ -148,14 +149,14 @@ object_versions = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("id", sa.String(32), primary_key=True),  # digest of the key and the version
     sa.Column("object", sa.String(32), nullable=False),  # digest of bucket and key
-    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row stands for
-    sa.Column("sequencer", sa.String(64)),  # with tie and placed the layer's place; NULL: no layer, the version is gone
+    sa.Column("seq", sa.BigInteger, nullable=False),  # the event that the row represents
+    sa.Column("sequencer", sa.String(64)),  # orders layers, with tie and placed; NULL: no layer, the version is gone
     sa.Column("tie", sa.SmallInteger, nullable=False),
     sa.Column("placed", sa.BigInteger, nullable=False),
-    sa.Column("is_object", sa.Boolean, nullable=False),  # the layer is an object, else the absence of one
+    sa.Column("is_object", sa.Boolean, nullable=False),  # the layer is an object, or else its absence
     sa.Column("state", sa.Text, nullable=False),  # JSON of a VersionState, or of a KeyState
-    sa.Column("trimmed", sa.Boolean, nullable=False),  # of a key: its oldest layers were removed by the purge
-    sa.Column("record", LongText),  # the event's, kept when the event left the log; "" where it is not needed
+    sa.Column("trimmed", sa.Boolean, nullable=False),  # of a key: the purge has removed its oldest layers
+    sa.Column("record", LongText),  # the event's, copied when the event left the log; "" if not needed
     sa.Index("ix_object_versions_layer", "target_id", "partition", "object", "sequencer", "tie", "placed"),
     sa.Index(None, "partition", "seq"),
     **MYSQL,
@@ -168,26 +169,26 @@ parked = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("seq", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, nullable=False),
-    sa.Column("not_before", sa.BigInteger, nullable=False),  # NEVER: behind an earlier event of its object
+    sa.Column("not_before", sa.BigInteger, nullable=False),  # NEVER: waits behind an earlier event of its object
     sa.Column("attempts", sa.Integer, nullable=False, default=0),
     sa.Column("first_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("last_tried", sa.BigInteger, nullable=False, default=0),
     sa.Column("history", sa.Text, nullable=False, default="[]"),  # JSON: the last attempts, [time, reason]
-    # Parked by a replay, or a replayed dead letter: takes no room of a target's queue_limit.
+    # Parked by a replay, or a replayed dead letter: does not count against the target's queue_limit.
     sa.Column("replayed", sa.Boolean, nullable=False, default=False),
-    sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL or 0: not lately
+    sa.Column("refused_at", sa.BigInteger),  # when the target last answered it "unavailable"; NULL, 0: not lately
     sa.Index(None, "target_id", "replayed"),
     sa.Index(None, "target_id", "partition", "not_before"),
     sa.Index(None, "target_id", "refused_at"),
     sa.Index(None, "target_id", "partition", "key_hash", "seq"),
     sa.Index(
         None, "target_id", "partition", "key_hash", "not_before"
-    ),  # finds a head before the many that wait behind it
-    sa.Index(None, "partition", "seq"),  # what the purge passes over
+    ),  # finds a head without reading the many events that wait behind it
+    sa.Index(None, "partition", "seq"),  # for the purge, which keeps these events
     **MYSQL,
 )
 
-# Objects whose newest event is parked again by the next holder of the partition's lease: a worker that had lost its
+# Objects whose newest event the next holder of the partition's lease parks again, because a worker without a valid
 # lease may have written an older one.
 redeliveries = sa.Table(
     "redeliveries",
@@ -196,7 +197,7 @@ redeliveries = sa.Table(
     sa.Column("partition", sa.SmallInteger, primary_key=True, autoincrement=False),
     sa.Column("key_hash", sa.BigInteger, primary_key=True, autoincrement=False),
     sa.Column("since", sa.BigInteger, nullable=False),  # seq of the oldest event that may have been written late
-    sa.Index(None, "partition", "key_hash"),  # what the purge passes over
+    sa.Index(None, "partition", "key_hash"),  # for the purge, which keeps these events
     **MYSQL,
 )
 
@@ -214,7 +215,7 @@ dead_letters = sa.Table(
     sa.Column("last_tried", sa.BigInteger, nullable=False),
     sa.Column("history", sa.Text, nullable=False),
     sa.UniqueConstraint("target_id", "partition", "seq"),
-    sa.Index(None, "partition", "seq"),  # what the purge passes over
+    sa.Index(None, "partition", "seq"),  # for the purge, which keeps these events
     sqlite_autoincrement=True,
     **MYSQL,
 )
@@ -230,11 +231,11 @@ replays = sa.Table(
     sa.Column("bucket", sa.String(255), nullable=False, default=""),
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False, default="[]"),  # JSON array of names, empty = all
-    # Of its finished partitions, whose cursors are removed: events delivered again, and sequence numbers passed.
+    # Sums over the finished partitions, whose cursors are removed: events delivered again, and sequence numbers passed.
     sa.Column("replayed", sa.BigInteger, nullable=False, default=0),
     sa.Column("passed", sa.BigInteger, nullable=False, default=0),
-    sa.Column("cancelled_at", sa.BigInteger, nullable=False, default=0),  # 0: it was not
-    sqlite_autoincrement=True,  # 0 is the log itself
+    sa.Column("cancelled_at", sa.BigInteger, nullable=False, default=0),  # 0: not cancelled
+    sqlite_autoincrement=True,  # 0 stands for the log itself
     **MYSQL,
 )
 
@@ -243,12 +244,12 @@ reconciliations = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("run", sa.CHAR(32), nullable=False, unique=True),
-    sa.Column("type", sa.String(32), nullable=False),  # of the target, which may be gone by now
+    sa.Column("type", sa.String(32), nullable=False),  # of the target, which may have been removed since
     sa.Column("name", sa.String(64), nullable=False),
     sa.Column("bucket", sa.String(255), nullable=False),
     sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
     sa.Column("started_at", sa.BigInteger, nullable=False),
-    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed until then is dead
+    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead
     sa.Column("finished_at", sa.BigInteger, nullable=False),
     sa.Column("objects", sa.BigInteger, nullable=False),
     sa.Column("target_rows", sa.BigInteger, nullable=False),
@@ -258,9 +259,9 @@ reconciliations = sa.Table(
     sa.Column("malformed", sa.BigInteger, nullable=False),
     sa.Column("unmatched", sa.BigInteger, nullable=False),
     sa.Column("in_flight", sa.BigInteger, nullable=False),
-    sa.Column("unreadable", sa.BigInteger, nullable=False),  # entries of the listing
+    sa.Column("unreadable", sa.BigInteger, nullable=False),  # unreadable entries of the listing
     sa.Column("repaired", sa.BigInteger, nullable=False),
-    sa.Column("report", sa.Text, nullable=False),  # the folder where the whole of it lies
+    sa.Column("report", sa.Text, nullable=False),  # the folder of the full report
     sa.Column("problem", sa.Text, nullable=False),
     sa.Index(None, "type", "name"),
     sqlite_autoincrement=True,
@@ -270,10 +271,10 @@ reconciliations = sa.Table(
 tokens = sa.Table(
     "tokens",
     metadata,
-    sa.Column("name", sa.String(64), primary_key=True),  # "*": no token, but the record that there has been one
+    sa.Column("name", sa.String(64), primary_key=True),  # "*" is no token; it records that a token has existed
     sa.Column(
         "digest", sa.CHAR(64), nullable=False, unique=True
-    ),  # SHA-256 of the token; tokens are random, not chosen
+    ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     **MYSQL,
@@ -282,7 +283,7 @@ tokens = sa.Table(
 heartbeats = sa.Table(
     "heartbeats",
     metadata,
-    sa.Column("name", sa.String(64), primary_key=True),  # who: "drain", later others
+    sa.Column("name", sa.String(64), primary_key=True),  # "drain", or a key of a target's queue
     sa.Column("at", sa.BigInteger, nullable=False),
     **MYSQL,
 )

@@ -1,8 +1,9 @@
-"""Bearer tokens of the API: those in the database, kept as SHA-256, and those that the environment gives.
+"""Manage the API's bearer tokens: those in the database, stored as SHA-256, and those from the environment.
 
-Once there has been a token the API needs one for good. A row of the table records that, under a name that no token can
-have and with a digest that no token has: revoking the last token does not remove it. It is written before a token is
-made or revoked, and by an API that finds tokens without it, those of the environment included.
+After the first token existed, the API requires a token permanently. A row of the table records this, under a name that
+no token can have and with a digest that no token has, so revoking the last token does not remove the row. It is written
+before a token is created or revoked, and by an API process that has tokens, from the database or the environment, but
+no such row.
 """
 
 import contextlib
@@ -27,25 +28,25 @@ from app.outbox.engine.database import Database, now_ms
 log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_RECORD, _NO_DIGEST = "*", "-" * 64  # see above
-_PREFIX = "bw_"  # so that people and secret scanners know one when they see it
+_RECORD, _NO_DIGEST = "*", "-" * 64  # of the row that the module's docstring describes
+_PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
 
 
 class TokenExists(Exception):
-    """There is a token of that name; a token cannot be shown again, only revoked and made anew."""
+    """A token of that name exists. A token cannot be shown again, only revoked and created again."""
 
 
 class UnknownToken(LookupError):
-    """There is no token of that name in the database."""
+    """The database has no token of that name."""
 
 
 class TokensUnknown(Exception):
-    """The tokens in the database could not be read since this process began, so nobody can be told apart."""
+    """This process has not been able to read the tokens in the database since it started, so it can verify none."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredToken:
-    """A token as it can be listed. `origin` is `stored` or `environment`; `created_at` (ms) is 0 for the latter."""
+    """A listed token. `origin` is `stored` or `environment`; `created_at` (ms) is 0 for the latter."""
 
     name: str
     scopes: frozenset[str]
@@ -54,10 +55,10 @@ class StoredToken:
 
 
 class Tokens:
-    """Who may do what. One object for each process.
+    """The valid tokens and their scopes. Create one object for each process.
 
-    A change in the database holds within a second. While the database is away, the tokens read last still hold; with
-    a file as `memory` also for a process that begins meanwhile.
+    A change in the database takes effect within one second. While the database is unavailable, the tokens read last
+    stay valid; if `memory` names a file, also for a process that starts in that time.
     """
 
     def __init__(self, database: Database, configured: Sequence[ApiToken] = (), *, memory: Path | None = None) -> None:
@@ -68,10 +69,10 @@ class Tokens:
         self._stored = CachedProbe(self._read, age=1.0, patience=1.0)
         self._recorded = CachedProbe(
             self._record, age=60.0, patience=0.0
-        )  # beside the request, which never waits for it
+        )  # in a thread of its own: the request never waits for it
 
     def create(self, name: str, scopes: Collection[str]) -> str:
-        """Make a token and return it: the only time that it can be seen. Raises `BadValue` or `TokenExists`."""
+        """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`."""
         if not _NAME.fullmatch(name):
             raise BadValue("is no name of a token", "use 1 to 64 letters, digits, _ - or .")
         if not scopes:
@@ -92,7 +93,10 @@ class Tokens:
         return token
 
     def list(self) -> Sequence[StoredToken]:
-        """Every token that holds, by name, those of the environment first. The tokens themselves are not known."""
+        """Return every valid token: those of the environment first, then those of the database, sorted by name.
+
+        The tokens themselves are not known.
+        """
         given = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
         tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
         with self._database.reading() as connection:
@@ -100,7 +104,10 @@ class Tokens:
         return given + [StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows]
 
     def revoke(self, name: str) -> None:
-        """Make a token worthless; the API stays closed also without any. Raises `UnknownToken`."""
+        """Revoke a token; effective within 1 s. Without any token left, the API still requires one.
+
+        Raises `UnknownToken`.
+        """
         gone = 0
         if name != _RECORD:
             self._record()
@@ -112,20 +119,20 @@ class Tokens:
             raise UnknownToken(f"the token {name!r} is {where}" if known else f"there is no token {name!r}")
 
     def any(self) -> bool:
-        """Whether there is any token that holds. Raises `TokensUnknown`."""
+        """Return whether any valid token exists. Raises `TokensUnknown`."""
         return bool(self._configured) or any(token.name != _RECORD for token in self._known())
 
     def required(self) -> bool:
-        """Whether calls need a token: always, once there has been one. Raises `TokensUnknown`."""
+        """Return whether calls need a token: always, after the first token existed. Raises `TokensUnknown`."""
         if self._configured:
             self._recorded.look()
             return True
         return bool(self._known())
 
     def find(self, token: str) -> ApiToken | None:
-        """The token's name and scopes, None for one that does not hold. Raises `TokensUnknown`.
+        """Return the token's name and scopes, None for an invalid one. Raises `TokensUnknown`.
 
-        Compares with every token and in constant time, so that an answer's time tells nothing.
+        Compares with every token, each in constant time, so that the response time reveals nothing.
         """
         digest = hash_token(token)
         if self._configured:
@@ -148,7 +155,7 @@ class Tokens:
             ).all()
         found = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
         if found and all(token.name != _RECORD for token in found):
-            self._recorded.look()  # a version before this one made them
+            self._recorded.look()  # an earlier version created them
         if self._memory is not None and found != self._remembered:
             try:
                 _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in found]))
@@ -158,17 +165,17 @@ class Tokens:
         return found
 
     def _record(self) -> None:
-        """Record that there has been a token."""
+        """Record that a token has existed."""
         with self._database.reading() as connection:
             if connection.execute(sa.select(tables.tokens.c.name).where(tables.tokens.c.name == _RECORD)).first():
                 return
         row = {"name": _RECORD, "digest": _NO_DIGEST, "scopes": "", "created_at": now_ms()}
-        with contextlib.suppress(sa.exc.IntegrityError), self._database.writing() as connection:  # by another just now
+        with contextlib.suppress(sa.exc.IntegrityError), self._database.writing() as connection:  # inserted by another
             connection.execute(tables.tokens.insert().values(**row))
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Replace a file as a whole, for nobody else to read; whoever reads it meanwhile sees the old one or the new."""
+    """Replace a file atomically, readable by its owner only: a concurrent reader gets the old content or the new."""
     draft = path.with_name(f"{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

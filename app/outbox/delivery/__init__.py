@@ -1,1 +1,1 @@
-"""Delivery state: leases, settlements, parked events, dead letters, replays, counters."""
+"""Manage delivery state: leases, settlements, parked events, dead letters, replays, counters."""

@@ -1,9 +1,9 @@
-"""The counters: for each target, what was matched and where it stands; they must balance at any moment.
+"""Read and audit the counters: for each target, its events by delivery state. They must balance at any time.
 
 matched  = recorded + discarded
 recorded = delivered + superseded + pending + parked + dead + purged
 
-An event that a replay delivers again counts as recorded once more, from the moment at which the replay reaches it.
+An event that a replay delivers again counts as recorded once more, when the replay reaches it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,12 +18,12 @@ from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 
-_LOOKS = 10  # windows of the log in which the oldest pending event is looked for
+_LOOKS = 10  # windows of the log that are searched for the oldest pending event
 
 
 @dataclass(frozen=True, slots=True)
 class TargetCounters:
-    """One target's figures. `oldest` is when its oldest undelivered event was recorded (ms), 0 if there is none."""
+    """One target's counters. `oldest` is when its oldest undelivered event was recorded (ms), 0 if there is none."""
 
     target: TargetId
     recorded: int
@@ -34,21 +34,21 @@ class TargetCounters:
     purged: int
     discarded: int
     oldest: int
-    dead_lettered: int  # ever, those replayed or thrown away since included
+    dead_lettered: int  # in total, including those replayed or deleted since
 
     @property
     def pending(self) -> int:
-        """Recorded and not yet tried, or waiting behind a target that is away."""
+        """Events recorded and not yet attempted, also because the target is unavailable."""
         return self.recorded - self.delivered - self.superseded - self.parked - self.dead - self.purged
 
     @property
     def matched(self) -> int:
-        """Every event that a rule named for it."""
+        """All events that matched a rule of the target."""
         return self.recorded + self.discarded
 
 
 def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[TargetCounters]:
-    """The counters of every target, as of one moment for a connection in a transaction that sees a snapshot."""
+    """Return the counters of every target; consistent if the connection's transaction reads a snapshot."""
     t, c = tables.targets.c, tables.cursors.c
     settled = (
         sa.select(
@@ -104,21 +104,21 @@ def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[Tar
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """One target's counters against its events counted in the log."""
+    """One target's counters, compared with its events counted in the log."""
 
     counters: TargetCounters
-    counted: int  # events found behind its cursors
+    counted: int  # events in the log after its cursors
 
     @property
     def difference(self) -> int:
-        """0, or the counters do not balance."""
+        """Pending events by the counters minus those counted; if not 0, the counters do not balance."""
         return self.counters.pending - self.counted
 
 
 def audit(database: Database) -> list[Audit]:
-    """Count what is pending in the log itself and hold it against the counters.
+    """Count the pending events in the log itself and compare them with the counters.
 
-    Reads a snapshot, so that deliveries going on meanwhile do not look like a difference. Cost grows with the backlog.
+    Reads a snapshot, so that concurrent deliveries do not cause a difference. The cost grows with the backlog.
     """
     with snapshot(database) as connection:
         ids: Mapping[TargetId, int] = {
@@ -133,25 +133,25 @@ def audit(database: Database) -> list[Audit]:
 
 @contextmanager
 def snapshot(database: Database) -> Iterator[sa.Connection]:
-    """A connection whose SELECTs all see the same moment."""
+    """Yield a connection whose SELECTs all read the same snapshot."""
     with database.engine.connect() as connection:
         if database.dialect == "sqlite":
             connection.execution_options(snapshot=True)  # of the WAL: no writer waits for it
         else:
-            # Of this transaction only: a connection that had to be set back on its return could break on the way.
+            # For this transaction only: resetting the connection when it is returned could fail.
             connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
         yield connection
 
 
 def _pending(connection: sa.Connection, target_id: int) -> int:
-    """How many events of the log are behind its cursors, counted one by one."""
+    """Count the target's events after its cursors in the log, one by one."""
     e = tables.events.c
     behind = (
         sa.select(sa.func.count())
         .select_from(tables.events)
         .where(e.partition == sa.bindparam("of_partition"), e.seq > sa.bindparam("position"), goes_to(target_id))
     )
-    # One for each cursor: MySQL and MariaDB begin at a seq only where it is a constant, not a joined cursor's.
+    # One query for each cursor: MySQL and MariaDB start an index scan at a seq only if it is a constant, not joined.
     return sum(
         connection.execute(behind, {"of_partition": partition, "position": position}).scalar_one()
         for partition, position in _positions(connection, target_id)
@@ -165,7 +165,7 @@ def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int
 
 
 def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int) -> int:
-    """The receipt of its oldest waiting event (ms): a look at the first in each partition, and at the first parked."""
+    """Return when the oldest undelivered event was received (ms), from the first pending and parked per partition."""
     e, p = tables.events.c, tables.parked.c
     first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
     partitions = [partition for partition, _ in _positions(connection, target_id)]
@@ -179,10 +179,10 @@ def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int)
 
 
 def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
-    """The first pending event in each partition.
+    """Return the first pending event in each partition, as partition and seq.
 
-    Behind very many events of other targets none may be found until the drain has moved the cursors over them; then the
-    last of those is given, which is older than any that is pending.
+    If very many events of other targets precede it, it may not be found until the drain has moved the cursors over
+    them. Then the last event up to the end of the search is returned instead, which is older than any pending event.
     """
     e = tables.events.c
     head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()

@@ -1,4 +1,4 @@
-"""Events that a target will not get by itself any more: look at them, replay them, or throw them away."""
+"""List, replay or delete dead letters: events that are no longer retried (a target's dead letter queue)."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from app.outbox.markers import NEVER
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which dead letters; empty = any. Times are milliseconds since 1970, of the last try."""
+    """Which dead letters to select; empty = any. Times are milliseconds since 1970, of the last attempt."""
 
     ids: Sequence[int] = ()
     target: TargetId | None = None
@@ -32,7 +32,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """One of them, with what was tried: `history` is the last attempts, (time in ms, reason)."""
+    """A dead letter and its attempts; `history` has the last ones, as (time in ms, reason)."""
 
     letter_id: int
     target: TargetId
@@ -55,22 +55,22 @@ class DeadLetters:
         self._database = database
 
     def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
-        """The first `limit` with a number above `after`, in order of number."""
+        """Return the first `limit` dead letters with a number above `after`, sorted by number."""
         query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
         with self._database.reading() as connection:
             return [_letter(row) for row in connection.execute(query)]
 
     def replay(self, which: Filter) -> int:
-        """Send them on their way again, due at once, in the order of their objects; says how many.
+        """Park dead letters again, due at once and in order per object; return their number.
 
-        They keep their ids. Attempts count from nothing again; the history is kept. They take no room of the target's
-        `queue_limit`, so that no live event is discarded for them.
+        They keep their ids and history, and their attempts are counted from 0 again. They do not count against the
+        target's `queue_limit`, so that no live event is discarded because of them.
         """
         d = tables.dead_letters.c
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
-                # A settlement that unparks the event before one of these must see it, or else be seen.
+                # A concurrent settlement that unparks the preceding event must see these rows, or be seen here.
                 places = sa.select(d.target_id, d.partition).where(d.id.in_(some)).distinct()
                 ordered = connection.execute(places.order_by(d.target_id, d.partition)).all()
                 for target, group in groupby(ordered, key=lambda row: row.target_id):
@@ -92,14 +92,14 @@ class DeadLetters:
         return total
 
     def purge(self, which: Filter) -> int:
-        """Throw them away, counted as purged in the target's counters; says how many."""
+        """Delete dead letters, counting them as purged in the target's counters; return their number."""
         d, t = tables.dead_letters.c, tables.targets.c
         total = 0
         for some in self._some(which):
             with self._database.writing() as connection:
                 of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
                 for target in connection.execute(of_targets).scalars().all():
-                    # Counted by what is deleted: a replay or another purge may have taken some of them meanwhile.
+                    # Count the deleted rows: a concurrent replay or purge may have removed some of them.
                     gone = connection.execute(
                         tables.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
                     ).rowcount

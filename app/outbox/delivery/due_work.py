@@ -15,8 +15,8 @@ from app.outbox.delivery.parked import first_due
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
-OFFERED = "offered"  # in place of a token: anybody may claim
-BUSY = 20  # waiting events from which on a partition is offered by itself rather than together with others
+OFFERED = "offered"  # instead of a token: any worker may claim
+BUSY = 20  # with this many waiting events a partition is offered alone, otherwise together with others
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,16 @@ class DuePartition:
     target: tuple[int, TargetId]
     partition: int
     busy: bool
-    waiting: bool  # has events that were never tried
+    waiting: bool  # has events that were never attempted
     probing: bool
-    offered: int  # until when (ms), and nobody has taken it; 0 if it was not
+    offered: int  # when its untaken offer expired (ms); 0 if it was not offered
 
 
 def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> list[DuePartition]:
-    """Every one, by target and partition.
+    """Return every free partition that has due work, sorted by target and partition.
 
-    Looks no further ahead of a cursor than a window: what lies behind more events of other targets is found once the
-    cursor was moved over these.
+    Searches one window of the log after each cursor: events after more events of other targets are found after the
+    cursor has been moved over those.
     """
     with database.reading() as connection:
         head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
@@ -63,7 +63,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
 
 
 def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
-    # Of a target that few events go to, many more may wait than lie in one window.
+    # If few of the log's events are for the target, many more may wait than one window contains.
     busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
     offered = row.leased_until if row.lease_token == OFFERED else 0
     target = (row.id, TargetId(row.type, row.name))
@@ -71,14 +71,14 @@ def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
 
 
 def _free(now: int) -> sa.Select[Any]:
-    """The free partitions of targets that may be delivered to, and whether they have a replay or a redelivery.
+    """Build the query for the free partitions of available targets, and whether they have a replay or redelivery.
 
-    Reads a few rows of an index for each.
+    It reads a few index rows for each partition.
     """
     c, t, r = tables.cursors.c, tables.targets.c, tables.redeliveries.c
     other = tables.cursors.alias()
     redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
-    # Only of unfinished replays: who finishes one removes its cursor.
+    # These are unfinished replays only, because the cursor of a finished one is removed.
     replay = (
         sa.exists()
         .where(other.c.target_id == c.target_id, other.c.partition == c.partition)

@@ -1,8 +1,8 @@
-"""Signs of life: when the drain last looked for work, and when a worker last answered on each target's queue.
+"""Record heartbeats: when the drain last ran, and when a worker last answered on each target's queue.
 
-A queue is asked by a hint like any other, and the worker that takes it notes the time. While nobody answers, the
-queue is asked ever more rarely: what waits in a broker that forgets nothing stays a handful, and is the first thing
-that a worker finds when there is one again.
+A queue is probed by a Celery message like a wake-up, and the worker that receives it records the time. While no worker
+answers, the queue is probed less and less often, so that only a few probes accumulate in a persistent broker. They are
+the first messages that a worker receives when there is one again.
 """
 
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 
 DRAIN = "drain"
-DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; it notes itself each second
-EVERY = 15_000  # ms between two questions to a queue that is served
-UNSERVED = 300_000  # ms without an answer after which a queue counts as served by nobody
+DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; it records itself each second
+EVERY = 15_000  # ms between two probes of a queue that is served
+UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
 _RAREST = 3_600_000
-_LEAST_APART = 100  # ms between two questions of all: with a thousand targets they come less often
-# Before a target's row id, which is never used again; its name might be too long.
+_LEAST_APART = 100  # ms between two probes of any queues: with a thousand targets each queue is probed less often
+# Prefixes of a target's row id, which is never reused; its name might be too long.
 _QUEUE, _ASKED, _SILENT = "queue.", "asked.", "silent."
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """A target's queue. Times are ms, 0 for never; `unanswered` is when it was asked what it first did not answer."""
+    """A target's queue. Times are ms, 0 for never; `unanswered` is the time of the first probe without an answer."""
 
     target: TargetId
     row_id: int
@@ -35,17 +35,17 @@ class Queue:
     unanswered: int
 
     def silent(self, now: int) -> int:
-        """Milliseconds since a worker answered, or since there is such a queue."""
+        """Return the milliseconds since a worker last answered, or since the target was created."""
         return max(0, now - max(self.answered, self.made))
 
     def due(self, now: int, every: int) -> bool:
-        """Whether to ask now; one that does not answer is asked when it has been silent for twice as long."""
+        """Return whether to probe the queue now; without an answer, the interval doubles each time, up to an hour."""
         silent_for = self.asked - self.unanswered if self.unanswered > self.answered else 0
         return now - self.asked >= min(_RAREST, max(every, silent_for))
 
 
 def record(database: Database, name: str, now: int) -> None:
-    """Note a sign of life."""
+    """Record a heartbeat."""
     with database.writing() as connection:
         if connection.execute(
             tables.heartbeats.update().where(tables.heartbeats.c.name == name).values(at=now)
@@ -55,11 +55,11 @@ def record(database: Database, name: str, now: int) -> None:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.insert().values(name=name, at=now))
     except sa.exc.IntegrityError:
-        return  # somebody else noted the same just now
+        return  # another process has just recorded the same
 
 
 def last_drain(connection: sa.Connection) -> int | None:
-    """When the drain last looked for work (ms); None for never."""
+    """Return when the drain last ran (ms); None for never."""
     found: int | None = connection.execute(
         sa.select(tables.heartbeats.c.at).where(tables.heartbeats.c.name == DRAIN)
     ).scalar_one_or_none()
@@ -67,18 +67,18 @@ def last_drain(connection: sa.Connection) -> int | None:
 
 
 def drain_age(drained_at: int | None, now: int) -> int | None:
-    """Milliseconds since the drain last looked for work, which `drained` has found; None for never."""
+    """Return the milliseconds since the drain last ran, at the time that `last_drain` returned; None for never."""
     return None if drained_at is None else max(0, now - drained_at)
 
 
 def drain_stopped(drained_at: int | None, now: int) -> bool:
-    """Whether the drain has stopped, or never ran: then nothing is delivered."""
+    """Return whether the drain has stopped or never ran; then nothing is delivered."""
     age = drain_age(drained_at, now)
     return age is None or age > DRAIN_STOPPED
 
 
 def queues(connection: sa.Connection) -> list[Queue]:
-    """The queues that workers have to serve: those of the enabled targets, paused ones included."""
+    """Return the queues that workers have to serve: those of the enabled targets, including paused ones."""
     t = tables.targets.c
     at = {
         row.name: int(row.at) for row in connection.execute(sa.select(tables.heartbeats.c.name, tables.heartbeats.c.at))
@@ -98,7 +98,7 @@ def queues(connection: sa.Connection) -> list[Queue]:
 
 
 def queues_to_probe(database: Database, now: int) -> list[Queue]:
-    """The queues to ask now, which count as asked from now on. Forgets those of targets that are gone."""
+    """Return the queues to probe now and record them as probed. Deletes the heartbeats of removed targets."""
     with database.reading() as connection:
         found = queues(connection)
         gone = _gone(connection)
@@ -115,7 +115,7 @@ def queues_to_probe(database: Database, now: int) -> list[Queue]:
 
 
 def answered(database: Database, row_id: int, now: int) -> None:
-    """Note that a worker has answered on the queue of the target with this row id."""
+    """Record that a worker has answered on the queue of the target with this row id."""
     record(database, f"{_QUEUE}{row_id}", now)
 
 

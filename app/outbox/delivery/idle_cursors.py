@@ -1,6 +1,6 @@
 """Move cursors over events of other targets.
 
-Without it each look for work would pass over the same events again, and would see no further than its window.
+Otherwise each search for work would scan the same events again, and never get past its window.
 """
 
 import time
@@ -17,7 +17,7 @@ from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 
 _BEHIND = 1000  # seqs that a cursor may lag behind the log before it is moved
-_SECONDS = 0.5  # for all targets together; the next run goes on
+_SECONDS = 0.5  # for all targets together; the next run continues
 
 
 class _Cursor(NamedTuple):
@@ -27,10 +27,10 @@ class _Cursor(NamedTuple):
 
 
 def advance_cursors(database: Database, isolation: TargetIsolation, now: int) -> None:
-    """Move cursors that lag behind the log, and that nobody holds, up to the next event of their target.
+    """Move cursors that lag behind the log and are not leased up to the next event of their target.
 
-    Each step passes over a window of the log. A run ends after about half a second; the next one goes on, beginning
-    with any target.
+    Each step scans one window of the log. A run ends after about half a second; the next one continues, starting with
+    a random target.
     """
     c = tables.cursors.c
     with database.reading() as connection:
@@ -84,6 +84,6 @@ def _move(cursor: _Cursor, seq: int, now: int) -> sa.Update:
         tables.cursors.update()
         .where(c.target_id == cursor.target_id, c.partition == cursor.partition, c.replay_id == WHOLE_LOG)
         .where(c.position == cursor.position, c.leased_until < now)
-        # Where every event is folded, none is missed: those passed over are of other targets.
+        # If every event was folded, none is missed now: the skipped events belong to other targets.
         .values(position=seq, folded=sa.case((c.folded >= cursor.position, seq), else_=c.folded))
     )

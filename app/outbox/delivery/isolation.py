@@ -1,4 +1,4 @@
-"""Keep a target whose queries fail from costing the other targets theirs."""
+"""Isolate targets whose queries fail, so that other targets are not affected."""
 
 import logging
 import time
@@ -11,23 +11,23 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 
 log = logging.getLogger("bucketwire.outbox")
 
-_SHARE = 10  # a target whose queries took so long until they failed is left alone for so many times as long
+_SHARE = 10  # after a failure, a target is skipped for this many times as long as its failed query took
 _LEAST = 1.0  # seconds
 
 
 class TargetIsolation:
-    """Runs work on the outbox that concerns several targets. Not safe to use from two threads at once."""
+    """Run work on the outbox for several targets. Not safe to use from two threads at once."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._failed: dict[int, float] = {}  # target to when it is tried again, by time.monotonic()
+        self._failed: dict[int, float] = {}  # by target, when it is tried again, by time.monotonic()
 
     def run(self, target_ids: Iterable[int], work: Callable[[Sequence[int]], None]) -> None:
-        """Call `work` with all targets together; where that fails, with each alone.
+        """Call `work` with all targets together; if that fails, with each one alone.
 
-        A target for which it fails alone, while the database answers others, is left out for ten times as long as
-        the failure took. Raises `DatabaseUnavailable` where the database answers nobody. `work` may be called twice for
-        a target, so it must be safe to repeat.
+        A target for which it fails alone, while the database answers other queries, is skipped for ten times as long as
+        the failure took. Raises `DatabaseUnavailable` if the database answers no queries. `work` may be called twice
+        for a target, so it must be idempotent.
         """
         wanted = list(target_ids)
         together = [target for target in wanted if target not in self._failed]
@@ -60,6 +60,6 @@ class TargetIsolation:
             self._failed.pop(target, None)
 
     def _check(self) -> None:
-        """Raise what the database says where it does not answer at all."""
+        """Raise the database's error if it does not answer at all."""
         with self._database.reading() as connection:
             connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()

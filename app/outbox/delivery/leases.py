@@ -1,7 +1,8 @@
-"""Offer partitions with due work, let one worker at a time claim them, and keep or lose the claim.
+"""Lease partitions: offer those with due work, let one worker at a time claim them, renew and release the leases.
 
-A partition of a target is free, offered (the drain has published a hint for it) or claimed (a worker holds a token).
-The hint carries no right: whoever claims first works. So a hint that is lost, late or doubled does no harm.
+A partition of a target is free, offered (the drain has sent a wake-up for it) or claimed (a worker has a lease, guarded
+by a fencing token). A wake-up grants no right: the first worker to claim the partition gets the lease. So a wake-up
+that is lost, late or duplicated is harmless.
 
     free ──offer──> offered ──claim──> claimed ──release──> free
       ^                │                  │
@@ -24,16 +25,16 @@ from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 
-REVOKED = "revoked"  # in place of a token: nobody may, until the lease has run out
+REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
 
 class LeaseLost(Exception):
-    """Somebody else may be at work on these partitions now; nothing of this settlement was written."""
+    """Another worker may have these partitions now; nothing of this settlement was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Partitions of one target that have due work; a hint for that target's queue."""
+    """Partitions of one target that have due work: the content of a wake-up for the target's queue."""
 
     target: TargetId
     partitions: tuple[int, ...]
@@ -41,7 +42,7 @@ class Offer:
 
 @dataclass(slots=True)
 class ReplayPartition:
-    """How far a replay has come in a partition, and what it selects."""
+    """A replay's position in a partition, and its selection."""
 
     replay_id: int
     partition: int
@@ -52,23 +53,23 @@ class ReplayPartition:
     bucket: str
     prefix: str
     names: tuple[str, ...]
-    window: int = 0  # the seq up to which the next events are looked for
+    window: int = 0  # the seq up to which the next events are searched
 
 
 @dataclass(slots=True)
 class Lease:
-    """A worker's time-limited right to some partitions of one target; `positions` move as it settles."""
+    """A worker's time-limited right to some partitions of one target; `positions` advance as it settles."""
 
     target_id: int
     token: str
     positions: dict[int, int]
     replays: list[ReplayPartition] = field(default_factory=list)
-    probing: bool = False  # the target's breaker is open and this lease is the look whether it is back
-    mirror: bool = False  # its holder folds the events of versioned keys
+    probing: bool = False  # the circuit breaker is open, and this lease probes the target
+    mirror: bool = False  # the holder folds the events of versioned keys
 
 
 class Leases:
-    """Offers, claims, renewals and releases. Times are milliseconds; `lease_ms` is how long a claim holds unrenewed."""
+    """Offer, claim, renew and release partitions. Times are milliseconds; a lease expires `lease_ms` after renewal."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database
@@ -77,11 +78,11 @@ class Leases:
         self._isolation = TargetIsolation(database)
 
     def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
-        """Mark every free partition with due work as offered and say which. Safe to run twice at once.
+        """Mark every free partition with due work as offered, and return the offers. Safe to run concurrently.
 
-        `hints` says how many hints wait in a target's queue. Offers that nobody has taken for as long as a lease are
-        made again, the oldest first, but no more of them than hints are missing there: where all workers are busy,
-        hints that came again and again would keep those of other partitions from being read.
+        `hints` returns how many wake-ups wait in a target's queue. Offers that no worker has claimed within `lease_ms`
+        are repeated, the oldest first, but only as many as wake-ups are missing in the queue: if all workers are busy,
+        repeated wake-ups would delay those of other partitions.
         """
         offers: list[Offer] = []
         for (target_id, target), rows in groupby(due_partitions(self._database, self._isolation, now), _target):
@@ -100,17 +101,17 @@ class Leases:
         missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
         lost, waiting = again[:missing], again[missing:]
         fresh = [partitions for partitions in groups if partitions not in again]
-        # A term of its own tells each hint from the others, and keeps the oldest first.
+        # Distinct expiries let wake-ups be counted and ordered by age.
         for place, partitions in enumerate([*waiting, *lost, *fresh]):
             if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
                 yield Offer(target, partitions)
 
     def _probed(self, target_id: int, due: Sequence[DuePartition]) -> Sequence[DuePartition]:
-        """The one partition, of those that are due, that looks whether a target is back.
+        """Return the one due partition that probes whether the target is available again.
 
-        If there is one, one that has not been refused since the target last delivered, and has more than parked
-        events; and any of several, not always the lowest: an event that is refused for itself must not be all that is
-        ever tried.
+        An already offered partition is preferred, then one without refusals since the target's last delivery and with
+        other than parked events. The choice among several is random: an event that the target refuses because of its
+        content must not be the only one that is ever tried.
         """
         c, p = tables.cursors.c, tables.parked.c
         delivered_at = sa.select(sa.func.max(c.delivered_at)).where(c.target_id == target_id).scalar_subquery()
@@ -121,14 +122,12 @@ class Leases:
         )
         with self._database.reading() as connection:
             refused = set(connection.execute(query).scalars())
-        offered = [row for row in due if row.offered]  # its hint may still wait: a second one would not help
+        offered = [row for row in due if row.offered]  # its wake-up may still wait: a second one would not help
         fresh = [row for row in due if row.partition not in refused]
         return [self._rng.choice(offered or [row for row in fresh if row.waiting] or fresh or due)]
 
     def _hinted(self, target_id: int) -> int:
-        """How many hints should wait in the target's queue: partitions of one hint were offered until the same
-        moment.
-        """
+        """Return how many wake-ups should wait in the target's queue: the partitions of one share their expiry."""
         c = tables.cursors.c
         query = sa.select(sa.func.count(c.leased_until.distinct())).where(
             _log_cursors(target_id), c.lease_token == OFFERED
@@ -147,9 +146,9 @@ class Leases:
         return bool(marked.rowcount)
 
     def claim(self, row_id: int, partitions: Sequence[int], token: str, now: int) -> Lease | None:
-        """Take those of `partitions` that nobody works on; None if there is none or the target takes nothing now.
+        """Lease those of `partitions` that no worker has; return None if there are none or the target is unavailable.
 
-        The target is the row that the worker has looked up: one of the same name made since then has another.
+        `row_id` identifies the target that the worker has read: one created since with the same name has another id.
         """
         c, t = tables.cursors.c, tables.targets.c
         with self._database.writing() as connection:
@@ -166,7 +165,7 @@ class Leases:
                     _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
                 )
                 if row.resume_at > now or connection.execute(held).first():
-                    # Its hint is spent. Were these partitions left offered, none could probe for as long as a lease.
+                    # Its wake-up is used up. If these partitions stayed offered, none could probe for `lease_ms`.
                     spent = sa.and_(_log_cursors(row.id), c.partition.in_(partitions), c.lease_token == OFFERED)
                     connection.execute(tables.cursors.update().where(spent).values(lease_token="", leased_until=0))
                     return None
@@ -190,7 +189,7 @@ class Leases:
             return Lease(row.id, token, positions, replays, probing)
 
     def renew(self, lease: Lease, now: int) -> bool:
-        """Hold the lease for another term; False if it is lost, if only for one of its partitions."""
+        """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""
         with self._database.writing() as connection:
             renewed = connection.execute(
                 tables.cursors.update()
@@ -200,7 +199,7 @@ class Leases:
         return bool(renewed.rowcount == len(lease.positions))
 
     def release(self, lease: Lease) -> None:
-        """Give every partition of the lease back."""
+        """Release every partition of the lease."""
         with self._database.writing() as connection:
             connection.execute(
                 tables.cursors.update()
@@ -209,15 +208,15 @@ class Leases:
             )
 
     def advance_idle(self, now: int) -> None:
-        """Move cursors that lag behind the log over other targets' events, up to the next one of their own.
+        """Move cursors that lag behind the log over other targets' events, up to the next event of their own target.
 
-        Takes about half a second at most; the next call goes on.
+        Takes about half a second at most; the next call continues.
         """
         advance_cursors(self._database, self._isolation, now)
 
 
 def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:
-    """Return how many partitions of each target, by its row's id, workers have leased at `now`."""
+    """Return how many partitions of each target (by row id) workers have leased at `now`."""
     c = tables.cursors.c
     leased = sa.select(c.target_id, sa.func.count()).where(
         c.replay_id == WHOLE_LOG, c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
@@ -226,9 +225,7 @@ def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:
 
 
 def grouped(partitions: Sequence[tuple[int, bool]]) -> list[tuple[int, ...]]:
-    """Share partitions (number, busy) out to hints: busy ones alone, so that workers share them; quiet ones
-    together.
-    """
+    """Group partitions (number, busy) into wake-ups: busy ones alone, so that workers share them; others together."""
     quiet = tuple(partition for partition, busy in partitions if not busy)
     return [(partition,) for partition, busy in partitions if busy] + ([quiet] if quiet else [])
 
@@ -238,7 +235,7 @@ def _target(due: DuePartition) -> tuple[int, TargetId]:
 
 
 def at_least(column: sa.ColumnElement[int], value: sa.ColumnElement[int] | int) -> sa.ColumnElement[int]:
-    """The greater of a column and a value: what was read before a lock was waited for must move nothing back."""
+    """Return the greater of a column and a value: a value read before waiting for a lock must not decrease it."""
     return sa.case((column < value, value), else_=column)
 
 
@@ -247,7 +244,7 @@ def _log_cursors(target_id: int) -> sa.ColumnElement[bool]:
 
 
 def replay_partitions(connection: sa.Connection, target_id: int) -> Iterator[ReplayPartition]:
-    """The unfinished partitions of a target's replays, older replays first."""
+    """Yield the unfinished partitions of a target's replays, older replays first."""
     c, r = tables.cursors.c, tables.replays.c
     query = (
         sa.select(c.replay_id, c.partition, c.position, c.until, r.since, r.before, r.bucket, r.prefix, r.events)

@@ -1,8 +1,7 @@
-"""Look for a target's events ahead of its cursors, in windows of the log.
+"""Search for a target's events after its cursors, in windows of the log.
 
-Which targets an event goes to is a text in the event, so a look passes over every event of other targets that lies
-between. A window bounds how many: whatever a target's backlog looks like, a look reads at most the events of so many
-sequence numbers.
+An event's targets are a text column of the event, so a search scans every event of other targets in between. A window
+limits this: for any backlog of a target, a search reads at most the events of that many sequence numbers.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,12 +12,12 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 
-WINDOW = 10_000  # sequence numbers that one look passes over at most
-_AT_ONCE = 64  # looks in one statement
+WINDOW = 10_000  # most sequence numbers that one search scans
+_AT_ONCE = 64  # searches in one statement
 
 
 class Look(NamedTuple):
-    """A look at the events of a partition after one seq and up to another, for those of a target."""
+    """A search for a target's events in a partition, after one seq and up to another."""
 
     target_id: int
     partition: int
@@ -27,18 +26,18 @@ class Look(NamedTuple):
 
 
 def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
-    """Whether an event of the log goes to a target."""
+    """Return the condition that an event of the log goes to a target."""
     if isinstance(target_id, int):
         return tables.events.c.targets.like(f"%,{target_id},%")
     return tables.events.c.targets.like("%," + sa.cast(target_id, sa.String(20)) + ",%")
 
 
 def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1) -> dict[tuple[int, int], list[int]]:
-    """The first `most` seqs that each look finds, in order, by target and partition; nothing for those without any."""
+    """Return the first `most` seqs of each search, sorted, by target and partition; only for searches with any."""
     found: dict[tuple[int, int], list[int]] = {}
     for some in _chunks(looks):
-        # Written out, as MySQL and MariaDB read an index from a seq on only where the seq is a constant: with that of a
-        # joined cursor they read the partition from its beginning, delivered events and all.
+        # Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the
+        # seq of a joined cursor they read the partition from its beginning, including delivered events.
         union = _union(some, most, connection.dialect.identifier_preparer.quote("partition"))
         for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
             found.setdefault((row.target_id, row.place), []).append(row.seq)

@@ -1,4 +1,4 @@
-"""Events of the log as a target sees them, and the queries that read them."""
+"""Build queries for a target's events in the log, and convert their rows."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.versions.rows import ObjectKey
 
-LogPosition = tuple[int, int]  # partition and seq: where an event stands in the log
-NEWER_LOOKED_AT = 16  # newer events of an object, whatever their target, that are looked at for each event
+LogPosition = tuple[int, int]  # partition and seq of an event in the log
+NEWER_LOOKED_AT = 16  # newer events of an object, for any target, that are checked for each event
 _COLUMNS = (
     tables.events.c.id,
     tables.events.c.name,
@@ -34,23 +34,23 @@ _COLUMNS = (
 
 
 class LoggedEvent(NamedTuple):
-    """An event as it stands in the log, seen by one target. (A tuple: made for every delivery of every event.)"""
+    """An event of the log, as read for one target. (A tuple, because every delivery of every event creates one.)"""
 
     event: Event
     partition: int
     seq: int
     key_hash: int
     received_at: int
-    newest: str | None = ""  # a mirror's: greatest comparable sequencer of its object; None: too many to look at
+    newest: str | None = ""  # for mirrors: greatest comparable sequencer of its object; None: too many to check
 
     @property
     def object(self) -> ObjectHash:
-        """The line it stands in: an object's events go one after the other."""
+        """The event's object: events of one object are delivered one after the other."""
         return self.partition, self.key_hash
 
 
 def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
-    """The condition on events that they are neither parked nor dead for a target."""
+    """Return the conditions that events are neither parked nor dead letters of a target."""
     e = tables.events.c
     return [
         ~sa.exists()
@@ -61,7 +61,7 @@ def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
 
 
 def selected(target_id: int, replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
-    """The condition on events that a replay delivers again."""
+    """Return the conditions on the events that a replay delivers again."""
     e = tables.events.c
     conditions = [goes_to(target_id), e.seq <= replay.until, e.received_at >= replay.since]
     conditions.append(e.received_at < replay.before)
@@ -75,7 +75,7 @@ def selected(target_id: int, replay: ReplayPartition) -> list[sa.ColumnElement[b
 
 
 def select_logged(target_id: int, *, newest: bool) -> sa.Select[Any]:
-    """The events of the log, each with the columns that `logged_event` reads."""
+    """Build the query for events of the log with the columns that `logged_event` reads."""
     if not newest:
         return sa.select(*_COLUMNS)
     e, other = tables.events.c, tables.events.alias()
@@ -83,18 +83,18 @@ def select_logged(target_id: int, *, newest: bool) -> sa.Select[Any]:
     ordered = ordered.limit(1).correlate(tables.events)
     latest = ordered.where(other.c.key == e.key, other.c.bucket == e.bucket)
     latest = latest.where(other.c.targets.like(f"%,{target_id},%"))
-    # Of a hot key most newer events may be of other targets: that is not looked through for each event.
+    # Most newer events of a hot key may belong to other targets: do not scan them for each event.
     hot = sa.func.coalesce(ordered.offset(NEWER_LOOKED_AT - 1).scalar_subquery(), "") >= e.sequencer
-    # Events of a version are judged by what is known of their key, and those without sequencer by nothing.
+    # Events with a version are judged by the known versions of their key; those without a sequencer are not judged.
     judged = sa.and_(e.sequencer != "", e.version == "")
     known = sa.case((~judged, ""), (hot, sa.null()), else_=latest.scalar_subquery())
     return sa.select(*_COLUMNS, known.label("newest"))
 
 
 def newest_first(query: sa.Select[Any], events: sa.FromClause) -> sa.Select[Any]:
-    """An object's events by sequencer, read from the index so that a limit ends the reading.
+    """Order an object's events by sequencer, descending, by an index scan that a limit can end.
 
-    Left to itself MySQL sorts all events of the object, or reads the whole log, for each event.
+    Without the index hint, MySQL sorts all events of the object, or reads the whole log, for each event.
     """
     for dialect in ("mysql", "mariadb"):
         query = query.with_hint(events, "FORCE INDEX (ix_events_key_hash_sequencer)", dialect)
@@ -102,7 +102,10 @@ def newest_first(query: sa.Select[Any], events: sa.FromClause) -> sa.Select[Any]
 
 
 def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
-    """The first `share` events for a target in `partition`, after `position` and up to `until`: the bind parameters."""
+    """Build the query for a target's first `share` events in `partition`, after `position` and up to `until`.
+
+    These four are bind parameters.
+    """
     e = tables.events.c
     return (
         select_logged(target_id, newest=newest)
@@ -114,20 +117,20 @@ def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
 
 
 def logged_event(row: Any, *, newest: bool) -> LoggedEvent:
-    """An event from a row of `select_logged`, which was made with the same `newest`."""
+    """Convert a row of `select_logged`, which was built with the same `newest`."""
     event = Event(*row[:8])
-    if row[12]:  # rare, so the others need not pay for it
+    if row[12]:  # rare, so other events should not pay for it
         event = event._replace(trace=row[12])
     return LoggedEvent(event, row[8], row[9], row[10], row[11], row[13] if newest else "")
 
 
 def object_key(logged: LoggedEvent) -> ObjectKey:
-    """The object that an event is about."""
+    """Return the key of an event's object."""
     return ObjectKey(logged.event.bucket, logged.event.key, logged.partition, logged.key_hash)
 
 
 def histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
-    """The events that say what a bucket holds, by key."""
+    """Return the events that change a bucket's content, by key."""
     found: dict[ObjectKey, list[Entry]] = {}
     for logged in events:
         event = logged.event

@@ -1,4 +1,4 @@
-"""An object's history: every event of it in the log, and where each stands at each of its targets."""
+"""Read an object's history: its events in the log, and each event's delivery state at each of its targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from app.outbox.markers import WHOLE_LOG
 
 @dataclass(frozen=True, slots=True)
 class DeliveryState:
-    """Where one event stands at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
+    """One event's state at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
 
-    `reason` is what its last try came to; empty for a parked one that waits behind another event of its object.
+    `reason` is the result of its last attempt; empty for a parked event that waits behind another one of its object.
     """
 
     target: TargetId
@@ -42,9 +42,9 @@ class RecordedEvent:
 
 
 def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[RecordedEvent]:
-    """The object's last `limit` events, oldest first; empty when the log has none (any more)."""
+    """Return the object's last `limit` events, oldest first; empty if the log has none (any more)."""
     e, t, c, p, d = tables.events.c, tables.targets.c, tables.cursors.c, tables.parked.c, tables.dead_letters.c
-    with snapshot(database) as connection:  # an event on its way from one table to another is in one of them
+    with snapshot(database) as connection:  # sees an event that is moved between tables in one of them
         query = (
             sa.select(tables.events)
             .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)

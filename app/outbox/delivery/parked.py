@@ -1,8 +1,8 @@
-"""Keep one head for each object that has parked events.
+"""Maintain one head for each object that has parked events.
 
-The invariant: of an object's parked events the oldest, the head, has the time when it is due; each later one has
-`NEVER` and waits behind it. Whoever parks events, removes them or changes their times calls `restore_heads` for their
-objects before its transaction ends, while it holds the lock of their partitions' cursors.
+The invariant: the oldest of an object's parked events, the head, has a due time; each later one has `NEVER` and waits
+behind the head. A transaction that parks events, removes them or changes their times must call `restore_heads` for
+their objects before it ends, while it holds the lock of their partitions' cursors.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ _OBJECT = sa.and_(
     _P.partition == sa.bindparam("partition"),
     _P.key_hash == sa.bindparam("hash"),
 )
-# Built once. Each finds its rows by an index however many events wait behind a head.
+# Built once. Each finds its rows by an index, independent of the number of events that wait behind a head.
 _DUE = sa.select(
     _P.key_hash,
     _P.seq,
@@ -93,9 +93,10 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
 
 
 def first_due(connection: sa.Connection, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
-    """When the first parked event is due (ms) of each target and partition that has any; one row of an index for each.
+    """Return when the first parked event of each target and partition is due (ms), if there is any.
 
-    Written out, as MySQL and MariaDB read every parked event of the partition where it is a joined cursor's.
+    Reads one index row for each. The numbers are literals, because MySQL and MariaDB read every parked event of the
+    partition if they come from a joined cursor.
     """
     quoted = connection.dialect.identifier_preparer.quote("partition")
     first: dict[tuple[int, int], int] = {}
@@ -117,9 +118,9 @@ def _few(places: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]
 
 
 class HeadRepair:
-    """Search for objects that have parked events but no head, or several, and restore it: a safety net.
+    """Find objects whose parked events have no head or several, and repair them: a safety net.
 
-    Nothing should ever be found. What is found was left by a defect or by another version of the program.
+    It should never find any. Those that it finds were left by a defect or by another version of the program.
     """
 
     def __init__(self, database: Database, *, chunk: int = 500, chunks_each_run: int = 50) -> None:
@@ -129,10 +130,10 @@ class HeadRepair:
         self._search: Iterator[tuple[Any, set[ObjectHash]]] | None = None
 
     def run(self) -> Counter[TargetId]:
-        """Look at the next part of the parked events; return how many objects were repaired, by target.
+        """Check the next part of the parked events, and return how many objects were repaired, by target.
 
         A run reads at most `chunk * chunks_each_run` rows, so with very many parked events a round takes several runs.
-        Safe to run twice at once. Raises `DatabaseUnavailable`; the next run then begins a new round.
+        Safe to run concurrently. Raises `DatabaseUnavailable`; the next run then begins a new round.
         """
         repaired: Counter[TargetId] = Counter()
         if self._search is None:
@@ -147,7 +148,7 @@ class HeadRepair:
         return repaired
 
     def _broken(self) -> Iterator[tuple[Any, set[ObjectHash]]]:
-        """Each partition that has parked events, chunk by chunk, with the objects that break the invariant."""
+        """Yield each partition that has parked events, chunk by chunk, with the objects that break the invariant."""
         c, t = tables.cursors.c, tables.targets.c
         parked = sa.exists().where(_P.target_id == c.target_id, _P.partition == c.partition).correlate(tables.cursors)
         with self._database.reading() as connection:
@@ -172,7 +173,7 @@ class HeadRepair:
                 if len(rows) < self._chunk:
                     break
                 last = rows[-1].key_hash
-                # An object longer than a chunk must not stop the search; its head was seen.
+                # An object with more events than a chunk must not stop the search; its head was already checked.
                 after = _P.key_hash > last if rows[0].key_hash == last else _P.key_hash >= last
 
     def _repair(self, partition: Any, objects: set[ObjectHash]) -> int:
@@ -181,13 +182,13 @@ class HeadRepair:
             c.target_id == partition.id, c.partition == partition.partition, c.replay_id == WHOLE_LOG
         )
         with self._database.writing() as connection:
-            # As a settlement locks it: what is read next is exact, and stays so until the commit.
+            # Lock the cursor as a settlement does: later reads are then exact until the commit.
             connection.execute(cursor.with_for_update()).all()
             return restore_heads(connection, partition.id, objects)
 
 
 def _without_one_head(rows: Iterable[Any]) -> Iterator[int]:
-    """The key hashes of objects that break the invariant; their rows come in order of key hash and seq."""
+    """Yield the key hashes of objects that break the invariant; `rows` are sorted by key hash and seq."""
     for key_hash, group in groupby(rows, key=lambda row: row.key_hash):
         head, *others = (row.not_before for row in group)
         if head == NEVER or any(not_before != NEVER for not_before in others):

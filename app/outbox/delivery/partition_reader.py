@@ -1,4 +1,4 @@
-"""Read what is due behind a lease's cursors."""
+"""Read the due events of a lease's partitions."""
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 
-_WINDOW = 10_000  # events of the log that one look of a replay passes over at most
-_LOOKS = 10  # windows of other targets' events that one batch passes over in each partition
+_WINDOW = 10_000  # most events of the log that one query of a replay scans
+_LOOKS = 10  # windows of other targets' events that one batch scans in each partition
 _HEAD = sa.select(tables.log_head.c.last_seq)
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
@@ -43,23 +43,22 @@ _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # b
 
 @dataclass(frozen=True, slots=True)
 class ParkedEvent:
-    """A parked event and what was tried with it."""
+    """A parked event and its attempts."""
 
     logged: LoggedEvent
     attempts: int
     first_tried: int
     history: str
     last_tried: int = 0
-    refused_at: int = 0  # when the target last answered it "unavailable", 0 if it did not
-    replayed: bool = False  # takes no room of the target's queue_limit
+    refused_at: int = 0  # when the target last answered "unavailable" to it, 0 for never
+    replayed: bool = False  # does not count against the target's queue_limit
 
 
 @dataclass(frozen=True, slots=True)
 class Refusals:
-    """What the outbox knows of a target's refusals: when it last delivered, and which parked events it refused since.
+    """A target's recorded refusals: when it last confirmed a delivery, and which parked events it has refused since.
 
-    `partitions` are the partitions of those events; `of_others` says that there are such events besides those asked
-    about.
+    `partitions` are the partitions of those events. `of_others` is true if there are more of them than those given.
     """
 
     delivered_at: int
@@ -68,7 +67,7 @@ class Refusals:
 
 
 class Redelivery(NamedTuple):
-    """A request that the newest state of an object be delivered again; `since` is the seq of the oldest suspect."""
+    """A request to deliver an object's newest state again; `since` is the seq of the oldest suspect event."""
 
     partition: int
     key_hash: int
@@ -77,10 +76,10 @@ class Redelivery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Events read behind the cursors, and up to which seq each partition was read.
+    """Events read after the cursors, and the seq up to which each partition was read.
 
-    With `more` some partition was not read to its end although it has no event here: the log goes on behind many events
-    of other targets.
+    `more` is true if there are no events, but a partition was not read to its end, because too many events of other
+    targets come first.
     """
 
     events: Sequence[LoggedEvent]
@@ -89,7 +88,7 @@ class Batch:
 
 
 class PartitionReader:
-    """What a lease's holder reads, over one connection for as long as it works."""
+    """The reads of a lease's holder, over one connection for as long as it works."""
 
     def __init__(self, connection: sa.Connection, lease: Lease, versions: ObjectVersions | None = None) -> None:
         self._connection = connection
@@ -97,14 +96,15 @@ class PartitionReader:
         self._versions = versions
         self._newest = newest = versions is not None
         self._target = goes_to(lease.target_id)
-        # Built once: putting a statement together takes longer than the database takes to answer it.
+        # Built once: building the statement takes longer than running it in the database.
         self._ahead = select_ahead(lease.target_id, newest=newest)
         p = tables.parked.c
         self._mine = sa.and_(p.target_id == lease.target_id, p.partition.in_(list(lease.positions)))
 
     def load(self, limit: int) -> Batch:
-        """The next `limit` events behind the lease's cursors, per partition oldest first; a replaying partition
-        waits.
+        """Return about `limit` next events after the lease's cursors, per partition oldest first.
+
+        Partitions with an unfinished replay are left out.
         """
         replaying = {replay.partition for replay in self._lease.replays}
         positions = {
@@ -113,11 +113,11 @@ class PartitionReader:
         if not positions:
             return Batch((), {})
         share = max(1, limit // len(positions))
-        # Read the head first: commits come in the order of seq, so up to here nothing can be missed.
+        # Read the head first: commits happen in the order of seq, so no event up to it can be missed.
         head = self._connection.execute(_HEAD).scalar_one()
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
-        # One SELECT for each partition, so that each walks its index in order and stops at its share.
+        # One SELECT for each partition, so that each scans its index in order and stops at its share.
         for partition, position in positions.items():
             some, scanned[partition] = self._load(partition, position, share, head)
             events += some
@@ -127,9 +127,9 @@ class PartitionReader:
         return Batch(self._resolved(events), scanned, more)
 
     def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:
-        """The next events of a partition, and up to which seq it was read.
+        """Return the next events of a partition, and the seq up to which it was read.
 
-        Of the many events of other targets that may come first it passes over `_LOOKS` windows at most.
+        Scans at most `_LOOKS` windows, because many events of other targets may come first.
         """
         events: list[LoggedEvent] = []
         for _ in range(_LOOKS):
@@ -142,16 +142,16 @@ class PartitionReader:
             if len(rows) == wanted:
                 return events, events[-1].seq
             if ends:
-                # What was recorded since the head was read may be in the batch too.
+                # Events recorded since the head was read may be in the batch too.
                 return events, max(head, events[-1].seq) if events else head
             position = until
         return events, position
 
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
-        """The next events of a replay, which ends at `replay.until`.
+        """Return the next events of a replay, which ends at `replay.until`.
 
-        It looks at `_WINDOW` events of the log at most: where none of many millions is selected, each look stays short,
-        and the replay moves on all the same.
+        Scans at most `_WINDOW` events of the log: even if none of many millions is selected, each query stays short and
+        the replay advances.
         """
         if replay.position >= replay.window:
             replay.window = self._window(replay)
@@ -163,14 +163,14 @@ class PartitionReader:
         return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
 
     def _window(self, replay: ReplayPartition) -> int:
-        """The seq up to which there are `_WINDOW` events of any target after the replay's position."""
+        """Return the seq of the `_WINDOW`th event, of any target, after the replay's position."""
         e = tables.events.c
         last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
         found = self._connection.execute(last.order_by(e.seq).offset(_WINDOW - 1).limit(1)).scalar_one_or_none()
         return replay.until if found is None else int(found)
 
     def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
-        """Up to `limit` objects whose first parked event is due at `now` (ms), those that have waited longest first."""
+        """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first."""
         p = tables.parked.c
         due: list[sa.Row[tuple[int, int, int]]] = []
         for partition, first in self._parked_partitions().items():
@@ -184,18 +184,18 @@ class PartitionReader:
         return [each for each in objects if heads.get(each, NEVER) <= now]
 
     def waiting(self, events: Iterable[LoggedEvent]) -> set[ObjectHash]:
-        """Those of the events' objects that have a parked event: what comes later of them waits behind it."""
+        """Return those of the events' objects that have a parked event, behind which their later events wait."""
         objects = {logged.object for logged in events}
         parked = self._parked_partitions().keys() if objects else ()
         return set(self._heads([each for each in objects if each[0] in parked]))
 
     def _parked_partitions(self) -> dict[int, int]:
-        """The lease's partitions that have parked events, and when the first of each is due (ms)."""
+        """Return the lease's partitions that have parked events, and when the first of each is due (ms)."""
         first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
         return {partition: due for (_, partition), due in first.items()}
 
     def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, int]:
-        """When the first parked event of each object is due (ms); without objects that have none."""
+        """Return when the first parked event of each object is due (ms), for the objects that have any."""
         by_partition: dict[int, list[int]] = {}
         for partition, key_hash in sorted(objects):
             by_partition.setdefault(partition, []).append(key_hash)
@@ -207,11 +207,11 @@ class PartitionReader:
                 _TIMED, {"target": self._lease.target_id, "partition": partition, "hashes": some}
             )
         ]
-        rows.sort(key=lambda row: row.seq, reverse=True)  # the oldest counts, should there be several
+        rows.sort(key=lambda row: row.seq, reverse=True)  # if there are several, the oldest counts
         return {(row.partition, row.key_hash): row.not_before for row in rows}
 
     def load_parked(self, objects: Iterable[ObjectHash], limit: int) -> list[ParkedEvent]:
-        """Parked events of some objects, per object oldest first."""
+        """Return up to `limit` parked events of some objects, per object oldest first."""
         p, e = tables.parked.c, tables.events.c
         query = (
             select_logged(self._lease.target_id, newest=self._newest)
@@ -231,8 +231,9 @@ class PartitionReader:
         ]
 
     def refusals(self, asked: Set[LogPosition] = frozenset()) -> Refusals:
-        """When the target last delivered, in any partition, and which parked events but those `asked` it refused
-        since.
+        """Return when the target last confirmed a delivery, in any partition, and its refusals since.
+
+        `of_others` of the result is true if some refused events are not in `asked`.
         """
         c, p = tables.cursors.c, tables.parked.c
         mine = self._lease.target_id
@@ -244,12 +245,12 @@ class PartitionReader:
         return Refusals(delivered_at or 0, frozenset(partition for partition, _ in places), not places <= asked)
 
     def standing(self, places: Sequence[LogPosition]) -> set[LogPosition]:
-        """Those of some events that are parked or dead for the target already, as a replay finds them."""
+        """Return those of a replay's events that are already parked or dead letters of the target."""
         found: set[LogPosition] = set()
         for table in (
             tables.dead_letters,
             tables.parked,
-        ):  # so that one that is replayed just now is found in one of them
+        ):  # in this order, a dead letter that is replayed concurrently is in one of them
             for some in chunks(places):
                 partitions, seqs = {partition for partition, _ in some}, [seq for _, seq in some]
                 query = sa.select(table.c.partition, table.c.seq).where(
@@ -259,7 +260,7 @@ class PartitionReader:
         return found
 
     def redeliveries(self) -> list[Redelivery]:
-        """What was requested for the lease's partitions, in order of partition."""
+        """Return the redeliveries requested for the lease's partitions, sorted by partition."""
         r = tables.redeliveries.c
         query = sa.select(r.partition, r.key_hash, r.since).where(
             r.target_id == self._lease.target_id, r.partition.in_(list(self._lease.positions))
@@ -268,9 +269,9 @@ class PartitionReader:
         return [Redelivery(row.partition, row.key_hash, row.since) for row in rows]
 
     def settled(self, requested: Redelivery, before: int, limit: int) -> list[LoggedEvent]:
-        """The last `limit` settled events of an object after `requested.since` and with a seq below `before`, in order.
+        """Return an object's last `limit` settled events after `requested.since` and below seq `before`, in order.
 
-        Without those that are parked or dead.
+        Events that are parked or dead letters are left out.
         """
         e = tables.events.c
         query = (
@@ -283,21 +284,21 @@ class PartitionReader:
         return self._resolved([logged_event(row, newest=self._newest) for row in self._connection.execute(query)][::-1])
 
     def holdings(self, events: Iterable[LoggedEvent]) -> dict[tuple[str, str], Holding]:
-        """What the bucket holds under the keys of some events: (bucket, key) to what the target's events say."""
+        """Return the bucket's content under the events' keys, by (bucket, key), as known from the target's events."""
         if self._versions is None:
             raise TypeError("only a mirror's reader knows what buckets hold")
         found = self._versions.holdings(map(object_key, events))
         return {(key.bucket, key.key): holding for key, holding in found.items()}
 
     def records(self, places: Iterable[LogPosition]) -> dict[LogPosition, str]:
-        """The records of some events, as JSON text: from the log, or as they were kept when they left it."""
+        """Return events' records as JSON text, from the log or from the copy made when they were purged."""
         e = tables.events.c
         found: dict[LogPosition, str] = {}
         for partition, seq in dict.fromkeys(places):
             row = self._connection.execute(
                 sa.select(e.record).where(e.partition == partition, e.seq == seq)
             ).one_or_none()
-            # In this order: the purge moves a record from the log to where it is kept, and never back.
+            # In this order, because the purge moves a record from the log to its copy, and never back.
             if row is None and self._versions is not None:
                 record = self._versions.kept_record(partition, seq)
             else:
@@ -307,7 +308,7 @@ class PartitionReader:
         return found
 
     def _resolved(self, events: list[LoggedEvent]) -> list[LoggedEvent]:
-        """The events, with `newest` for those of which the database looked at too few newer ones to tell."""
+        """Return the events with `newest` filled in where the query checked too few newer events to determine it."""
         if self._versions is None or not any(logged.newest is None for logged in events):
             return events
         hot = dict.fromkeys(object_key(logged) for logged in events if logged.newest is None)
@@ -319,7 +320,7 @@ class PartitionReader:
         ]
 
     def _newest_of_some(self, key: ObjectKey) -> str | None:
-        """The greatest sequencer of a key's events for the target, if it is among the greatest of all; else None."""
+        """Return the greatest sequencer of the target's events of a key; None if not among the greatest of all."""
         e = tables.events.c
         columns = sa.select(e.bucket, e.key, e.sequencer, self._target.label("mine"))
         some = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(NEWER_LOOKED_AT)

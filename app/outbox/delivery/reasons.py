@@ -1,15 +1,15 @@
-"""Make reasons storable: what a remote or a driver answered, in characters and lengths that every database takes."""
+"""Make error reasons from targets and drivers storable: limit their characters and length for every database."""
 
 LONGEST = 2_000  # characters
-_MOST_BYTES = 4_000  # in UTF-8; so ten attempts as JSON, quotes and backslashes escaped, fit the 65,535 of MySQL's TEXT
+_MOST_BYTES = 4_000  # in UTF-8; ten attempts as JSON, with escaped quotes and backslashes, fit MySQL's TEXT of 65,535
 PLAIN = "the outbox database refused to store the reason"
 
 
 def clean_reason(text: str) -> str:
-    """The reason in one line, without control characters, of at most 2,000 characters and 4,000 bytes in UTF-8.
+    """Return the reason in one line, without control characters, with at most 2,000 characters and 4,000 UTF-8 bytes.
 
-    Line breaks and tabs become spaces. Other characters that cannot be printed (NUL, escape sequences, lone
-    surrogates, marks that reverse the direction of text) become U+FFFD.
+    Line breaks and tabs become spaces. Other unprintable characters (NUL, escape characters, lone surrogates, marks
+    that reverse the text direction) become U+FFFD.
     """
     line = "".join(char if char.isprintable() else " " if char.isspace() else "\ufffd" for char in text[:LONGEST])
     return line.encode()[:_MOST_BYTES].decode(errors="ignore")

@@ -1,9 +1,9 @@
-"""Deliver the newest state of some objects again, after a worker may have written to a target without its lease.
+"""Deliver objects' newest state again after a worker may have written to a target without a valid lease.
 
-A worker that was stopped for longer than its lease may write an old event after another worker has written a newer one.
-When it learns that the lease is lost it requests the redelivery of the objects that it had in hand. Whoever has the
-lease of their partition next carries the request out before its first batch, when nothing is in flight: the newest
-event of each object that still counts is parked, due at once, and counted as recorded once more.
+A worker that was suspended for longer than its lease may write an old event after another worker has written a newer
+one. When it detects that its lease is lost, it requests the redelivery of the objects of its current batch. The next
+holder of the partition's lease carries the request out before its first batch, when nothing is in flight: it parks the
+newest event of each object that is still valid, due at once, and counts it as recorded once more.
 """
 
 import logging
@@ -24,23 +24,23 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 
 log = logging.getLogger("bucketwire.outbox")
 
-# Chooses, of events of one object in the order of the log, the one that leaves the target right; None for none of them.
+# Chooses, from one object's events in log order, the one whose delivery makes the target correct; None for none.
 Choose = Callable[[Sequence[LoggedEvent]], LoggedEvent | None]
 
-_AT_ONCE = 100  # objects in one transaction, for which purges and replays wait
-_PAGE = 200  # events of an object that are looked at together
+_AT_ONCE = 100  # objects in one transaction, which blocks purges and new replays
+_PAGE = 200  # events of an object that are read together
 _TRIES = 3
 
 
 class _Changed(Exception):
-    """A request has become another since it was read."""
+    """A request has changed since it was read."""
 
 
 def request(database: Database, target_id: int, written: Mapping[ObjectHash, int]) -> None:
-    """Request that some objects of a target be brought up to date. Safe to repeat.
+    """Request the redelivery of a target's objects. Idempotent.
 
-    `written` gives for each object the seq of the oldest event that may have been written too late. Raises
-    `DatabaseUnavailable`, and then nothing was requested.
+    `written` has for each object the seq of the oldest event that may have been written too late. Raises
+    `DatabaseUnavailable`; then some requests may have been committed, and repeating the call is safe.
     """
     for some in chunks(sorted(written)):
         for attempt in range(1, _TRIES + 1):
@@ -48,24 +48,24 @@ def request(database: Database, target_id: int, written: Mapping[ObjectHash, int
                 with database.writing() as connection:
                     _request(connection, target_id, {each: written[each] for each in some})
                 break
-            # Somebody else requested the same just now, or it was carried out, or the target was removed.
+            # A concurrent transaction requested the same or carried it out, or the target was removed.
             except (sa.exc.IntegrityError, _Changed):
                 if attempt == _TRIES:
                     raise
 
 
 def carry_out(database: Database, reader: PartitionReader, lease: Lease, choose: Choose) -> int:
-    """Park what was requested for the partitions of a lease; the number of events.
+    """Park the requested events of a lease's partitions, and return their number.
 
-    To be called while nothing of the lease is in flight. Raises `LeaseLost`.
+    Call it while no event of the lease is in flight. Raises `LeaseLost`.
     """
     count = 0
     for partition, requested in groupby(reader.redeliveries(), key=lambda each: each.partition):
         rows = list(requested)
         for start in range(0, len(rows), _AT_ONCE):
             some = rows[start : start + _AT_ONCE]
-            # Chosen before anything is locked: nobody else may settle an event of this partition, and what else may
-            # have happened to the chosen one is looked at again.
+            # Choose before locking: no other worker may settle an event of this partition, and other changes of the
+            # chosen event are checked again under the lock.
             chosen = [_newest(reader, each, lease.positions[partition], choose) for each in some]
             with database.writing() as connection:
                 _lock(connection, lease, partition)
@@ -107,7 +107,7 @@ def _request(connection: sa.Connection, target_id: int, written: Mapping[ObjectH
 
 
 def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redelivery]) -> None:
-    """Remove what was carried out; a request that asks for more by now stays, for the next holder of the lease."""
+    """Delete carried out requests; a request that was extended since stays, for the next holder of the lease."""
     r = tables.redeliveries.c
     connection.execute(
         tables.redeliveries.delete().where(
@@ -124,7 +124,7 @@ def _remove(connection: sa.Connection, target_id: int, requests: Sequence[Redeli
 
 
 def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) -> None:
-    """Warn of requests that found nothing, where the events that they asked for were removed from the log."""
+    """Warn of requests without an event to deliver whose events were purged from the log."""
     e = tables.events.c
     if not requests:
         return
@@ -141,8 +141,8 @@ def _warn(database: Database, target_id: int, requests: Sequence[Redelivery]) ->
 
 
 def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
-    """Keep the partition as it is until the commit, and its events in the log."""
-    lock_tail(connection)  # a purge must not remove what is parked here
+    """Lock the partition's cursor, and its events against purges, until the commit. Raises `LeaseLost`."""
+    lock_tail(connection)  # a purge must not remove the events parked here
     c = tables.cursors.c
     held = connection.execute(
         tables.cursors.update()
@@ -155,7 +155,7 @@ def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
 
 
 def _count_free(connection: sa.Connection, target_id: int, partition: int, events: int) -> None:
-    """Note that so many of the events taken for the target take no room of its queue; the cursor is locked already."""
+    """Count events that do not count against the target's queue limit; the caller has locked the cursor."""
     c = tables.cursors.c
     mine = (c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
     if events:
@@ -163,7 +163,7 @@ def _count_free(connection: sa.Connection, target_id: int, partition: int, event
 
 
 def _newest(reader: PartitionReader, requested: Redelivery, position: int, choose: Choose) -> LoggedEvent | None:
-    """The newest settled event of an object that `choose` takes, looked for from the newest on."""
+    """Return the newest settled event of an object that `choose` accepts, searching from the newest backwards."""
     before = position + 1
     while page := reader.settled(requested, before, _PAGE):
         chosen = choose(page)
@@ -174,7 +174,7 @@ def _newest(reader: PartitionReader, requested: Redelivery, position: int, choos
 
 
 def _park(connection: sa.Connection, target_id: int, chosen: Sequence[LoggedEvent]) -> int:
-    """Park what is still in the log and neither parked nor dead; the number of events."""
+    """Park the events that are still in the log and neither parked nor dead letters; return their number."""
     t, e = tables.targets.c, tables.events.c
     parked = []
     for logged in chosen:
@@ -183,10 +183,10 @@ def _park(connection: sa.Connection, target_id: int, chosen: Sequence[LoggedEven
             parked.append(logged)
     if not parked:
         return 0
-    # Before the insert: its foreign key takes a shared lock of the target's row on MySQL, and to raise that beside an
-    # append that waits for the row would be a deadlock.
+    # Before the insert: on MySQL its foreign key takes a shared lock of the target's row, and upgrading that lock while
+    # an append waits for the row would be a deadlock.
     connection.execute(tables.targets.update().where(t.id == target_id).values(recorded=t.recorded + len(parked)))
-    # NEVER, so that an event in front of the object's head takes over its back-off; else it becomes due at once.
+    # NEVER, so that an event before the object's head takes over its back-off; without a head it becomes due at once.
     rows = [
         {
             "target_id": target_id, "partition": logged.partition, "seq": logged.seq, "key_hash": logged.key_hash,

@@ -1,7 +1,7 @@
-"""Deliver retained events again: a temporary cursor in each partition over a part of the log.
+"""Replay retained events: deliver them again by a temporary cursor in each partition over a part of the log.
 
-In its partitions a replay goes first and the log's own cursor waits, so that per object the target still sees one
-order. Its events are counted as recorded once more when it reaches them, so that the counters balance at any moment.
+In its partitions a replay goes first and the log's own cursor waits, so that the events of each object stay in order.
+Replayed events count as recorded once more when the replay reaches them, so that the counters balance at any time.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _LONGEST_BUCKET = 255
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which events: received in [since, before) (ms), of a bucket, under a prefix, of some names; empty = any."""
+    """Which events to replay: received in [since, before) (ms), by bucket, key prefix and event names; empty = any."""
 
     since: int = 0
     before: int = NEVER
@@ -38,7 +38,7 @@ class Selection:
 
 
 class BadSelection(ValueError):
-    """A selection that cannot be used: `field` is the member at fault, `problem` reads on from it, `hint` says more."""
+    """An invalid selection: `field` is the invalid member, `problem` continues the sentence, `hint` is the advice."""
 
     def __init__(self, field: str, problem: str, hint: str) -> None:
         super().__init__(f"{field} {problem}; {hint}")
@@ -48,16 +48,16 @@ class BadSelection(ValueError):
 
 
 class UnknownReplay(LookupError):
-    """There is no replay of that number."""
+    """No replay has that number."""
 
     def __init__(self, replay_id: int) -> None:
         super().__init__(f"there is no replay {replay_id}; `bucketwire replay --list` shows those there are")
 
 
 def checked(selection: Selection) -> Selection:
-    """The selection with single event names in the place of families such as `s3:ObjectCreated:*`.
+    """Return the selection with wildcards such as `s3:ObjectCreated:*` expanded to single event names.
 
-    Raises `BadSelection` for what no event can have, or no database can look for.
+    Raises `BadSelection` for values that no event can have or that no database can search for.
     """
     if len(selection.names) > _MOST_NAMES:
         raise BadSelection(
@@ -65,7 +65,7 @@ def checked(selection: Selection) -> Selection:
         )
     if len(selection.bucket) > _LONGEST_BUCKET or not selection.bucket.isprintable():
         raise BadSelection("bucket", "is no bucket's name", f"give up to {_LONGEST_BUCKET} printable characters")
-    # Keys may hold other control characters than NUL.
+    # Keys may contain control characters other than NUL.
     if "\0" in selection.prefix or len(selection.prefix.encode(errors="replace")) > MAX_KEY_BYTES:
         raise BadSelection("prefix", "is that of no key", f"give up to {MAX_KEY_BYTES} bytes without U+0000")
     try:
@@ -85,11 +85,11 @@ def checked(selection: Selection) -> Selection:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """A replay as it is now.
+    """The current state of a replay.
 
-    `replayed` is how many events it has delivered, superseded, parked or given up so far. `advanced` of `length` is how
-    much of the log it has passed, in sequence numbers summed over its partitions; they are equal when it is finished.
-    One that is cancelled is finished, too.
+    `replayed` is how many events it has delivered, superseded, parked or made dead letters so far. `advanced` of
+    `length` is how much of the log it has passed, in sequence numbers summed over its partitions; they are equal when
+    it is finished. A cancelled replay is finished too.
     """
 
     replay_id: int
@@ -99,16 +99,16 @@ class Replay:
     replayed: int
     advanced: int
     length: int
-    cancelled_at: int = 0  # ms, 0: it was not
+    cancelled_at: int = 0  # ms, 0: not cancelled
 
     @property
     def finished(self) -> bool:
-        """Whether every selected event was delivered again, parked or given up, or it was cancelled before that."""
+        """True if the replay has handled every selected event, or was cancelled before."""
         return self.advanced >= self.length
 
     @property
     def progress(self) -> float:
-        """How much of the log it has passed, from 0 to 1."""
+        """The share of the log that it has passed, from 0 to 1."""
         return 1.0 if self.finished else self.advanced / self.length
 
 
@@ -119,21 +119,21 @@ class Replays:
         self._database = database
 
     def begin(self, target: TargetId, selection: Selection) -> Replay:
-        """Start delivering the selected events that the target was past already; those pending come anyway.
+        """Start to deliver again the selected events before the target's cursors; pending ones are delivered anyway.
 
-        Takes as long with a million events as with one: they are counted when they are reached. Recording events never
-        waits for it. Raises `UnknownTarget` or `BadSelection`.
+        The time does not depend on the number of events, which are counted when they are reached. It never blocks the
+        recording of events. Raises `UnknownTarget` or `BadSelection`.
         """
         selection = checked(selection)
         t, c = tables.targets.c, tables.cursors.c
         now = now_ms()
         with self._database.writing() as connection:
-            lock_tail(connection)  # what is in the log now is there until the replay has passed it
+            lock_tail(connection)  # no event may leave the log until the replay has passed it
             row_id = connection.execute(
                 sa.select(t.id).where(t.type == target.type, t.name == target.name)
             ).scalar_one_or_none()
             oldest = {} if row_id is None else _oldest(connection, row_id)
-            # Locked, so that no settlement moves a position between here and the commit.
+            # Lock the cursors, so that no settlement moves a position before the commit.
             cursors = [] if row_id is None else lock_cursors(connection, row_id)
             if not cursors:
                 raise UnknownTarget(target)
@@ -157,7 +157,7 @@ class Replays:
             ]
             if new:
                 connection.execute(tables.cursors.insert(), new)
-            # A worker at one of these partitions does not know of the replay: its lease is not renewed and runs out.
+            # A worker that has one of these partitions does not know of the replay: revoke its lease, so it expires.
             connection.execute(
                 tables.cursors.update()
                 .where(c.target_id == row_id, c.replay_id == WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
@@ -167,23 +167,24 @@ class Replays:
         return Replay(replay_id, target, selection, now, 0, 0, length)
 
     def cancel(self, replay_id: int) -> Replay:
-        """End a replay where it is; what it has delivered or parked stays so. One that is over stays as it is.
+        """Cancel a replay at its current position; events already delivered or parked are kept. Idempotent.
 
-        When this returns no worker settles anything for it any more. Raises `UnknownReplay`.
+        A finished replay does not change. After the return, no worker settles events of the replay. Raises
+        `UnknownReplay`.
         """
         r, c = tables.replays.c, tables.cursors.c
         with self._database.writing() as connection:
             target_id = connection.execute(sa.select(r.target_id).where(r.id == replay_id)).scalar_one_or_none()
             if target_id is None:
                 raise UnknownReplay(replay_id)
-            lock_cursors(connection, target_id)  # so that no settlement moves the replay meanwhile
+            lock_cursors(connection, target_id)  # so that no settlement moves the replay concurrently
             mine = (c.target_id == target_id, c.replay_id == replay_id)
             partitions = connection.execute(sa.select(c.partition).where(*mine)).scalars().all()
             for partition in partitions:
                 finish_replay(connection, target_id, replay_id, partition)
             if partitions:
                 connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
-                # As at the beginning: whoever is at work there has yet to learn of it.
+                # As in `begin`, revoke the leases of workers that do not know of the change.
                 held = c.lease_token.not_in(["", OFFERED])
                 connection.execute(
                     tables.cursors.update()
@@ -193,14 +194,14 @@ class Replays:
         return self.get(replay_id)
 
     def get(self, replay_id: int) -> Replay:
-        """The replay of this number. Raises `UnknownReplay`."""
+        """Return the replay of this number. Raises `UnknownReplay`."""
         found = self._read(tables.replays.c.id == replay_id)
         if not found:
             raise UnknownReplay(replay_id)
         return found[0]
 
     def list(self) -> Sequence[Replay]:
-        """Every replay, newest first."""
+        """Return every replay, newest first."""
         return self._read(sa.true())
 
     def _read(self, chosen: sa.ColumnElement[bool]) -> Sequence[Replay]:
@@ -231,7 +232,7 @@ class Replays:
                     TargetId(row.type, row.name),
                     Selection(row.since, row.before, row.bucket, row.prefix, tuple(orjson.loads(row.events))),
                     row.created_at,
-                    # In the partitions that it has finished, and in the others.
+                    # Sums of the finished partitions and of the others.
                     row.replayed + int(row.replayed_now),
                     row.passed + int(row.advanced_now),
                     row.passed + int(row.length_now),
@@ -242,7 +243,7 @@ class Replays:
 
 
 def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:
-    """The seq of the log's oldest event in each partition that has any."""
+    """Return the seq of the log's oldest event in each partition that has any."""
     c, e = tables.cursors.c, tables.events.c
     first = (
         sa.select(e.seq)

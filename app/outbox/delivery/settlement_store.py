@@ -1,6 +1,6 @@
-"""Settle what a lease's holder delivered: the only code that writes delivery state.
+"""Settle the batches of a lease's holder: the only code that writes delivery state.
 
-A settlement is one transaction, guarded by the lease's token: a worker that lost its lease writes nothing.
+A settlement is one transaction, guarded by the lease's fencing token: a worker that has lost its lease writes nothing.
 """
 
 import logging
@@ -29,9 +29,9 @@ log = logging.getLogger("bucketwire.outbox")
 
 @dataclass(slots=True)
 class Progress:
-    """What one settlement moves in one partition.
+    """The changes of one settlement to one partition's cursor.
 
-    `roomless` is how many of its delivered, superseded and dead events took no room of the target's queue_limit.
+    `roomless` is how many of its delivered, superseded and dead events did not count against the target's queue_limit.
     """
 
     position: int | None = None
@@ -42,13 +42,13 @@ class Progress:
 
     @property
     def settled(self) -> int:
-        """How many events it settles."""
+        """The number of events that it settles."""
         return self.delivered + self.superseded + self.dead
 
 
 @dataclass(frozen=True, slots=True)
 class ParkedRow:
-    """A row of `parked` to write, new or changed."""
+    """A new or changed row of `parked` to write."""
 
     partition: int
     seq: int
@@ -77,10 +77,10 @@ class NewDeadLetter:
 
 @dataclass(slots=True)
 class Settlement:
-    """Everything one batch changes; written as a whole or not at all."""
+    """All changes of one batch, written atomically."""
 
     progress: dict[int, Progress] = field(default_factory=dict)
-    replay: tuple[ReplayPartition, int] | None = None  # this batch came from a replay, which is then up to here
+    replay: tuple[ReplayPartition, int] | None = None  # the replay of this batch, and its new position
     park: list[ParkedRow] = field(default_factory=list)
     repark: list[ParkedRow] = field(default_factory=list)
     unpark: list[LogPosition] = field(default_factory=list)
@@ -90,11 +90,11 @@ class Settlement:
 
     @property
     def settled(self) -> int:
-        """How many events read behind a cursor it settles or parks."""
+        """The number of events read after a cursor that it settles or parks."""
         return len(self.park) + sum(one.settled for one in self.progress.values())
 
     def partition(self, partition: int) -> Progress:
-        """The partition's progress, begun where there is none yet."""
+        """Return the partition's progress, created if there is none yet."""
         return self.progress.setdefault(partition, Progress())
 
     @property
@@ -115,7 +115,7 @@ _ADVANCE = (
         superseded=_C.superseded + sa.bindparam("more_superseded"),
         dead=_C.dead + sa.bindparam("more_dead"),
         freed=_C.freed + sa.bindparam("more_freed"),
-        # A mirror has folded what it settles, unless an event before that was missed.
+        # A mirror has folded the events that it settles, unless it missed an earlier event.
         folded=sa.case(
             (sa.and_(_C.folded >= sa.bindparam("folded_before"), _C.folded < sa.bindparam("to")), sa.bindparam("to")),
             else_=_C.folded,
@@ -129,7 +129,7 @@ _ADVANCE = (
 
 
 class SettlementStore:
-    """Read and settle, for the worker that holds a lease."""
+    """Read and settle for the worker that holds a lease."""
 
     def __init__(self, database: Database, lease_ms: int) -> None:
         self.database = database
@@ -137,7 +137,7 @@ class SettlementStore:
 
     @contextmanager
     def reading(self, lease: Lease, *, newest: bool = False) -> Iterator[PartitionReader]:
-        """A reader for the lease. With `newest` it is a mirror's: it knows what is newer of an event's object."""
+        """Yield a reader for the lease. With `newest`, for a mirror, it also reads which events are superseded."""
         lease.mirror = newest
         with self.database.reading() as connection:
             yield PartitionReader(
@@ -145,16 +145,16 @@ class SettlementStore:
             )
 
     def settle(self, lease: Lease, settlement: Settlement, now: int) -> None:
-        """Write a settlement and renew its partitions. Raises `LeaseLost`, and then nothing was written.
+        """Write a settlement and renew the lease of its partitions. Raises `LeaseLost`; then nothing was written.
 
-        A reason that the database refuses is replaced by `PLAIN`; the settlement is written nevertheless.
+        A reason that the database refuses is replaced by `PLAIN`, and the settlement is still written.
         """
         try:
             self._write(lease, settlement, now, _write_rows)
         except (sa.exc.SQLAlchemyError, *VALUE_ERRORS) as error:
             if not refuses_value(error):
                 raise
-            # Else the same events would be delivered, and their settlement refused, again and again.
+            # Otherwise the same events would be delivered, and their settlement refused, repeatedly.
             log.warning(
                 "the outbox database refused a value, so each event is settled by itself: %s", describe_error(error)
             )
@@ -204,9 +204,9 @@ class SettlementStore:
 def _advance_replay(
     connection: sa.Connection, lease: Lease, replay: ReplayPartition, position: int, events: int
 ) -> None:
-    """Move a replay's cursor; at its end remove it, and keep what it counted. The log's own cursor is locked already.
+    """Move a replay's cursor; at its end remove it and keep its counts. The caller has locked the log's own cursor.
 
-    Raises `LeaseLost` where the replay was cancelled.
+    Raises `LeaseLost` if the replay was cancelled.
     """
     c = tables.cursors.c
     here = (c.target_id == lease.target_id, c.partition == replay.partition)
@@ -219,7 +219,7 @@ def _advance_replay(
 
 
 def finish_replay(connection: sa.Connection, target_id: int, replay_id: int, partition: int) -> None:
-    """Remove a replay's cursor, wherever it stands; its counts stay, with the log's own cursor and with the replay.
+    """Remove a replay's cursor at any position, and add its counts to the log's own cursor and to the replay.
 
     The connection is in a transaction that holds the lock of the log's own cursor.
     """
@@ -250,7 +250,7 @@ _BURY = tables.dead_letters.insert()
 
 
 def _rows(settlement: Settlement, target_id: int) -> _Rows:
-    """What a settlement writes with texts of a remote in it."""
+    """Return the statements and rows of a settlement that contain texts from the target."""
     replayed = settlement.replay is not None
     return (
         (_PARK, [{"target_id": target_id, "replayed": replayed, **_values(park)} for park in settlement.park]),
@@ -287,7 +287,7 @@ def _write_one_by_one(connection: sa.Connection, rows: _Rows) -> None:
 
 
 def _in_plain_words(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The same row with reasons that every database stores."""
+    """Return the same row with reasons that every database can store."""
     history = [[row["last_tried"], PLAIN]] if row["attempts"] else []
     plain = {"history": orjson.dumps(history).decode()}
     return {**row, **plain, **({"reason": PLAIN} if "reason" in row else {})}

@@ -1,1 +1,1 @@
-"""The outbox database: connections, timeouts, migrations."""
+"""Manage the outbox database: connections, timeouts, migrations."""

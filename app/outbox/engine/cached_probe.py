@@ -1,4 +1,4 @@
-"""Look at the database without waiting for it: a database that hangs must not take the threads of requests with it."""
+"""Query the database with a bounded wait, so that a hanging database does not block the threads of requests."""
 
 import os
 import threading
@@ -12,12 +12,12 @@ T = TypeVar("T")
 
 
 class NoAnswer(Exception):
-    """The database has not answered in time; the question still stands and its answer may come later."""
+    """The database did not answer in time; the query is still running, and its result may come later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult(Generic[T]):
-    """The last answer there was, and the error since, if the last question brought one."""
+    """The last value that was read, and the error of the last query if it failed."""
 
     value: T | None = None
     error: Exception | None = None
@@ -25,7 +25,7 @@ class ProbeResult(Generic[T]):
 
 @dataclass(slots=True)
 class _LastResult(Generic[T]):
-    """What one process knows."""
+    """The state of the probe in one process."""
 
     pid: int = field(default_factory=os.getpid)
     last: ProbeResult[T] = field(default_factory=ProbeResult)
@@ -35,9 +35,9 @@ class _LastResult(Generic[T]):
 
 
 class CachedProbe(Generic[T]):
-    """A value that is read again when it is older than `age` seconds, by one thread at a time for each process.
+    """A value that is read again when it is older than `age` seconds, by one thread at a time in each process.
 
-    `look()` returns within `patience` seconds of the question, whatever becomes of the database.
+    `look()` returns within `patience` seconds of the start of the query, even if the database hangs.
     """
 
     def __init__(self, read: Callable[[], T], *, age: float, patience: float) -> None:
@@ -48,7 +48,7 @@ class CachedProbe(Generic[T]):
         self._known: _LastResult[T] = _LastResult()
 
     def look(self) -> ProbeResult[T]:
-        """The value, read anew if it is due."""
+        """Return the value, read again if it is too old; without an answer in time, the last one with `NoAnswer`."""
         with self._lock:
             if self._known.pid != os.getpid():
                 self._known = _LastResult()

@@ -1,7 +1,7 @@
-"""The time by which leases, retries and the circuit breaker are compared: the database's, the same for every host.
+"""Read the time for leases, retries and the circuit breaker from the database's clock, the same for every host.
 
-Hosts whose wall clocks differ, or are set while they run, would else take each other's leases for expired or for
-held without end.
+With their own clocks, hosts whose wall clocks differ or are adjusted could consider each other's leases expired, or
+valid for ever.
 """
 
 import threading
@@ -15,20 +15,20 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
 _MEASURE_EVERY = 1.0  # seconds
 _NOW = {
     "postgresql": sa.text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"),
-    # The session's time zone is UTC, so no hour is missing or doubled between the two functions.
+    # The session's time zone is UTC, so the conversion has no daylight saving gaps or overlaps.
     "mysql": sa.text("SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"),
 }
-# Linux counts the time that a suspended machine slept on this clock only.
+# On Linux, only this clock includes the time during which the machine was suspended.
 _ELAPSED = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def elapsed() -> float:
-    """Seconds on a clock that nobody can set; a suspended machine's sleep is counted where the system counts it."""
+    """Return seconds of a clock that cannot be set; it includes suspended time if the operating system counts it."""
     return time.clock_gettime(_ELAPSED)
 
 
 def database_now(connection: sa.Connection) -> int:
-    """Milliseconds since 1970 by the database server's clock; by this host's for SQLite, which has no server."""
+    """Return milliseconds since 1970 by the database server's clock; for SQLite, by this host's clock."""
     return _read(connection) // 1000
 
 
@@ -39,7 +39,7 @@ def _read(connection: sa.Connection) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """What the database's clock showed (seconds since 1970) when `elapsed()` was `at`, give or take `error`."""
+    """The database's time (`shown`, seconds since 1970) when `elapsed()` was `at`; accurate to ± `error` seconds."""
 
     shown: float
     at: float
@@ -50,25 +50,25 @@ class _Reading:
 
 
 class DatabaseClock:
-    """Milliseconds since 1970 by the database's clock. Any thread may call it.
+    """Milliseconds since 1970 by the database's clock. Safe to call from any thread.
 
-    The database is asked at most once a second; in between, and while it is away, the answer is extrapolated by
-    `elapsed()`. Jumps of this host's wall clock change nothing.
+    It queries the database at most once a second. In between, and while the database is unavailable, it extrapolates
+    with `elapsed()`. Jumps of this host's wall clock have no effect.
     """
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._reading: _Reading | None = None
-        self._next = 0.0  # when to ask again, by `elapsed()`
+        self._next = 0.0  # when to query again, by `elapsed()`
         self._asking = threading.Lock()
 
     def __call__(self) -> int:
-        """The time now. Raises `DatabaseUnavailable` only while the database has never answered."""
+        """Return the current time. Raises `DatabaseUnavailable` only if the database has never answered."""
         if self._database.dialect == "sqlite":
             return now_ms()
         if self._reading is None:
             return self.measure()
-        # One thread asks; the others need not wait for a database that is slow to answer.
+        # One thread queries; the others do not wait for a slow database.
         if elapsed() >= self._next and self._asking.acquire(blocking=False):
             try:
                 self._reading = self._measured()
@@ -79,7 +79,7 @@ class DatabaseClock:
         return int(self._reading.now(elapsed()) * 1000)
 
     def measure(self) -> int:
-        """Ask the database now: a virtual machine that was paused has not counted the pause.
+        """Query the database now, because `elapsed()` does not include a pause of a virtual machine.
 
         Raises `DatabaseUnavailable`.
         """
@@ -97,7 +97,7 @@ class DatabaseClock:
         self._next = received + _MEASURE_EVERY
         error = (received - sent) / 2
         new, old = _Reading(shown, sent + error, error), self._reading
-        # A slow answer tells less than a quick one did before, as long as the two agree.
+        # Keep an earlier, more accurate reading as long as the two agree: a slow answer is less accurate.
         if old is not None and old.error < error and abs(old.now(new.at) - shown) <= error + old.error:
             return old
         return new

@@ -1,4 +1,4 @@
-"""Insert many rows of one table by the fastest way that the database has: COPY on PostgreSQL, elsewhere an INSERT."""
+"""Insert many rows into one table by the database's fastest method: COPY on PostgreSQL, otherwise INSERT."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -7,12 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-_WORTH_A_COPY = 8  # rows; below it the extra round trip costs more than it saves
+_WORTH_A_COPY = 8  # rows; with fewer, the extra round trip costs more than COPY saves
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
 def insert(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows, each with a value other than NULL for every column, in the connection's transaction."""
+    """Insert rows in the connection's transaction; each row has a value for every column, and none is NULL."""
     if connection.dialect.name == "postgresql" and len(rows) >= _WORTH_A_COPY:
         _copy(connection, table, rows)
     elif rows:
@@ -32,12 +32,12 @@ def _copy(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str
         except driver.Error as error:
             if driver.closed:
                 connection.invalidate(error)
-            # As from any other statement, so that callers need to know one kind of errors only.
+            # Raise the same type as any other statement does, so that callers handle only one kind of error.
             raise sa.exc.DBAPIError.instance(statement, None, error, driver.Error) from error
 
 
 def _line(values: Sequence[object]) -> str:
-    """A row in COPY's text format. Most rows hold nothing that has to be escaped, and that is quickly seen."""
+    """Format a row in COPY's text format. Most rows need no escaping, which a quick check shows."""
     line = "\t".join(map(str, values))
     if "\\" in line or "\n" in line or "\r" in line or line.count("\t") >= len(values):
         line = "\t".join([str(value).translate(_ESCAPES) for value in values])

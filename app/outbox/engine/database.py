@@ -1,4 +1,4 @@
-"""Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each set so that a commit means kept."""
+"""Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
 import time
 from collections.abc import Callable
@@ -11,8 +11,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from app.events.stored_size import UNLIMITED
 from app.outbox.engine import db_errors, pg_timeouts
 
-# Errors of the driver which mean that the database cannot be reached or cannot write now; nothing was committed.
-# InternalError is what a PostgreSQL says that has become a read-only standby.
+# Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
+# PostgreSQL raises InternalError after it has become a read-only standby.
 DatabaseUnavailable = (
     sa.exc.OperationalError,
     sa.exc.InterfaceError,
@@ -20,23 +20,23 @@ DatabaseUnavailable = (
     sa.exc.TimeoutError,
 )
 
-# What it comes to when a value cannot be stored, `Unstorable` among them.
+# Errors raised when a value cannot be stored, including `Unstorable`.
 VALUE_ERRORS = db_errors.VALUE_ERRORS
 
-_BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet: the statement, and the ids of the targets that the event goes to
+_BESIDE_EVENT = 1 << 14  # bytes of a MySQL packet besides the event: the statement and the ids of its targets
 
-# What MySQL's driver calls an OperationalError although the server refused a value: row or packet too large, a value
-# or a string that the column cannot hold.
+# Codes for which MySQL's driver raises OperationalError although the server refused a value: row or packet too large,
+# or a value or string that the column cannot hold.
 _VALUE_ERRORS_OF_MYSQL = {1118, 1153, 1292, 1301, 1366, 1406, 3988}
 
 
 def now_ms() -> int:
-    """The time, as every table of the outbox holds it."""
+    """Return the time in milliseconds since 1970 by this host's clock, the unit of every table of the outbox."""
     return time.time_ns() // 1_000_000
 
 
 def refuses_value(error: BaseException) -> bool:
-    """Whether a statement failed because of one of its values, and will fail again with it."""
+    """Return whether a statement failed because of one of its values, so that repeating it fails again."""
     if isinstance(error, (*VALUE_ERRORS, sa.exc.ProgrammingError)):
         return True
     orig = error.orig if isinstance(error, sa.exc.DBAPIError) else None
@@ -44,16 +44,16 @@ def refuses_value(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """The driver's own words in one line, without statement and values."""
+    """Return the driver's error message in one line of up to 500 characters, without statement and values."""
     words = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
     return " ".join(words.split())[:500] or type(error).__name__
 
 
 class Database:
-    """Connections with two faces: `writing()` commits or rolls back as a whole, `reading()` never locks.
+    """Connections of two kinds: `writing()` commits or rolls back as a whole, `reading()` never locks.
 
     A statement that takes longer than `patience` seconds raises `DatabaseUnavailable`; with None it may take any time.
-    Made in the process that uses it: call `forked()` first thing in a forked child.
+    Create the object in the process that uses it; a forked child must call `forked()` first.
     """
 
     def __init__(self, url: str, *, pool_size: int = 5, patience: float | None = 20.0) -> None:
@@ -61,8 +61,9 @@ class Database:
         self.engine = _open(self.url, pool_size, patience)
         self._reader: sa.Engine = self.engine.execution_options(reading=True)
         if self.dialect != "sqlite":
-            # No BEGIN and COMMIT around a single SELECT. An engine of its own, because a connection that has to be set
-            # back when it is returned costs a round trip, and one that breaks just then never leaves the pool's count.
+            # Autocommit saves BEGIN and COMMIT around a single SELECT. It needs an engine of its own: resetting a
+            # connection when it is returned costs a round trip, and if the connection breaks just then, the pool never
+            # stops counting it.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
@@ -70,7 +71,7 @@ class Database:
 
     @property
     def largest_event(self) -> int | None:
-        """The most bytes that an event may have (`app.events.stored_size`); None before the server was ever asked."""
+        """The most bytes that an event may have (`app.events.stored_size`); None before the first connection."""
         return self._largest_event
 
     @property
@@ -80,11 +81,11 @@ class Database:
         return "mysql" if name == "mariadb" else name
 
     def writing(self) -> Any:
-        """A context manager giving a connection in a transaction that commits at the end or rolls back."""
+        """Return a context manager for a connection in a transaction that commits at the end or rolls back."""
         return self.engine.begin()
 
     def reading(self) -> Any:
-        """A context manager giving a connection for SELECTs only."""
+        """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
@@ -93,12 +94,12 @@ class Database:
             packet = int(cursor.fetchone()[0])
         self._largest_event = max(1, packet - _BESIDE_EVENT)
         if packet < 2 * connection.cursorclass.max_stmt_length:
-            # The driver puts many rows into one statement, up to a size of its own.
+            # The driver puts many rows into one statement, up to its own limit.
             length = {"max_stmt_length": packet // 2}
             connection.cursorclass = type("Cursor", (connection.cursorclass,), length)
 
     def forked(self) -> None:
-        """Forget connections inherited from a parent, without closing the parent's sockets."""
+        """Discard the connections inherited from the parent process, without closing the parent's sockets."""
         for engine in (self.engine, self._reader):
             engine.dispose(close=False)
 
@@ -119,7 +120,7 @@ def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bo
     }
     if name not in opener:
         raise ValueError(f"BUCKETWIRE_DATABASE_URL: {name!r} is no outbox database; use sqlite, postgresql or mysql")
-    # Whatever the server's default: a SELECT after taking the log's head must see every commit before it.
+    # Do not use the server's default: a SELECT after locking the log's head must see every earlier commit.
     return opener[name](url, pool_size, patience, "AUTOCOMMIT" if autocommit else "READ COMMITTED")
 
 
@@ -130,7 +131,7 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
 
     @sa_event.listens_for(engine, "connect")
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
-        connection.isolation_level = None  # BEGIN is ours: the driver's own comes too late for a write lock
+        connection.isolation_level = None  # the driver's own BEGIN comes too late for a write lock
         for pragma in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON", "temp_store=MEMORY"):
             connection.execute(f"PRAGMA {pragma}")
 
@@ -145,15 +146,15 @@ def _open_sqlite(url: sa.URL, pool_size: int) -> sa.Engine:
     return engine
 
 
-# A server whose machine or network is gone says nothing: without these a statement would wait for two hours.
+# A server whose machine or network has failed sends nothing: without these, a statement would wait for two hours.
 _NOTICING = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3, "tcp_user_timeout": 20_000}
 
 
 def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
-    # synchronous_commit is set here, not trusted: a role or database default of "off" would break promise 1.
-    # Every query of ours has an index in its order; with a fresh or fast-growing log the planner's statistics are
-    # behind, and without these it would at times sort a whole backlog to read the first batch of it. (What is off
-    # counts as very dear to the planner, so that jit would compile every small query.)
+    # Set synchronous_commit, because a role or database default of "off" would break promise 1.
+    # Every query of the outbox has an index in its order. For a new or fast-growing log the planner's statistics are
+    # outdated: without these settings it sometimes sorts a whole backlog to read its first batch. (A disabled plan has
+    # a very high estimated cost, so jit would compile every small query.)
     options = (
         "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
         " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
@@ -162,7 +163,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
         url,
         pool_size=pool_size,
         max_overflow=20,
-        pool_pre_ping=False,  # a broken connection is an error like any other and the caller comes again
+        pool_pre_ping=False,  # a broken connection is an error like any other, and the caller retries
         hide_parameters=True,
         isolation_level=isolation,
         connect_args={
@@ -183,7 +184,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
     @sa_event.listens_for(engine, "checkout")
     def _check(_connection: pg_timeouts.Connection, entry: ConnectionPoolEntry, _face: Any) -> None:
         if pg_timeouts.opened_before_last_timeout(entry.info["opened"]):
-            raise sa.exc.DisconnectionError  # the pool opens another in its place
+            raise sa.exc.DisconnectionError  # the pool replaces the connection
 
     return engine
 
@@ -204,7 +205,7 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SET SESSION innodb_lock_wait_timeout=15, time_zone='+00:00'")
-            # Without it a server that is set so cuts a value that is too long, and says that all went well.
+            # Without it, a server in non-strict mode truncates values that are too long and reports success.
             cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
 
     return engine

@@ -1,4 +1,4 @@
-"""Classify errors of the outbox database: is it unavailable, is it full, or may a single value be at fault?"""
+"""Classify errors of the outbox database: it is unavailable, it is full, or a single value may be the cause."""
 
 import errno
 import sqlite3
@@ -6,15 +6,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-# The driver or the database refuses a value, now and whenever it is sent.
+# Errors by which the driver or the database refuses a value; a retry fails too.
 VALUE_ERRORS = (sa.exc.DataError, ValueError, OverflowError)
 
 
 class Unstorable(ValueError):
-    """The database takes other events but refuses this one, whenever it is sent; the message has its reason."""
+    """The database accepts other events but refuses this one, also in retries; the message is its reason."""
 
 
-# PostgreSQL: classes (two characters) and codes of what concerns every write alike, whatever its values.
+# PostgreSQL: classes (two characters) and codes of errors that affect every write, independent of its values.
 _POSTGRESQL = frozenset(
     (
         "08",  # connection
@@ -23,10 +23,10 @@ _POSTGRESQL = frozenset(
         "3D",  # no such database
         "40",  # deadlock, serialisation failure
         "42",  # permission, or a missing table
-        "53",  # disk or memory full, too many connections, a limit that somebody set
+        "53",  # disk or memory full, too many connections, configured limit exceeded
         "55",  # lock timeout
-        "57",  # a statement_timeout or an administrator cancels it; shutdown, restart, recovery
-        "58",  # input and output
+        "57",  # cancelled by statement_timeout or an administrator; shutdown, restart, recovery
+        "58",  # I/O error
     )
 )
 _MYSQL_FULL = frozenset((1021, 1114, 3675))
@@ -48,10 +48,10 @@ _SQLITE = (
 
 
 def may_be_a_value(error: BaseException) -> bool:
-    """Whether a single value may have caused the error, so that the same write without it would succeed.
+    """Return whether a single value may have caused the error, so that the same write without it would succeed.
 
-    True also for a lost connection in the midst of a statement: a server hangs up on a packet that is too large.
-    Whether it was the value shows when a write without it succeeds at the same moment.
+    This includes a connection lost during a statement, because a server disconnects on a packet that is too large. The
+    value is the cause if a write without it succeeds at the same time.
     """
     if isinstance(error, VALUE_ERRORS):
         return True
@@ -60,7 +60,7 @@ def may_be_a_value(error: BaseException) -> bool:
     cause: Any = error.orig
     if hasattr(cause, "pgcode"):
         code = cause.pgcode
-        if not code:  # the connection broke, or could not be made
+        if not code:  # the connection broke, or could not be opened
             return error.statement is not None
         return not any(code.startswith(known) for known in _POSTGRESQL)
     if isinstance(cause, sqlite3.Error):
@@ -69,14 +69,14 @@ def may_be_a_value(error: BaseException) -> bool:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether the database has no room left for what it should store."""
+    """Return whether the database's storage is full."""
     cause: Any = error.orig if isinstance(error, sa.exc.DBAPIError) else None
     if hasattr(cause, "pgcode"):
         return bool(cause.pgcode == "53100")
     if isinstance(cause, sqlite3.Error):
         return _sqlite_name(cause) == "SQLITE_FULL"
     code = _mysql_code(cause)
-    # 1030 and 1026 carry the operating system's number: "Got error 28 from storage engine".
+    # 1030 and 1026 contain the operating system's error number: "Got error 28 from storage engine".
     return code in _MYSQL_FULL or (code in (1026, 1030) and f"rror {errno.ENOSPC} " in str(cause))
 
 

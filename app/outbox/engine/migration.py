@@ -1,4 +1,4 @@
-"""Bring the outbox database to the schema that this code needs."""
+"""Migrate the outbox database to the schema that this code needs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,9 +14,9 @@ from app.outbox.engine.database import Database
 
 
 def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:
-    """Upgrade to `revision`; a new log gets `partitions` partitions, which then never change.
+    """Upgrade to `revision`. A new log gets `partitions` partitions, and this number never changes afterwards.
 
-    Safe to call from several machines at once on PostgreSQL and MySQL: one migrates, the others wait.
+    On PostgreSQL and MySQL it is safe to call from several machines at once: one migrates, the others wait.
     """
     with database.engine.connect() as connection, _locked(connection):
         alembic.command.upgrade(_config(connection), revision)
@@ -26,7 +26,7 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
 
 
 def downgrade(database: Database, revision: str) -> None:
-    """Step back to `revision` (`base`: an empty database)."""
+    """Downgrade to `revision` (`base`: an empty database)."""
     with database.engine.connect() as connection:
         alembic.command.downgrade(_config(connection), revision)
         connection.commit()
@@ -44,7 +44,7 @@ def _begin_log(connection: sa.Connection, partitions: int) -> None:
     connection.commit()
 
 
-_KEY = 0x6275636B6574  # "bucket": an advisory lock of our own
+_KEY = 0x6275636B6574  # "bucket" in ASCII: the key of our advisory lock
 _MYSQL = ("SELECT GET_LOCK('bucketwire.migrate', 120)", "SELECT RELEASE_LOCK('bucketwire.migrate')")
 _LOCKS = {
     "postgresql": (f"SELECT pg_advisory_lock({_KEY})", f"SELECT pg_advisory_unlock({_KEY})"),
@@ -55,7 +55,7 @@ _LOCKS = {
 
 @contextmanager
 def _locked(connection: sa.Connection) -> Iterator[None]:
-    """Nobody else migrates meanwhile; what the block left open is rolled back."""
+    """Prevent concurrent migrations during the block; at its end, roll back an open transaction."""
     take, give = _LOCKS.get(connection.dialect.name, ("", ""))
     _say(connection, take)
     try:

@@ -1,7 +1,7 @@
-"""PostgreSQL connections that do not wait for ever: one that brings no answer in time is cut, and raises an error.
+"""Limit how long PostgreSQL connections wait: without an answer in time, shut the socket down, which raises an error.
 
-libpq has no limit of its own. The kernel's (`tcp_user_timeout`, keep-alive) tell of a machine that is gone, not of a
-proxy, a tunnel or a pooler in between that holds the connection and has lost the server behind it.
+libpq has no such limit. The kernel's limits (`tcp_user_timeout`, keep-alive) detect a machine that has failed, but not
+a proxy, tunnel or pooler that keeps the connection open after it has lost the server.
 """
 
 import contextlib
@@ -14,21 +14,21 @@ from typing import Any
 
 from psycopg2 import extensions
 
-_CHECK_INTERVAL = 1.0  # seconds between two looks at what is waited for
+_CHECK_INTERVAL = 1.0  # seconds between two checks of the waiting connections
 
 
 class _Watchdog:
-    """A thread of this process that cuts what waits for too long."""
+    """A thread of this process that shuts down connections that wait for too long."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: dict[int, float] = {}  # the descriptor of a connection that waits, and when it has waited enough
+        self._until: dict[int, float] = {}  # file descriptor of each waiting connection, and its deadline
         self._running = False
         self.last_cut = float("-inf")
 
     @contextlib.contextmanager
     def over(self, descriptor: int, seconds: float) -> Iterator[None]:
-        """Cut the connection when the block takes longer."""
+        """Shut the connection down if the block takes longer than this."""
         with self._lock:
             self._until[descriptor] = time.monotonic() + seconds
             if not self._running:
@@ -43,7 +43,7 @@ class _Watchdog:
     def _run(self) -> None:
         while True:
             time.sleep(_CHECK_INTERVAL)
-            with self._lock:  # held while cutting: else the number could come to mean another connection
+            with self._lock:  # else another connection could reuse the descriptor before the shutdown
                 now = time.monotonic()
                 for descriptor in [one for one, until in self._until.items() if until < now]:
                     del self._until[descriptor]
@@ -56,7 +56,7 @@ _watch = _Watchdog()
 
 
 def _forked() -> None:
-    """A child has none of its parent's threads."""
+    """Start with a new watchdog, because a forked child has none of its parent's threads."""
     global _watch  # noqa: PLW0603 - one for each process is the point
     _watch = _Watchdog()
 
@@ -65,51 +65,51 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def opened_before_last_timeout(opened: float) -> bool:
-    """Whether another connection of this process has been cut since this one was opened (`time.monotonic()`).
+    """Return whether a connection of this process has been shut down since `opened` (`time.monotonic()`).
 
-    They have most likely lost their server together, and each would cost its user the whole patience to find out.
+    All connections have most likely lost the server together, and each would cost its user a whole timeout.
     """
     return opened <= _watch.last_cut
 
 
 class Connection(extensions.connection):
-    """A connection that raises `OperationalError` when an answer takes longer than `patience` seconds; None: never."""
+    """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit."""
 
     patience: float | None = None
 
     def commit(self) -> None:
-        """As the driver's."""
+        """Commit within `patience` seconds."""
         with self.waiting():
             super().commit()
 
     def rollback(self) -> None:
-        """As the driver's."""
+        """Roll back within `patience` seconds."""
         with self.waiting():
             super().rollback()
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Around whatever waits for the server."""
+        """Return the context manager in which every call that waits for the server must run."""
         if self.patience is None or self.closed:
             return contextlib.nullcontext()
         return _watch.over(self.fileno(), self.patience)
 
 
 class Cursor(extensions.cursor):
-    """A cursor of such a connection."""
+    """A cursor whose statements are limited by its connection's `patience`."""
 
     connection: Connection
 
     def execute(self, query: Any, vars: Any = None) -> None:  # noqa: A002 - the driver's own name
-        """As the driver's."""
+        """Execute a statement within the connection's `patience`."""
         with self.connection.waiting():
             super().execute(query, vars)
 
     def executemany(self, query: Any, vars_list: Any) -> None:
-        """As the driver's."""
+        """Execute a statement for many rows within the connection's `patience`."""
         with self.connection.waiting():
             super().executemany(query, vars_list)
 
     def copy_expert(self, sql: Any, file: Any, size: int = 8192) -> None:
-        """As the driver's."""
+        """Run COPY within the connection's `patience`."""
         with self.connection.waiting():
             super().copy_expert(sql, file, size)

@@ -1,4 +1,4 @@
-"""The schema that this code needs, and the one that the outbox database has."""
+"""Compare the schema revision that this code needs with that of the outbox database."""
 
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ _VERSION = sa.table("alembic_version", sa.column("version_num"))
 
 
 def current(database: Database) -> str | None:
-    """The revision that the database stands at; None when it was never migrated."""
+    """Return the database's revision; None if it was never migrated."""
     with database.reading() as connection:
         if not sa.inspect(connection).has_table(_VERSION.name):
             return None
@@ -21,20 +21,20 @@ def current(database: Database) -> str | None:
 
 
 def head() -> str:
-    """The revision that this code needs."""
+    """Return the revision that this code needs."""
     return max(revisions())
 
 
 def is_later(revision: str) -> bool:
-    """Whether a revision is that of a later version than this code, hence one that this code can work with.
+    """Return whether a revision belongs to a later version than this code; this code can work with it.
 
-    A migration takes away only what the version before it had already stopped using.
+    A migration removes only what the version before it had already stopped using.
     """
     return revision not in revisions()
 
 
 @cache
 def revisions() -> frozenset[str]:
-    """Every revision that this code knows, each as its file's name begins: to ask Alembic takes half a second."""
+    """Return the revisions that this code knows, read from the file names: asking Alembic takes half a second."""
     files = (Path(migrations.__file__).parent / "versions").glob("[0-9]*.py")
     return frozenset(file.name.partition("_")[0] for file in files)

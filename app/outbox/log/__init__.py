@@ -1,1 +1,1 @@
-"""The event log: append, read, route, retain, spool."""
+"""Append to the event log, read it, route its events, apply retention, and spool events."""

@@ -1,4 +1,4 @@
-"""Append events that are for one target whatever the rules say, and for no other."""
+"""Append events for a single target, independent of the rules."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from app.rules.model import Rule
 
 
 class AddressedLog(Log):
-    """As `Log`, for one target; an event matches nothing where that target is gone or gets no events."""
+    """Like `Log`, but for one target; if the target is removed or disabled, events match nothing."""
 
     def __init__(self, database: Database, target: TargetId) -> None:
         super().__init__(database)

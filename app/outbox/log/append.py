@@ -1,7 +1,7 @@
-"""Append events to the log: many requests in one transaction, each event recorded once, counted for each target.
+"""Append events to the log: many requests in one transaction; record each event once and count it for each target.
 
-The head row is locked first. From then on this is the only writer, so what is read next (rules, limits, which
-events are already there) is exact until the commit.
+The transaction locks the head row first. From then on it is the only writer, so everything it reads (rules, limits,
+recorded ids) is exact until the commit.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from app.outbox.log.routing import Routing, load_routing
 _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
-# Made once: building a statement costs about as much as the database needs to run it.
+# Built once: building a statement takes about as long as running it in the database.
 _HEAD = (tables.log_head.c.last_seq, tables.log_head.c.partitions, tables.log_head.c.version)
 _RESERVE = tables.log_head.update().values(last_seq=tables.log_head.c.last_seq + sa.bindparam("wanted"))
 _RESERVE_RETURNING, _READ_HEAD = _RESERVE.returning(*_HEAD), sa.select(*_HEAD)
@@ -37,7 +37,7 @@ _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bi
 
 @dataclass(slots=True)
 class Receipt:
-    """What became of one request's events; sent back to the frontend."""
+    """The result of one request's events, which the frontend gets as the response."""
 
     recorded: int = 0
     repeated: int = 0
@@ -47,47 +47,47 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class QueueFull:
-    """The request was refused as a whole: these targets have `queue_full=reject` and no room."""
+    """The whole request was rejected: these targets have `queue_full=reject` and a full queue."""
 
     targets: tuple[TargetId, ...]
 
 
 def key_hash(bucket: str, key: str) -> int:
-    """64 bits (signed) that stand for an object: they choose its partition and find its history."""
+    """Return a signed 64-bit hash of an object; it determines the object's partition and indexes its history."""
     digest = hashlib.blake2b(f"{bucket}/{key}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 
 
 def targets_text(ids: Iterable[int]) -> str:
-    """Target ids as the log keeps them: `,3,17,`, so that `,3,` finds 3 and never 13."""
+    """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13."""
     listed = ",".join(map(str, ids))
     return f",{listed}," if listed else ""
 
 
 class Log:
-    """The appending end of the log. One object for each process; safe to use from one thread at a time."""
+    """Append to the log. Create one object for each process, and use it from one thread at a time."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._routing = Routing.empty()
         self._buckets = Remembered()
-        self._settled: dict[int, int] = {}  # lower bounds: what has given its room back only grows in number
+        self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
 
     def append(
         self, requests: Sequence[Sequence[Event]], *, promised: bool = False, routed: bool = True
     ) -> list[Receipt | QueueFull]:
-        """Record the events of several requests in one commit; an answer for each request, in order.
+        """Record the events of several requests in one commit, and return an answer for each request, in order.
 
-        An event whose id is in the log already is counted as repeated and changes nothing. Requests that are
-        `promised` were answered with 2xx already and are not refused: a target with `queue_full=reject` goes over its
-        limit for them. Those that are not `routed` go to no target, whatever the rules: they are for who listens.
-        Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
+        An event whose id is already in the log counts as repeated and changes nothing. `promised` requests were already
+        answered with 2xx and are not rejected: a target with `queue_full=reject` exceeds its limit for them. Without
+        `routed`, the events go to no target, independent of the rules: only listeners receive them. Raises
+        `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
         wanted = sum(map(len, requests))
         if not wanted:
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
-        # Before the head is locked, as nobody else can append then; for nothing where the rules have changed since.
+        # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
         expected = self._routing
         matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
         with self._database.writing() as connection:
@@ -109,7 +109,7 @@ class Log:
         return answers
 
     def _check_sizes(self, requests: Sequence[Sequence[Event]]) -> None:
-        """A server hangs up on a statement that is too large, which would look as if it were gone."""
+        """Raise `Unstorable` for a too large event: the server would disconnect, as if it were unavailable."""
         most = self._database.largest_event
         if most is not None and any(is_larger(event, most) for events in requests for event in events):
             raise Unstorable(f"an event has more than the {most} bytes that the database takes")
@@ -120,7 +120,7 @@ class Log:
         requests: Sequence[Sequence[Event]],
         known: set[str],  # noqa: ARG002 (as above)
     ) -> Sequence[Sequence[Event]]:
-        """The events to record, of those that were asked for; under the head's lock."""
+        """Select the events to record from those requested; called under the head's lock."""
         return requests
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
@@ -136,7 +136,7 @@ class Log:
         return row.last_seq - wanted + 1, row.partitions
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
-        """How many events each target may still take; exact where it matters, a lower bound elsewhere."""
+        """Return the remaining queue capacity of each limited target: exact if nearly full, else a lower bound."""
         room: dict[int, int] = {}
         if not self._routing.limits:
             return room
@@ -152,11 +152,11 @@ class Log:
 
 
 def settled(connection: sa.Connection, target_id: int) -> int:
-    """How many of the events that were taken for a target take no room of its queue any more; never fewer than before.
+    """Return how many of the events recorded for a target do not count against its queue limit; it never decreases.
 
-    They were delivered, superseded, purged, or are dead. A replay changes nothing here: it takes no room, also not for
-    those of its events that are parked. Reads the target's cursors and nothing else, however many events are dead: it
-    is asked for under the lock of the log's head.
+    They were delivered, superseded or purged, or are dead letters. Replays do not change the capacity, not even by
+    events of theirs that are parked. Reads only the target's cursors, independent of the number of dead letters,
+    because it is called under the lock of the log's head.
     """
     c = tables.cursors.c
     freed = sa.select(sa.func.coalesce(sa.func.sum(c.freed), 0)).where(c.target_id == target_id)
@@ -164,7 +164,7 @@ def settled(connection: sa.Connection, target_id: int) -> int:
 
 
 class BatchBuilder:
-    """One transaction's worth of requests on their way into rows; decides, touches no database."""
+    """Convert the requests of one transaction to rows, without access to the database."""
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ class BatchBuilder:
         self.discarded: Counter[int] = Counter()
 
     def take(self, events: Sequence[Event]) -> Receipt | QueueFull:
-        """Take one request\'s events, or refuse all of them where a target is full."""
+        """Add one request's events, or reject all of them if a target's queue is full."""
         fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
         for event in events:
             if event.id not in self._known and event.id not in fresh:
@@ -214,7 +214,7 @@ class BatchBuilder:
         return receipt
 
     def buckets(self) -> set[str]:
-        """The buckets that its rows tell of as being there; that of trials is none."""
+        """Return the buckets that exist according to the rows, without the bucket of target tests."""
         return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {test_events.TEST_BUCKET}
 
     def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
@@ -244,7 +244,7 @@ class BatchBuilder:
             "time": event.time,
             "targets": targets,
             "record": event.record,
-            "trace": event.trace,  # "" and not NULL: a row without NULL needs no map of them, and COPY no exception
+            "trace": event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
         }
         self._seq += 1
         return row
@@ -267,7 +267,7 @@ def _count(connection: sa.Connection, intake: BatchBuilder) -> None:
 
 @lru_cache(maxsize=64)
 def _counting(touched: tuple[int, ...]) -> sa.Update:
-    """One statement for all targets that a transaction has events for."""
+    """Build one statement that updates all targets for which a transaction has events."""
     t = tables.targets.c
     added = {
         name: sa.case(
@@ -280,6 +280,6 @@ def _counting(touched: tuple[int, ...]) -> sa.Update:
 
 
 def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """Slices short enough for one IN (…)."""
+    """Yield slices that are short enough for one IN (…)."""
     for start in range(0, len(values), _CHUNK):
         yield values[start : start + _CHUNK]

@@ -1,4 +1,4 @@
-"""Share commits between concurrent requests: whoever waits while one transaction runs goes into the next."""
+"""Share commits between concurrent requests (group commit): requests that wait for a transaction share the next."""
 
 import os
 import threading
@@ -22,10 +22,10 @@ class _Waiting(Future[Receipt | QueueFull]):
 
 
 class GroupCommit:
-    """The way of every request into the log. One object for each process; the thread starts at the first use.
+    """Record all requests of a process. Create one object for each process; its thread starts at the first use.
 
-    A transaction takes requests until it has `most_events` or 16 MiB of records; a request is never divided. With 1,
-    every request has a commit of its own. A request that the database refuses fails by itself.
+    A transaction takes requests until it has `most_events` events or 16 MiB of records; a request is never split. With
+    `most_events=1`, every request has its own commit. A request that the database refuses fails alone.
     """
 
     def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
@@ -36,18 +36,18 @@ class GroupCommit:
         self._queue: SimpleQueue[_Waiting] = SimpleQueue()
 
     def append(self, events: Sequence[Event], timeout: float = 30.0) -> Receipt | QueueFull:
-        """Record one request's events; returns after the commit.
+        """Record one request's events, and return after the commit.
 
-        Raises `DatabaseUnavailable` when nothing was recorded because the database is away, `Unstorable` when it
-        refuses these events and takes others, and `TimeoutError` after `timeout` seconds, when it is not known whether
-        the events were or will be recorded: sending them again is safe.
+        Raises `DatabaseUnavailable` if nothing was recorded because the database is unavailable, `Unstorable` if it
+        refuses these events but accepts others, and `TimeoutError` after `timeout` seconds. After a `TimeoutError` it
+        is unknown whether the events were or will be recorded; sending them again is safe.
         """
         waiting = _Waiting(events)
         self._started().put(waiting)
         try:
             return waiting.result(timeout)
         except TimeoutError:
-            waiting.cancel()  # if its turn has not come yet, it does not come any more
+            waiting.cancel()  # if no transaction has taken it yet, none will
             raise
 
     def _started(self) -> SimpleQueue[_Waiting]:

@@ -1,6 +1,6 @@
-"""Follow the log: the events behind a place, in the order in which they were recorded.
+"""Read the events after a position of the log, in the order in which they were recorded.
 
-Reading takes no lock and passes over no event: commit order is seq order.
+Reading takes no lock and skips no event, because commits happen in the order of `seq`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("si
 _BETWEEN = (
     sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.record)
     .where(
-        _e.partition.in_(sa.bindparam("partitions", expanding=True)),  # for the table's key, which begins with it
+        _e.partition.in_(sa.bindparam("partitions", expanding=True)),  # because the primary key begins with it
         _e.seq > sa.bindparam("after"),
         _e.seq <= sa.bindparam("last"),
     )
@@ -27,29 +27,29 @@ _BETWEEN = (
 
 
 class LogEnd(NamedTuple):
-    """How far the log goes, and how many partitions it has."""
+    """The log's last seq and its number of partitions."""
 
     seq: int
     partitions: int
 
 
 def log_end(database: Database) -> LogEnd:
-    """The log's end: one row of one table."""
+    """Return the log's end; reads one row of one table."""
     with database.reading() as connection:
         return LogEnd(*connection.execute(_END).one())
 
 
 def position_of(database: Database, event_id: str) -> int | None:
-    """The seq of an event, None where the log does not hold it (any more)."""
+    """Return the seq of an event, None if the log does not (or no longer) contain it."""
     with database.reading() as connection:
         found: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
     return found
 
 
 def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
-    """The events behind `after` up to `last`: seq, id, received_at, name, bucket, key, record.
+    """Return the events after `after` up to `last`: seq, id, received_at, name, bucket, key, record.
 
-    There may be fewer than seqs, as not every seq has an event.
+    There may be fewer events than seqs, because not every seq has an event.
     """
     with database.reading() as connection:
         wanted = {"partitions": list(range(partitions)), "after": after, "last": last}
@@ -58,7 +58,7 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
 
 
 def first_seq(database: Database, partitions: int) -> int:
-    """Return the first seq that the log still holds, 1 for an empty log."""
+    """Return the seq of the oldest event in the log, 1 for an empty log."""
     query = sa.select(sa.func.min(_e.seq)).where(_e.partition == sa.bindparam("partition"))
     with database.reading() as connection:  # by partition, because the primary key begins with it
         firsts = [connection.execute(query, {"partition": partition}).scalar_one() for partition in range(partitions)]
@@ -66,7 +66,7 @@ def first_seq(database: Database, partitions: int) -> int:
 
 
 def journal_rows(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
-    """Return the events behind `after` up to `last`, in any order: id, time, name, bucket, key, version, record."""
+    """Return the events after `after` up to `last`, in any order: id, time, name, bucket, key, version, record."""
     query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
     with database.reading() as connection:
         window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
@@ -75,10 +75,10 @@ def journal_rows(database: Database, partitions: int, after: int, last: int) -> 
 
 
 class LogReader:
-    """A place in the log that moves on as it is read."""
+    """A position in the log that advances as events are read."""
 
     def __init__(self, database: Database, since: int = 0) -> None:
-        """Begin at the log's end, or at the first event received at `since` or later (milliseconds since 1970)."""
+        """Start at the log's end, or at the first event received at `since` or later (milliseconds since 1970)."""
         self._database = database
         self.after = log_end(database).seq
         if since:
@@ -87,7 +87,7 @@ class LogReader:
             self.after = self.after if first is None else first - 1
 
     def read(self, limit: int = 1000) -> Sequence[Any]:
-        """The next events as `events_between` has them, at most `limit`; none where there are no more yet."""
+        """Return up to `limit` of the next events, as `events_between` does; none at the log's end."""
         found = log_end(self._database)
         while self.after < found.seq:
             last = min(self.after + limit, found.seq)

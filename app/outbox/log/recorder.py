@@ -1,4 +1,4 @@
-"""Record requests together, and where the database refuses them, one by one: a refused request fails alone."""
+"""Record requests together, or one by one if the database refuses them, so that a refused request fails alone."""
 
 from collections.abc import Iterator, Sequence
 from uuid import uuid4
@@ -12,24 +12,24 @@ from app.outbox.engine.db_errors import Unstorable, may_be_a_value
 from app.outbox.log.append import Log, QueueFull, Receipt
 
 Answer = Receipt | QueueFull | Exception
-_TRIES = 2  # of a request by itself, each followed by a write that has to succeed, before it counts as refused
+_TRIES = 2  # of a single request, each followed by a write that must succeed, before the request counts as refused
 
 
 class Recorder:
-    """Appends to the log as `Log` does. One object for each process; safe to use from one thread at a time."""
+    """Append to the log. Create one object for each process, and use it from one thread at a time."""
 
     def __init__(self, database: Database, log: Log | None = None) -> None:
-        """Append to `log`, such as one for a single target; None: to the log with its rules."""
+        """Append to `log`, for example that of a single target; None: to the log with its rules."""
         self._database = database
         self._log = log or Log(database)
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
 
-        An answer that is an exception means that nothing of its request was recorded, as far as is known:
-        `Unstorable` where the database takes other events but not these, any other error where it takes none now; then
-        all later answers are that error too. After an error of the whole group a request is only recorded when its
-        answer is asked for.
+        An exception as an answer means that, as far as is known, nothing of its request was recorded. It is
+        `Unstorable` if the database accepts other events but not these. Any other error means that the database accepts
+        no events now, and all later answers are that error too. After an error of the whole group, each request is
+        recorded only when the caller asks for its answer.
         """
         if len(requests) > 1:
             try:
@@ -54,10 +54,10 @@ class Recorder:
     def record_most(
         self, events: Sequence[Event], *, promised: bool = False
     ) -> tuple[list[Receipt | QueueFull], list[tuple[Event, str]]]:
-        """Record one request's events, in order, but for those that the database refuses; these with their reasons.
+        """Record one request's events, in order, and return the receipts and the refused events with their reasons.
 
-        They are recorded together; only where they are refused together the halves are tried, each with a receipt of
-        its own. Raises what `Log.append` raises where the database takes no events now.
+        The events are recorded together. If they are refused, each half is tried, with a receipt of its own. Raises
+        what `Log.append` raises if the database accepts no events now.
         """
         [answer] = self.record([events], promised=promised)
         if not isinstance(answer, Exception):
@@ -72,7 +72,7 @@ class Recorder:
         return receipts + others, refused + more
 
     def _alone(self, events: Sequence[Event], *, promised: bool) -> Answer:
-        """Record one request. Raises what means that the database takes no events at all."""
+        """Record one request. Raises errors which mean that the database accepts no events at all."""
         for _ in range(_TRIES):
             try:
                 return self._log.append([events], promised=promised)[0]
@@ -87,10 +87,10 @@ class Recorder:
 
 
 def check_writable(database: Database) -> None:
-    """Write a small event, remove it and commit. Raises what the database says where it takes no events now.
+    """Insert a small event, delete it and commit. Raises the database's error if it accepts no events now.
 
-    It writes to every table that an event is written to, as a right, a table or a disk may be missing for these only.
-    Nobody sees the event; its number in the log stays unused.
+    It writes to every table that recording an event writes to, because a permission, a table or a disk may be missing
+    for one of them only. No reader sees the event; its seq stays unused.
     """
     head, e, b, t = tables.log_head.c, tables.events.c, tables.buckets.c, tables.targets.c
     unique = uuid4().hex

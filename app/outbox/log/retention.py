@@ -1,14 +1,14 @@
-"""Remove what retention no longer asks for from the tail of the log, in batches that hold no lock for long.
+"""Delete events older than the retention period from the log, in batches that hold locks briefly.
 
-An event that every cursor has passed stays in the log nevertheless while
+An event that every cursor has passed stays in the log as long as
 
-* it is parked or a dead letter of some target: what is delivered later is read from the log;
-* the redelivery of its object is requested, and it is not older than the request;
-* it is the newest of its object (by sequencer, among those of the same targets) and an older one stays in the log.
-  A mirror learns from the newest that the older one, delivered once more, is superseded. This holds in whatever order
-  the events were recorded or leave the log, and keeps one event of an object however many there were.
+* it is parked or a dead letter of any target, because later deliveries read it from the log;
+* the redelivery of its object is requested, and the event is not older than the request's `since`;
+* it is the newest of its object (by sequencer, among the events of the same targets) and an older one stays in the log.
+  The newest event lets a mirror detect that the older one, delivered once more, is superseded. This works for any
+  order in which the events were recorded or leave the log, and it keeps one event per object, however many there were.
 
-What the mirror policy knows of versioned keys outlives the events (`app.outbox.versions`).
+The mirror policy's knowledge of versioned keys outlives the events (`app.outbox.versions`).
 """
 
 import math
@@ -28,29 +28,29 @@ from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
 from app.outbox.versions.retention import drop_unused, keep_records
 
-_REVISIT_INTERVAL = 600.0  # seconds after which the events that were kept are looked at again
+_REVISIT_INTERVAL = 600.0  # seconds after which kept events are checked again
 
 
 @dataclass(slots=True)
 class _Pass:
-    """One passage over a partition, from its oldest event on."""
+    """One pass over a partition, starting at its oldest event."""
 
     begun: float
-    after: int = 0  # the seq up to which it has come
-    ended: bool = False  # it has come to where the events are too young, and waits there for more
+    after: int = 0  # the seq that it has reached
+    ended: bool = False  # it has reached events that are too young, and waits there
 
 
 @dataclass(slots=True)
 class PurgeProgress:
-    """How far the purges of this process have come in each partition.
+    """How far the purges of this process have advanced in each partition.
 
-    Where it is lost, with the process, the next purges look at every kept event once more before they go on.
+    It is lost when the process ends; then the next purges check every kept event once more.
     """
 
     passes: dict[int, _Pass] = field(default_factory=dict)
 
     def of(self, partition: int) -> _Pass:
-        """The partition's pass; a new one where the last has ended and began long enough ago."""
+        """Return the partition's pass, or a new one if the last has ended and began long enough ago."""
         now = time.monotonic()
         known = self.passes.get(partition)
         if known is None or (known.ended and now - known.begun > _REVISIT_INTERVAL):
@@ -70,11 +70,11 @@ def purge(
 ) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing needs.
 
-    Returns how many; stops after `most` of them or so many `seconds`, so that a purge is never long: the next one goes
-    on, where `progress` says, or else from the oldest event of each partition. A transaction looks at `batch` events
-    (at most 1000), whether it removes them or not, and nothing is locked for a batch of which all stay. It looks at a
-    partition up to the first batch without an old event, not at all of it. What a mirror needs of the events is kept
-    with what it knows of its keys. With `unused` what was kept for mirrors that are none any more is deleted, too,
+    Returns the number of deleted events. A purge is short: it stops after `most` events or `seconds`, and the next one
+    continues at `progress`, or without it at the oldest event of each partition. A transaction checks `batch` events
+    (at most 1000), whether it deletes them or not; a batch of which all events stay takes no lock. In each partition
+    the purge stops at the first batch without an old event. The records that a mirror needs of deleted events are
+    copied to its `object_versions`. With `unused`, the rows of targets that are no longer mirrors are deleted too,
     which locks every mirror's cursors in turn.
     """
     progress = progress or PurgeProgress()
@@ -93,11 +93,11 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """Consecutive events of a partition, as far as they were old enough, and those of them that may go."""
+    """A range of consecutive old events of a partition, and those of them that may be deleted."""
 
     removable: Sequence[Any]
-    last: int  # the seq of the last event that was old enough: where the next look begins
-    is_last: bool  # nothing old enough is known behind it
+    last: int  # the seq of the last event that was old enough, after which the next window begins
+    is_last: bool  # no event after it is known to be old enough
 
 
 def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch: int) -> int:
@@ -106,8 +106,8 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
     if window.removable:
         e = tables.events.c
         with database.writing() as connection:
-            # A replay that begins adds a cursor at the tail of the log: it must be seen here, or begin after the
-            # COMMIT. The same holds for a redelivery that is carried out. So all is read again under the lock.
+            # A new replay adds a cursor at the tail of the log: this transaction must see it, or the replay must begin
+            # after the COMMIT. The same applies to a redelivery that is carried out. So read all again under the lock.
             lock_tail(connection)
             window = _look(connection, partition, current.after, older_than, batch)
             keep_records(connection, partition, window.removable)
@@ -118,7 +118,7 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
 
 
 def _look(connection: sa.Connection, partition: int, after: int, older_than: int, batch: int) -> _Window:
-    """Look at a batch of events behind `after`."""
+    """Check a batch of events after `after`."""
     e = tables.events.c
     query = (
         sa.select(e.seq, e.received_at, e.key_hash, e.bucket, e.key, e.sequencer, e.targets)
@@ -134,30 +134,30 @@ def _look(connection: sa.Connection, partition: int, after: int, older_than: int
     suspect = _redelivered_since(connection, partition, {row.key_hash for row in old})
     free = {row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, NEVER)}
     kept = _superseding(connection, partition, rows, free)
-    # Those behind the last old one will be old soon: the next look is for them, too.
+    # Events after the last old one will be old soon, so the next window begins with them.
     removable = [row for seq, row in free.items() if seq not in kept]
     return _Window(removable, old[-1].seq, is_last=len(rows) < batch)
 
 
 def _passed(connection: sa.Connection, partition: int) -> int:
-    """The seq up to which every cursor of the partition has come; the log's head where there is none."""
+    """Return the seq that every cursor of the partition has reached; without cursors, the log's last seq."""
     c = tables.cursors.c
     least = sa.select(sa.func.min(c.position)).where(c.partition == partition, c.position < c.until).scalar_subquery()
     return int(connection.execute(sa.select(sa.func.coalesce(least, tables.log_head.c.last_seq))).scalar_one())
 
 
 def _referred(connection: sa.Connection, partition: int, first: int, last: int) -> set[int]:
-    """The seqs from `first` to `last` that are parked or dead for some target."""
+    """Return the seqs from `first` to `last` that are parked or dead letters of any target."""
     of_tables = [
         sa.select(table.c.seq).where(table.c.partition == partition, table.c.seq.between(first, last))
         for table in (tables.parked, tables.dead_letters)
     ]
-    # One statement: an event on its way from one table to the other is in one of them.
+    # One statement, so that an event that is moved from one table to the other is seen in one of them.
     return set(connection.execute(sa.union(*of_tables)).scalars())
 
 
 def _redelivered_since(connection: sa.Connection, partition: int, hashes: set[int]) -> dict[int, int]:
-    """From which seq on the events of some objects are needed by the redeliveries that are requested of them."""
+    """Return, by key hash, the first seq that the requested redeliveries of these objects need."""
     r = tables.redeliveries.c
     query = sa.select(r.key_hash, sa.func.min(r.since).label("since")).where(r.partition == partition)
     query = query.group_by(r.key_hash)
@@ -169,9 +169,9 @@ def _redelivered_since(connection: sa.Connection, partition: int, hashes: set[in
 
 
 def _superseding(connection: sa.Connection, partition: int, rows: Sequence[Any], free: dict[int, Any]) -> set[int]:
-    """Those of the `free` events that are the newest of their object while an older one stays in the log.
+    """Return those of the `free` events that are the newest of their object while an older one stays in the log.
 
-    `rows` is the window that they are part of.
+    `rows` is the window to which they belong.
     """
     newest: dict[tuple[str, str, str], Any] = {}
     for row in rows:
@@ -181,7 +181,7 @@ def _superseding(connection: sa.Connection, partition: int, rows: Sequence[Any],
     asked = [row.seq for row in newest.values() if row.seq in free]
     if not asked:
         return set()
-    stays: dict[tuple[str, str], str] = {}  # the least sequencer of an object's events that stay, in this window
+    stays: dict[tuple[str, str], str] = {}  # the least sequencer of each object's events that stay, within this window
     for row in rows:
         if row.sequencer and row.seq not in free:
             stays[row.bucket, row.key] = min(row.sequencer, stays.get((row.bucket, row.key), row.sequencer))
@@ -208,10 +208,10 @@ def _place(row: Any) -> tuple[str, int]:
 
 
 def _newest() -> sa.Select[Any]:
-    """Of some events those that are the newest of their object and targets, and whether there are older ones.
+    """Build the query for the events that are the newest of their object and targets, and whether older ones exist.
 
-    Each look-up is a short walk along an index: to the next newer event, or from the oldest to the first outside of
-    the window from `first` to `last`.
+    Each lookup is a short index scan: to the next newer event, or from the oldest event to the first one outside the
+    window from `first` to `last`.
     """
     e, other = tables.events.c, tables.events.alias("other")
 

@@ -1,4 +1,4 @@
-"""Which targets an event goes to: the rules and targets as of one version of them, compiled."""
+"""Route events to targets by a compiled snapshot of the rules and targets."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from app.rules.model import Rule
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A snapshot; `version` is that of the log's head, so a reader knows when it is out of date.
+    """A snapshot of rules and targets; it is outdated if `version` differs from that of the log's head.
 
     A target that is not in `limits` may have any number of undelivered events.
     """
@@ -29,16 +29,16 @@ class Routing:
 
     @classmethod
     def empty(cls) -> "Routing":
-        """Before anything was read; its version is never that of a head."""
+        """Return the snapshot before the first read; its version is never that of a head."""
         return cls(-1, {}, {}, frozenset(), compile_rules(()))
 
     def targets(self, event: Event) -> tuple[int, ...]:
-        """The ids of the targets whose rules name this event, each once."""
+        """Return the ids of the targets whose rules match this event, each once."""
         return self.matcher.targets(event.bucket, event.name, event.key)
 
 
 def load_routing(connection: sa.Connection, version: int) -> Routing:
-    """Read rules and enabled targets. A paused or broken target still gets its events: they wait for it."""
+    """Read the rules and the enabled targets. Events for paused or broken targets are recorded too, and wait."""
     t, r = tables.targets.c, tables.rules.c
     rows = connection.execute(sa.select(t.id, t.type, t.name, t.queue_limit, t.rejects).where(t.enabled)).all()
     ids = {row.id: TargetId(row.type, row.name) for row in rows}

@@ -1,9 +1,9 @@
-"""Keep requests in a folder while the database is away; `app.outbox.log.spool_feeder` records them when it is back.
+"""Store requests in a folder while the database is unavailable; `app.outbox.log.spool_feeder` records them later.
 
-One file for each request, or for several that came together; its name is a number that only grows, shared by every API
-process of the machine. A file is there as a whole or not at all, and on the disk, before its requests are answered; it
-goes after the commit that recorded its events. A crash between the two feeds it again, and the events' ids make that a
-repetition.
+Each file has one request, or several that came together. Its name is a number from an increasing sequence that all API
+processes of the machine share. Files are written atomically and synced to disk before their requests are answered, and
+deleted after the commit that recorded their events. After a crash between the two, a file is fed again, and the ids of
+its events identify them as repeated.
 """
 
 import fcntl
@@ -21,7 +21,7 @@ from app.outbox.log.spool_format import encoded
 
 log = logging.getLogger("bucketwire.spool")
 
-FILE_BYTES = 1 << 24  # of the records in a file, unless one request has more
+FILE_BYTES = 1 << 24  # of records in one file, unless a single request has more
 _NAME = re.compile(r"\d{20}\.events")
 _LIMIT = "largest-event"
 
@@ -36,24 +36,24 @@ class _Waiting(Future[None]):
 
 
 class Spool:
-    """The folder. Any number of threads and processes of one machine may use it at once; a network file system may not.
+    """The spool folder, shared by all threads and processes of one machine; not for network file systems.
 
-    Raises `OSError` where the folder cannot be made, read or written.
+    Raises `OSError` if the folder cannot be created, read or written.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._turn, self._writing = threading.Condition(), False
         self._waiting: list[_Waiting] = []
-        self._numbered = 0  # the process that has looked at the names in the folder
+        self._numbered = 0  # id of the process that has read the names in the folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         with self._exclusive("number.lock"):
             pass
 
     def append(self, events: Sequence[Event]) -> None:
-        """Keep one request's events; returns when they are on the disk. Raises `OSError`, and then nothing is kept.
+        """Store one request's events, and return when they are on disk. Raises `OSError`; then nothing is stored.
 
-        Requests that come while a file is being written go into the next one together.
+        Requests that arrive while a file is being written share the next file.
         """
         mine = _Waiting(events)
         with self._turn:
@@ -91,29 +91,29 @@ class Spool:
             draft.rename(place)
             _sync(self.folder)
         except BaseException:
-            # Also a file in its place goes again: its requests are about to be refused.
+            # Delete even a renamed file, because its requests will be refused.
             for path in (draft, place):
                 with suppress(OSError):
                     path.unlink()
             raise
 
     def pending(self) -> bool:
-        """Whether anything waits here; then whatever comes has to wait behind it."""
+        """Return whether any file waits; then new requests must wait behind it, to keep their order."""
         with os.scandir(self.folder) as entries:
             return any(_NAME.fullmatch(entry.name) for entry in entries)
 
     def files(self) -> list[Path]:
-        """The files that wait, in their order."""
+        """Return the waiting files, in the order in which they were written."""
         return sorted(path for path in self.folder.iterdir() if _NAME.fullmatch(path.name))
 
     def damaged(self) -> int:
-        """How many files were set aside because they could not be read or recorded."""
+        """Return the number of quarantined files, which could not be read or recorded."""
         return sum(1 for _ in self.folder.glob("*.bad"))
 
     def quarantine_file(self, path: Path, reason: str) -> None:
-        """Take a file out of the line for good; a person has to look at it.
+        """Quarantine a file permanently; an operator has to inspect it.
 
-        The reason is in a file beside it, unless the disk is full: the files behind it have to go on all the same.
+        The reason is written to a file beside it, unless the disk is full: the later files must be fed anyway.
         """
         with suppress(OSError):
             self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
@@ -122,10 +122,10 @@ class Spool:
         log.error("%s is set aside as .bad, its events are not recorded: %s", path, reason)
 
     def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
-        """Put these events of a file, each with its reason, in the place of the file; its others are recorded.
+        """Replace a file by a quarantined one with its refused events and their reasons; the others are recorded.
 
-        Where the disk is full the whole file is set aside instead. Where none is refused, the file just goes: what the
-        database does not take at once it may take in parts.
+        If the disk is full, the whole file is quarantined instead. If no event is refused, the file is deleted: the
+        database may accept in parts what it refused as a whole.
         """
         if not refused:
             path.unlink()
@@ -143,7 +143,7 @@ class Spool:
         )
 
     def _put(self, place: Path, content: bytes) -> None:
-        """Write a file that is there as a whole or not at all. One of the same name was written before a crash."""
+        """Write a file atomically. It replaces an existing one, which was written before a crash."""
         draft = place.with_suffix(f"{place.suffix}.draft")
         try:
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -156,21 +156,21 @@ class Spool:
             raise
 
     def largest_event(self) -> int | None:
-        """The limit that was remembered last, None for none; also by an earlier process."""
+        """Return the last remembered limit in bytes, also of an earlier process; None if there is none."""
         try:
             return int((self.folder / _LIMIT).read_text())
         except (OSError, ValueError):
             return None
 
     def remember_largest_event(self, size: int) -> None:
-        """Keep the most bytes of an event that the database takes, for when it cannot be asked. Raises `OSError`."""
+        """Store the database's limit of an event's bytes, for when it is unavailable. Raises `OSError`."""
         if self.largest_event() != size:
             with self._exclusive("number.lock"):
                 self._put(self.folder / _LIMIT, str(size).encode())
 
     @contextmanager
     def feeding(self) -> Iterator[bool]:
-        """True for the one process that may feed now, False for the others."""
+        """Yield True in the one process that may feed during the block, False in the others."""
         with (self.folder / "feeder.lock").open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -183,7 +183,7 @@ class Spool:
         with self._exclusive("number.lock") as descriptor:
             number = int(os.pread(descriptor, 20, 0) or b"0")
             if self._numbered != os.getpid():
-                # A power cut may have taken the number back, but not the files that were numbered by it.
+                # A power failure may have reset the number, but not the files that were named by it.
                 names = [path.name[:20] for path in self.folder.iterdir()]
                 number = max([number, *(int(name) for name in names if name.isdecimal())])
                 self._numbered = os.getpid()
@@ -201,7 +201,7 @@ class Spool:
 
 
 def _portions(group: Sequence[_Waiting]) -> Iterator[list[_Waiting]]:
-    """The requests of a group in files of a size that one commit takes; a request is never divided."""
+    """Split a group of requests into files that fit into one commit each; a request is never split."""
     portion: list[_Waiting] = []
     size = 0
     for waiting in group:

@@ -1,4 +1,4 @@
-"""Record what waits in the spool folder, in its order, when the database is back."""
+"""Record the spooled requests, in order, when the database is available again."""
 
 import contextlib
 import errno
@@ -19,15 +19,15 @@ from app.outbox.log.spool_format import DamagedFile, decoded
 
 log = logging.getLogger("bucketwire.spool")
 
-_FILES, _EVENTS = 500, 5000  # of one commit; only a file that is refused is divided
-_PAUSE = 0.5  # seconds between two looks at the folder, and between two tries of a database that is away
-# What is wrong with one file, and not with the folder or the process.
+_FILES, _EVENTS = 500, 5000  # of one commit; only a refused file is split
+_PAUSE = 0.5  # seconds between two checks of the folder, and between two attempts to reach an unavailable database
+# Errors of a single file, as opposed to the folder or the process.
 _OF_ONE_FILE = (errno.EIO, errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP, errno.ENXIO)
 
 
 @dataclass(frozen=True, slots=True)
 class _SpoolFile:
-    """A file as it was read."""
+    """The content of a spool file."""
 
     path: Path
     size: int
@@ -35,7 +35,7 @@ class _SpoolFile:
 
 
 class SpoolFeeder:
-    """Feeds the folder to the log. Every API process has one; at any time one of them works."""
+    """Feed the folder to the log. Every API process has a feeder, and only one of them works at a time."""
 
     def __init__(self, spool: Spool, database: Database) -> None:
         self.spool = spool
@@ -45,7 +45,7 @@ class SpoolFeeder:
         self._pid = 0
 
     def started(self) -> None:
-        """Have a thread in this process that feeds whenever there is something to feed; it ends with the process."""
+        """Ensure that this process has a feeder thread, which feeds waiting files and ends with the process."""
         if self._pid != os.getpid():
             with self._lock:
                 if self._pid != os.getpid():
@@ -53,7 +53,7 @@ class SpoolFeeder:
                     self._pid = os.getpid()
 
     def feed(self) -> int:
-        """Record what waits, in its order, and say how many files that were. Raises `DatabaseUnavailable`."""
+        """Record the waiting files in order, and return their number. Raises `DatabaseUnavailable`."""
         total = 0
         with self.spool.feeding() as mine:
             while mine and (paths := self.spool.files()):
@@ -70,7 +70,7 @@ class SpoolFeeder:
                 fed = self.feed() if self.spool.pending() else 0
             except DatabaseUnavailable:
                 away = True
-            except Exception:  # a thread that ends would leave everything where it is
+            except Exception:  # if the thread ended, nothing would be fed any more
                 log.exception("what is spooled in %s cannot be fed, trying again", self.spool.folder)
             else:
                 if fed:
@@ -80,7 +80,7 @@ class SpoolFeeder:
 
     def _remember_limit(self) -> None:
         if self._database.largest_event is not None:
-            with contextlib.suppress(OSError):  # a full disk, which only feeding can make emptier
+            with contextlib.suppress(OSError):  # the disk is full, and only feeding frees space
                 self.spool.remember_largest_event(self._database.largest_event)
 
     def _batches(self, paths: Iterable[Path]) -> Iterator[list[_SpoolFile]]:
@@ -107,7 +107,7 @@ class SpoolFeeder:
             content = path.read_bytes()
             return _SpoolFile(path, len(content), decoded(content))
         except FileNotFoundError:
-            return None  # somebody took it away
+            return None  # it was deleted manually
         except (DamagedFile, OSError) as error:
             if isinstance(error, OSError) and error.errno not in _OF_ONE_FILE:
                 raise
@@ -115,8 +115,8 @@ class SpoolFeeder:
             return None
 
     def _feed(self, batch: Sequence[_SpoolFile]) -> None:
-        # They were answered with 202 before anybody could say that a queue is full. After a refusal a file is recorded
-        # only when its answer is asked for: so the rest of a refused file comes before the files behind it.
+        # `promised`, because they were answered with 202 before a full queue could be detected. After a refusal, each
+        # file is recorded only when its answer is asked for, so the rest of a refused file precedes the later files.
         answers = self._recorder.record([spooled.events for spooled in batch], promised=True)
         for spooled, answer in zip(batch, answers, strict=True):
             if isinstance(answer, Unstorable):

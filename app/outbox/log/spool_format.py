@@ -1,4 +1,4 @@
-"""How a file of the spool folder holds events: a line with their number and a digest, then JSON."""
+"""Encode and decode spool files: a line with the number of events and a digest, then JSON."""
 
 import hashlib
 from collections.abc import Sequence
@@ -14,21 +14,21 @@ _TEXTS = tuple(name for name in _FIELDS if name != "time")
 
 
 class DamagedFile(ValueError):
-    """A file of the spool folder does not hold what was written to it."""
+    """A spool file does not have the content that was written to it."""
 
 
 def encoded(events: Sequence[Event]) -> bytes:
-    """Events as a file holds them: a line with their number and the digest of the rest, then JSON."""
+    """Encode events as the content of a file: a line with their number and the digest of the rest, then JSON."""
     held: dict[str, Any] = {"fields": _FIELDS, "rows": [[getattr(event, name) for name in _FIELDS] for event in events]}
     if any(event.trace for event in events):
-        # Beside the rows, where a version that knows no traces passes over them: it may feed what a later one kept.
+        # Outside the rows, where a version without traces ignores them: it may feed files of a later version.
         held["traces"] = [event.trace for event in events]
     body = orjson.dumps(held)
     return f"{_FORMAT} {len(events)} {hashlib.sha256(body).hexdigest()}\n".encode() + body
 
 
 def decoded(content: bytes) -> Sequence[Event]:
-    """The events of a file. Raises `DamagedFile`."""
+    """Decode the events of a file. Raises `DamagedFile`."""
     head, _, body = content.partition(b"\n")
     words = head.decode(errors="replace").split(" ")
     if len(words) != 3 or words[0] != _FORMAT:
@@ -48,7 +48,7 @@ def decoded(content: bytes) -> Sequence[Event]:
 
 
 def _check_types(event: Event) -> None:
-    """A file may have been repaired by hand: what is no event must not fail in the midst of a commit."""
+    """Raise `TypeError` for wrong types, as in a file edited by hand: they must not fail during a commit."""
     if type(event.time) is not int:
         raise TypeError("time is no whole number")
     for name in (*_TEXTS, "trace"):

@@ -1,1 +1,1 @@
-"""Reconciliation runs and their schedule."""
+"""Register reconciliation runs and schedule them."""

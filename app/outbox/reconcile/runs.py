@@ -31,7 +31,7 @@ WAITING = "waiting"  # registered by the schedule, not started yet
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 
 _CONTENT = names(ContentChange.CREATED, ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.ALL_DELETED)
-_OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which are not changes of the bucket
+_OWN_EVENTS = '%"eventSource":"bucketwire:%'  # repairs and backfills, which do not change the bucket
 _DEAD_STATE = {RUNNING: FAILED, BACKFILLING: UNFINISHED}  # the state of a run after its process died
 _ACTIVITY = {RUNNING: "reconciled with", BACKFILLING: "backfilled from"}
 
@@ -80,8 +80,8 @@ class Reconciliations:
         """
         r = tables.reconciliations.c
         with self._database.writing() as connection:
-            now = database_now(connection)  # the database's clock, so that no host declares another host's run dead
-            # Lock the log's head: of two runs that start at once the second sees the first.
+            now = database_now(connection)  # so that no host's own clock declares another host's run dead
+            # Lock the log's head: if two runs start at once, the second one sees the first.
             connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
             same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state.in_(_DEAD_STATE))
             for row in connection.execute(sa.select(r.started_at, r.alive_until, r.state).where(*same)).all():
@@ -98,7 +98,7 @@ class Reconciliations:
             )
             if run:
                 waiting = tables.reconciliations.update().where(r.run == run, r.state == WAITING)
-                # Never earlier than the schedule's clock: that could be before the time for which it is registered.
+                # Never earlier than the schedule's clock, which could be before the time for which it is registered.
                 started_at = sa.case((r.started_at > now, r.started_at), else_=now)
                 if not connection.execute(
                     waiting.values(state=state, started_at=started_at, alive_until=now + lease)
@@ -257,8 +257,8 @@ class UnlessChanged(AddressedLog):
     """Record events for one target, each only if its object did not change after a seq; check and insert are atomic.
 
     Events without effect on the content do not count as a change, nor does the removal of another version, nor do
-    repairs. If the target has no room for a whole request, nothing of it is recorded (`QueueFull`), whatever
-    `queue_full` is: an event that the log has recorded without this target could not be sent again.
+    repairs. If the target's queue has no capacity for a whole request, nothing of it is recorded (`QueueFull`),
+    independent of `queue_full`: an event that is recorded without this target could not be sent again.
     """
 
     def __init__(self, database: Database, target: TargetId, after: int) -> None:
@@ -268,7 +268,7 @@ class UnlessChanged(AddressedLog):
 
     @property
     def overtaken(self) -> int:
-        """How many events it has left out."""
+        """The number of events left out because their objects changed."""
         return len(self._left_out)
 
     def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:

@@ -1,9 +1,9 @@
 """Schedule reconciliations: register each run once when it is due; it waits until a worker starts it.
 
-A target's setting `reconcile` is a cron expression, its rules name the buckets. An event may name any bucket: only
-valid bucket names are scheduled, and for a rule of every bucket no more than `MAX_BUCKETS`. Registering is idempotent:
-any number of processes may check at any time, because the table of runs decides. A registered run waits until the one
-before it has finished; `Reconciliations.begin` decides who starts it.
+A target's setting `reconcile` is a cron expression, and its rules name the buckets. An event may name any bucket: only
+valid bucket names are scheduled, and for a rule of every bucket at most `MAX_BUCKETS`. Registering is idempotent: any
+number of processes may check at any time, because the table of runs decides. A registered run waits until the previous
+run has finished; `Reconciliations.begin` decides which process starts it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,14 +34,14 @@ from app.outbox.reconcile.runs import (
 )
 from app.rules.model import EVERY_BUCKET
 
-MAX_BUCKETS = 1_000  # of one target: each is a run of its own, and posted events can name any number of buckets
+MAX_BUCKETS = 1_000  # of one target: each bucket has its own run, and posted events can name any number of buckets
 MAX_DELAY = 3_600_000  # ms; a run that became due while the service was down is still registered within this time
 _Pair = tuple[TargetId, str]
 
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A run that is registered and not started. `first`: no run of the same target and bucket has ever finished."""
+    """A registered run that has not started. `first`: no run of the same target and bucket has ever finished."""
 
     run: str
     target: TargetId
@@ -51,7 +51,7 @@ class WaitingRun:
 
 
 def describe_unscheduled(number: int) -> str:
-    """Describe that so many buckets of a target are not scheduled, and what to do."""
+    """Describe that a number of buckets of a target are not scheduled, and what to do."""
     return (
         f"{number} of the buckets in its events are not reconciled by schedule: their names are invalid, or there are "
         f"more than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
@@ -85,7 +85,7 @@ class Schedule:
             if not any(_due(connection, pairs, now)):
                 return 0
         with self._database.writing() as connection:
-            # Lock the log's head: of two processes that check at once the second sees the first one's runs.
+            # Lock the log's head: if two processes check at once, the second one sees the first one's runs.
             connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
             rows = [_row(target, bucket, now) for target, bucket in _due(connection, pairs, now)]
             if rows:

@@ -1,1 +1,1 @@
-"""What mirrors know of versioned objects beyond the retention of the event log."""
+"""Store the state of versioned objects for mirrors, beyond the retention of the event log."""

@@ -1,7 +1,7 @@
-"""What a mirror knows of versioned keys: the events of each key, folded once and kept by target and version.
+"""Maintain a mirror's state of versioned keys: fold each key's events once, and store the result by target and version.
 
-Only the holder of a partition's lease folds, before it delivers: whatever was sent is known to every later holder.
-A batch costs the same however long a key's history is, and what is known outlives the events that said it.
+Only the holder of a partition's lease folds, and it folds before it delivers: so every later holder knows the events
+that were sent. The cost of a batch does not depend on the length of a key's history, and the state outlives the events.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -27,26 +27,27 @@ _HERE = (_V.target_id == sa.bindparam("of_target"), _V.partition == sa.bindparam
 
 
 class ObjectVersions:
-    """What is known of versioned keys for the target of a lease. `connection` is for reading."""
+    """The state of versioned keys for the target of a lease. `connection` is used for reading."""
 
     def __init__(self, database: Database, connection: sa.Connection, lease: Lease) -> None:
         self._database = database
         self._connection = connection
         self._lease = lease
-        self._until: dict[int, int] = {}  # where the partitions' events that were folded here end
+        self._until: dict[int, int] = {}  # by partition, the seq up to which this object has folded events
         self._gaps: set[int] = set()  # partitions in which another policy delivered events since the last fold
-        self._filled: set[int] = set()  # partitions of which something is known
+        self._filled: set[int] = set()  # partitions that have rows
         self._look()
 
     def concerns(self, events: Sequence[Event], until: Mapping[int, int]) -> bool:
-        """Whether some events, the next of partitions that end at `until`, have to be folded before they are judged."""
+        """Return whether the next events, of partitions read up to `until`, must be folded before they are judged."""
         self._until |= until
         return any(event.version for event in events) or not self._filled.isdisjoint(until)
 
     def fold(self, events: Mapping[ObjectKey, Sequence[Entry]]) -> None:
-        """Fold the next events of the lease's partitions; those folded already are passed over.
+        """Fold the next events of the lease's partitions; events folded already are skipped.
 
-        Keys that never had a version stay unknown, and cost nothing. Raises `LeaseLost`; then nothing was written.
+        Keys that never had a version are not stored and cost nothing. Raises `LeaseLost`; then nothing was written for
+        that partition.
         """
         versioned = {key for key, entries in events.items() if any(entry.version for entry in entries)}
         self._close_gaps(key.partition for key in versioned)
@@ -61,7 +62,7 @@ class ObjectVersions:
             self._write(partition, folds | self._folded_from_log(partition, unknown))
 
     def holdings(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, Holding]:
-        """What the bucket holds under each key, as far as its events say that were settled or folded."""
+        """Return the bucket's content under each key, as known from its settled or folded events."""
         found: dict[ObjectKey, Holding] = {}
         for partition, some in self._known(keys):
             rows = {row.id: row for row in self._read(_TOPS, partition, {key.digest for key in some})}
@@ -71,7 +72,7 @@ class ObjectVersions:
         return found
 
     def latest(self, keys: Iterable[ObjectKey]) -> dict[ObjectKey, str]:
-        """The greatest comparable sequencer of each key's events that were settled or folded, "" if none has any."""
+        """Return the greatest comparable sequencer of each key's settled or folded events, "" if none has any."""
         found: dict[ObjectKey, str] = {}
         for partition, some in self._known(keys):
             rows = {row.id: row for row in self._read(_NAMED, partition, {key.digest for key in some})}
@@ -81,7 +82,7 @@ class ObjectVersions:
         return found
 
     def kept_record(self, partition: int, seq: int) -> str | None:
-        """The record of an event that left the log, where it is kept."""
+        """Return the copied record of an event that has left the log, None if there is none."""
         row = self._connection.execute(
             sa.select(_V.record).where(
                 _V.partition == partition, _V.seq == seq, _V.target_id == self._lease.target_id, _V.is_object
@@ -100,7 +101,7 @@ class ObjectVersions:
         return folds
 
     def _folded_from_log(self, partition: int, keys: Sequence[ObjectKey]) -> dict[ObjectKey, Fold]:
-        """The fold of each key's whole history in the log: once, when the key is first asked for."""
+        """Fold each key's whole history in the log; done once, when the key is first needed."""
         until = max(self._lease.positions[partition], self._until.get(partition, 0))
         folds = {(key.bucket, key.key): Fold() for key in keys}
         e = tables.events.c
@@ -156,7 +157,7 @@ class ObjectVersions:
                 self._filled.add(row.partition)
 
     def _close_gaps(self, partitions: Iterable[int]) -> None:
-        """Forget what is known in partitions with a gap: what was missed may be in the log no more."""
+        """Delete the state of partitions with a gap, because the missed events may have left the log."""
         c = tables.cursors.c
         for partition in sorted(self._gaps.intersection(partitions)):
             dropped = _DROPPED_AT_ONCE
@@ -178,7 +179,7 @@ class ObjectVersions:
 
 
 def drop(connection: sa.Connection, target_id: int, partition: int, most: int) -> int:
-    """Delete up to `most` rows of a target's partition; returns how many there were."""
+    """Delete up to `most` rows of a target's partition, and return their number."""
     here = (_V.target_id == target_id, _V.partition == partition)
     ids = connection.execute(sa.select(_V.id).where(*here).order_by(_V.id).limit(most)).scalars().all()
     if ids:

@@ -1,7 +1,7 @@
-"""What mirrors still need of events that leave the log, and the end of what they need no more.
+"""Keep what mirrors need of events that leave the log, and delete what they no longer need.
 
-The record of a surviving version is kept beside its state when its event is purged, for the newest versions of a key:
-should newer ones be removed, a mirror restores the row from it.
+When the event of a surviving version is purged, its record is copied to the version's row, for the newest versions of a
+key: if newer versions are removed, a mirror restores the target's row from it.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -16,19 +16,19 @@ from app.outbox.markers import WHOLE_LOG
 from app.outbox.versions.object_versions import drop
 from app.outbox.versions.rows import ObjectKey
 
-KEPT = 16  # layers of a key whose events have left the log
-_LOOKED_AT = 2000  # layers of a key that one batch of the purge looks at
+KEPT = 16  # newest layers of a key that are kept after their events have left the log
+_LOOKED_AT = 2000  # layers of a key that one batch of the purge checks
 _V = tables.object_versions.c
 _PLACE = (_V.sequencer, _V.tie, _V.placed)
 
 
 def keep_records(connection: sa.Connection, partition: int, events: Sequence[Any]) -> None:
-    """Copy what mirrors need of some events, in the transaction that deletes them from the log, before it does.
+    """Copy the records that mirrors need of some events, in the transaction that then deletes these from the log.
 
-    `events` are at most 1000 rows of the log with seq, key_hash, bucket, key and targets. What is known of a key goes
-    when nothing of it survives and its last event leaves the log: as long as an older event is retained, such as a dead
-    letter, it must not be taken for the key's whole history. Locks the partition's cursors of the mirrors concerned,
-    as a settlement does.
+    `events` are at most 1000 rows of the log with seq, key_hash, bucket, key and targets. A key's row is deleted when
+    no version of it survives and its last event leaves the log. If it was deleted before, a retained older event, such
+    as a dead letter, would be mistaken for the key's whole history. Locks the partition's cursors of the mirrors
+    concerned, as a settlement does.
     """
     newest = {ObjectKey(row.bucket, row.key, partition, row.key_hash).digest: row.seq for row in events}
     targets = {int(target) for row in events for target in row.targets.split(",") if target}
@@ -44,7 +44,7 @@ def keep_records(connection: sa.Connection, partition: int, events: Sequence[Any
     for target_id, objects in sorted(known.items()):
         _lock(connection, target_id, partition)
         mine = (_V.target_id == target_id, _V.partition == partition, _V.seq.in_(seqs))
-        # The events that removed them are gone: an event this late cannot be recognised any more.
+        # The events that removed these versions leave the log: an event this late cannot be recognized any more.
         connection.execute(tables.object_versions.delete().where(*mine, _V.sequencer.is_(None), _V.id != _V.object))
         connection.execute(tables.object_versions.update().where(*mine).values(record=_record()))
         _trim(connection, target_id, partition, objects)
@@ -52,7 +52,7 @@ def keep_records(connection: sa.Connection, partition: int, events: Sequence[Any
 
 
 def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -> int:
-    """Delete up to `most` rows of targets that were removed or are mirrors no more; returns how many."""
+    """Delete up to `most` rows of targets that were removed or are no longer mirrors, and return their number."""
     dropped = 0
     with database.reading() as connection:
         partitions = list(_partitions(connection))
@@ -67,7 +67,7 @@ def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -
 
 
 def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
-    """Lock the target's cursor in the partition; returns whether it still is a mirror's, with nothing missed."""
+    """Lock the target's cursor in the partition, and return whether it is still a mirror's that missed no event."""
     c = tables.cursors.c
     cursor = connection.execute(
         sa.select(c.position, c.folded)
@@ -78,7 +78,7 @@ def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
 
 
 def _partitions(connection: sa.Connection) -> Iterator[tuple[int, int]]:
-    """Every target and partition that has rows: one step through the primary key for each."""
+    """Yield every target and partition that has rows, by one step through the primary key for each."""
     target_id, partition = 0, -1
     while True:
         beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.partition > partition))
@@ -99,7 +99,7 @@ def _record() -> Any:
 def _without_others(
     connection: sa.Connection, partition: int, removed: Sequence[int], asked: Collection[int]
 ) -> set[int]:
-    """Those of the `asked` events whose objects have no event in the log but the `removed` ones."""
+    """Return those of the `asked` events whose objects have no other events in the log than the `removed` ones."""
     e, other = tables.events.c, tables.events.alias("other")
     others = (
         sa.exists()
@@ -112,7 +112,7 @@ def _without_others(
 
 
 def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
-    """Of keys that lost events: remove layers that are covered, and those beneath the newest."""
+    """Delete layers of keys that lost events: covered layers, and those beneath the newest `KEPT`."""
     here = (_V.target_id == target_id, _V.partition == partition)
     keys = (*here, _V.id.in_(objects))
     key = tables.object_versions.alias()
@@ -122,10 +122,10 @@ def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Se
     for row in connection.execute(sa.select(_V.id, _last_kept().label("last")).where(*keys)).all():
         if row.last is not None:
             layer = connection.execute(sa.select(*_PLACE).where(*here, _V.id == row.last)).one()
-            # As old by place as by receipt, but for late ones: so a few of the oldest are enough to look at.
+            # Except for late events, layers are ordered as their events were received: checking the oldest is enough.
             oldest = sa.select(_V.id, _V.record.is_not(None).label("purged")).order_by(*_PLACE).limit(_LOOKED_AT)
             beneath = connection.execute(oldest.where(*here, _V.object == row.id, _V.id != row.id, _older(layer))).all()
-            # With a layer goes what lies beneath it, also where its event is retained: else that would come to light.
+            # Delete the layers beneath a deleted one too, even if their events are retained: none may become current.
             purged = [number for number, version in enumerate(beneath) if version.purged]
             gone = [version.id for version in beneath[: purged[-1] + 1]] if purged else []
             if gone:
@@ -134,7 +134,7 @@ def _trim(connection: sa.Connection, target_id: int, partition: int, objects: Se
 
 
 def _forget(connection: sa.Connection, target_id: int, partition: int, objects: Sequence[str]) -> None:
-    """Remove keys of which nothing survives."""
+    """Delete the rows of keys without surviving versions."""
     if not objects:
         return
     here = (_V.target_id == target_id, _V.partition == partition)
@@ -145,18 +145,18 @@ def _forget(connection: sa.Connection, target_id: int, partition: int, objects: 
         other.c.object == _V.object,
         other.c.id != _V.id,
     )
-    done = sa.or_(_V.seq == 0, _V.record.is_not(None))  # nothing covers it, or what does has left the log, too
+    done = sa.or_(_V.seq == 0, _V.record.is_not(None))  # nothing covers it, or the covering event has left the log too
     _delete(connection, here, sa.select(_V.id).where(*here, _V.id.in_(objects), done, ~sa.exists().where(same_key)))
 
 
 def _delete(connection: sa.Connection, here: tuple[sa.ColumnElement[bool], ...], which: sa.Select[tuple[str]]) -> None:
-    # In two steps: MySQL deletes from no table that the condition selects from.
+    # In two steps, because MySQL cannot delete from a table that the condition selects from.
     for some in chunks(connection.execute(which).scalars().all()):
         connection.execute(tables.object_versions.delete().where(*here, _V.id.in_(some)))
 
 
 def _older(layer: Any) -> sa.ColumnElement[bool]:
-    """Whether a layer has its place beneath another, given as a row or as columns."""
+    """Return the condition that a layer is beneath another one, given as a row or as columns."""
     return sa.or_(
         _V.sequencer < layer.sequencer,
         sa.and_(_V.sequencer == layer.sequencer, _V.tie < layer.tie),
@@ -165,7 +165,7 @@ def _older(layer: Any) -> sa.ColumnElement[bool]:
 
 
 def _last_kept() -> Any:
-    """Of a key's row: the id of its layer that `KEPT - 1` others lie on; NULL if it has fewer."""
+    """Build the subquery for the id of a key's `KEPT`th layer from the top; NULL if it has fewer."""
     layer = tables.object_versions.alias()
     return (
         sa.select(layer.c.id)

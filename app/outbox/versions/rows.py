@@ -1,4 +1,4 @@
-"""The rows of `object_versions`: what a version or a key amounts to, as columns and JSON, and how a row is written."""
+"""Convert the states of versions and keys to rows of `object_versions`, as columns and JSON, and upsert the rows."""
 
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ _V = tables.object_versions.c
 
 
 class ObjectKey(NamedTuple):
-    """A key of a bucket, with its place in the log."""
+    """A key of a bucket, with its partition and key hash in the log."""
 
     bucket: str
     key: str
@@ -24,12 +24,12 @@ class ObjectKey(NamedTuple):
 
     @property
     def digest(self) -> str:
-        """Stands for bucket and key. Of 128 bits: whoever posts events must not find two keys of one digest."""
+        """A digest of bucket and key, of 128 bits, so that clients cannot construct two keys with the same digest."""
         return _digest(f"{len(self.bucket)} {self.bucket}{self.key}")
 
 
 def rows_of(target_id: int, key: ObjectKey, fold: Fold) -> Iterator[dict[str, Any]]:
-    """The rows that a fold changed: the key's own last, with the seq of what covers the key or 0."""
+    """Yield the rows that a fold changed; the key's own row comes last, with the seq of the covering event or 0."""
     if not fold.moved:
         return
     digest = key.digest
@@ -61,7 +61,7 @@ def _places(state: VersionState) -> tuple[Place | None, ...]:
 
 
 def version_state(row: Any) -> VersionState:
-    """What a version's row says."""
+    """Decode a version's row."""
     created, removed, first, last, sequencer, undeleted = orjson.loads(row.state)
     return VersionState(_place(created), _place(removed), _place(first), _place(last), sequencer, undeleted)
 
@@ -71,7 +71,7 @@ def _place(listed: Sequence[Any] | None) -> Place | None:
 
 
 def key_state(row: Any) -> KeyState:
-    """What a key's row says."""
+    """Decode a key's row."""
     folded, latest, cover, created, unexplained = orjson.loads(row.state)
     return KeyState(folded, latest, _place(cover), created, unexplained, bool(row.trimmed))
 
@@ -81,16 +81,16 @@ def _digest(text: str) -> str:
 
 
 def version_id(object_digest: str, version: str) -> str:
-    """The id of a version's row, given its key's."""
+    """Return the id of a version's row, from the digest of its key."""
     return _digest(object_digest + version)
 
 
 def _upsert(dialect: str) -> sa.Insert:
-    """Write a row as a whole; the record that the purge put into it stays as long as the row stands for its event."""
+    """Build the statement that upserts a row; it keeps a purged record while the row represents the same event."""
     if dialect == "mysql":
         into = mysql.insert(tables.object_versions)
         return into.on_duplicate_key_update(_written(into.inserted))
-    # Their INSERT … ON CONFLICT is the same; with RETURNING, SQLAlchemy sends PostgreSQL many rows in one statement.
+    # Both have the same INSERT … ON CONFLICT. With RETURNING, SQLAlchemy sends PostgreSQL many rows in one statement.
     insert = postgresql.insert if dialect == "postgresql" else sqlite.insert
     upsert: Any = insert(tables.object_versions)
     upsert = upsert.on_conflict_do_update(
@@ -101,7 +101,7 @@ def _upsert(dialect: str) -> sa.Insert:
 
 
 def _written(new: Any) -> list[tuple[str, Any]]:
-    """In this order: MySQL assigns one after the other, and the record's fate depends on the seq before."""
+    """Return the assignments in this order, because MySQL runs them one by one and `record` needs the old seq."""
     return [
         ("record", sa.case((_V.seq == new.seq, _V.record), else_=sa.null())),
         ("trimmed", sa.or_(_V.trimmed, new.trimmed)),
