@@ -20,7 +20,7 @@ from app.config.target_settings import BadSettings, load, texts
 from app.config.targets.base import TargetSettings
 from app.outbox import tables
 from app.outbox.delivery.reasons import clean_reason
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.markers import NO_LIMIT
 from app.rules.model import Rule, check
@@ -159,7 +159,7 @@ class Registry:
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
                 made = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
-                _begin(connection, made.inserted_primary_key[0], last_seq, partitions)
+                _begin(connection, inserted_id(made), last_seq, partitions)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
@@ -304,7 +304,7 @@ class Registry:
                 if stored.rule == rule:
                     return stored.row_id
             made = connection.execute(tables.rules.insert().values(**_rule_row(connection, rule)))
-            return int(made.inserted_primary_key[0])
+            return inserted_id(made)
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
         """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""

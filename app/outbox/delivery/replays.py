@@ -17,7 +17,7 @@ from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED
 from app.outbox.delivery.leases import REVOKED
 from app.outbox.delivery.settlement_store import finish_replay
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.registry import UnknownTarget
@@ -148,7 +148,7 @@ class Replays:
                     events=orjson.dumps(selection.names).decode(),
                 )
             )
-            replay_id = made.inserted_primary_key[0]
+            replay_id = inserted_id(made)
             new = [
                 {"target_id": row_id, "partition": row.partition, "replay_id": replay_id}
                 | {"position": first - 1, "begins_after": first - 1, "until": row.position}

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import sqlalchemy as sa
@@ -80,11 +81,11 @@ class Database:
         name = self.engine.dialect.name
         return "mysql" if name == "mariadb" else name
 
-    def writing(self) -> Any:
+    def writing(self) -> AbstractContextManager[sa.Connection]:
         """Return a context manager for a connection in a transaction that commits at the end or rolls back."""
         return self.engine.begin()
 
-    def reading(self) -> Any:
+    def reading(self) -> AbstractContextManager[sa.Connection]:
         """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()
 
@@ -209,3 +210,9 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
             cursor.execute("SET SESSION sql_mode=CONCAT_WS(',', NULLIF(@@sql_mode, ''), 'STRICT_ALL_TABLES')")
 
     return engine
+
+
+def inserted_id(result: sa.CursorResult[Any]) -> int:
+    """Return the id that the database gave to the row of an INSERT of one row."""
+    key: Any = result.inserted_primary_key
+    return int(key[0])
