@@ -328,7 +328,7 @@ def test_a_listing_with_bad_lines_removes_nothing(stage: Stage, tmp_path: Path) 
 
 
 def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: Path) -> None:
-    bucket, contents = "plain", stage.stores["postgresql:rows"]
+    bucket, store = "plain", stage.stores["postgresql:rows"]
     stage.put(bucket, "in the inventory", b"x")
     stage.settle("postgresql:rows")
     found = inventories.entries(stage.minio, bucket, versioned=False)
@@ -338,7 +338,7 @@ def test_an_inventory_is_used_completely_or_not_at_all(stage: Stage, tmp_path: P
         now = connection.exec_driver_sql("SELECT max(received_at) FROM events").scalar_one() + 1
     written.content["creationTimestamp"] = str(now)
     report = manifest(written.write())
-    contents.set(f"{bucket}/in the inventory", None)
+    store.set(f"{bucket}/in the inventory", None)
     more = {"inventory": report, "listed_at": report.begun, "repair": True, "limits": RepairLimits(max_removals=100)}
 
     lost = written.files[0].read_bytes()
