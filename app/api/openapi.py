@@ -10,7 +10,7 @@ from flask import Blueprint, Flask, Response, current_app
 
 from app.api.auth import PUBLIC, needs
 from app.api.errors import PROBLEM_TYPES
-from app.api.serialization import json_response
+from app.api.serialization import MAX_TEXT_LENGTH, json_response
 from app.config.fields.fields import fields_of
 from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
@@ -114,6 +114,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             ),
         },
     ),
+    "Text": {**_TEXT, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]*$"},
     "Settings": {"type": "object", "additionalProperties": True, "description": "by the names of the target's type"},
     "Target": _object(
         arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,

@@ -12,7 +12,7 @@ from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
 from app.outbox.markers import NEVER
 
-_LONGEST_TEXT = 4096  # characters: an object's key has at most as many bytes
+MAX_TEXT_LENGTH = 4096  # characters: an object's key has at most as many bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -82,8 +82,8 @@ def parsed_text(field: str, value: object) -> str:
         return ""
     if not isinstance(value, str):
         raise bad_value(field, "is no text", "put it in quotes")
-    if len(value) > _LONGEST_TEXT:
-        raise bad_value(field, f"has {len(value)} characters", f"give at most {_LONGEST_TEXT}")
+    if len(value) > MAX_TEXT_LENGTH:
+        raise bad_value(field, f"has {len(value)} characters", f"give at most {MAX_TEXT_LENGTH}")
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -38,9 +38,9 @@ def ls() -> Response:
       parameters:
         - {name: ids, in: query, schema: {type: string}, description: "numbers, divided by commas"}
         - {name: target, in: query, schema: {type: string}, description: an ARN or type:name}
-        - {name: bucket, in: query, schema: {type: string}}
-        - {name: prefix, in: query, schema: {type: string}, description: of the key}
-        - {name: reason, in: query, schema: {type: string}, description: contained in the reason}
+        - {name: bucket, in: query, schema: Text}
+        - {name: prefix, in: query, schema: Text, description: of the key}
+        - {name: reason, in: query, schema: Text, description: contained in the reason}
         - {name: since, in: query, schema: {type: string}, description: last tried at or after}
         - {name: before, in: query, schema: {type: string}, description: last tried before}
         - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000}}

@@ -94,8 +94,8 @@ def history() -> Response:
       description: Without `bucket` and `key` it answers 200 to whoever asks, as senders that probe expect.
       security: [{token: [read]}, {}]
       parameters:
-        - {name: bucket, in: query, schema: {type: string}}
-        - {name: key, in: query, schema: {type: string}}
+        - {name: bucket, in: query, schema: Text}
+        - {name: key, in: query, schema: Text}
         - {name: limit, in: query, schema: {type: integer, default: 1000, minimum: 1, maximum: 10000},
            description: the last so many}
       responses:

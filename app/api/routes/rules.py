@@ -26,7 +26,7 @@ def ls() -> Response:
       summary: Every rule, or those of one bucket, oldest first
       security: [{token: [read]}]
       parameters:
-        - {name: bucket, in: query, schema: {type: string}, description: only the rules that name this bucket}
+        - {name: bucket, in: query, schema: Text, description: only the rules that name this bucket}
       responses:
         200: {description: the rules, content: {application/json: {schema: Rules}}}
         default: Problem

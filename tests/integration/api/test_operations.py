@@ -38,6 +38,8 @@ def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
                     history=orjson.dumps([[1_795_000_000_000, reason]]).decode(),
                 )
             )  # fmt: skip
+            partition = (c.target_id == row.id, c.partition == event.partition)
+            connection.execute(tables.cursors.update().where(*partition).values(freed=c.freed + 1))
         connection.execute(tables.cursors.update().where(c.target_id == row.id).values(position=head))
 
 
