@@ -93,7 +93,7 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
         tasks = flower.ask("/api/tasks").values()
         workers = flower.ask("/api/workers")
         changes_nothing(flower)
-    assert {task["name"] for task in tasks} == {"deliver"}
+    assert "deliver" in {task["name"] for task in tasks} <= {"deliver", "purge"}
     for task in tasks:
         _, partitions = ast.literal_eval(task["args"])
         assert task["args"] == str((arn, partitions))

@@ -356,7 +356,7 @@ def fill(database: Database, *, kept: int, free: int, kept_first: bool = True) -
         connection.execute(tables.log_head.update().values(last_seq=total))
         connection.execute(tables.cursors.update().values(position=total))
         mine = tables.cursors.update().where(c.target_id == row_id, c.partition == 0)
-        connection.execute(mine.values(delivered=free, dead=kept))
+        connection.execute(mine.values(delivered=free, dead=kept, freed=total))
         connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(recorded=total))
 
 
