@@ -67,9 +67,7 @@ class World:
     delivered: set[tuple[int, str]] = field(default_factory=set)  # row id of the opened target, and event id
     claimed: list[tuple[int, ...]] = field(default_factory=list)
     letters: frozenset[tuple[int, int, int]] = frozenset()  # dead letters that there are at the beginning
-    written: set[str] = field(
-        default_factory=lambda: set(tables.metadata.tables)
-    )  # tables that are not what they were
+    written: set[str] = field(default_factory=lambda: set(tables.metadata.tables))  # tables that are not what they were
     retained: list[frozenset[str]] = field(default_factory=list)  # ids that a replay found in the log when it began
 
     def reset(self) -> None:
