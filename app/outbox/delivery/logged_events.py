@@ -60,11 +60,10 @@ def neither_parked_nor_dead(target_id: int) -> list[sa.ColumnElement[bool]]:
     ]
 
 
-def selected(target_id: int, replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
-    """Return the conditions on the events that a replay delivers again."""
+def selected(replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
+    """Return a replay's own conditions on the target's events; its cursor and its end are not among them."""
     e = tables.events.c
-    conditions = [goes_to(target_id), e.seq <= replay.until, e.received_at >= replay.since]
-    conditions.append(e.received_at < replay.before)
+    conditions: list[sa.ColumnElement[bool]] = [e.received_at >= replay.since, e.received_at < replay.before]
     if replay.bucket:
         conditions.append(e.bucket == replay.bucket)
     if replay.prefix:

@@ -29,7 +29,7 @@ from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 
-_WINDOW = 10_000  # most events of the log that one query of a replay scans
+_REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
 _LOOKS = 10  # windows of other targets' events that one batch scans in each partition
 _HEAD = sa.select(tables.log_head.c.last_seq)
 _P = tables.parked.c
@@ -150,12 +150,12 @@ class PartitionReader:
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """Return the next events of a replay, which ends at `replay.until`.
 
-        Scans at most `_WINDOW` events of the log: even if none of many millions is selected, each query stays short and
-        the replay advances.
+        Scans at most `_REPLAY_WINDOW` events of the log: even if none of many millions is selected, each query stays
+        short and the replay advances.
         """
         if replay.position >= replay.window:
             replay.window = self._window(replay)
-        query = self._ahead.where(*selected(self._lease.target_id, replay))
+        query = self._ahead.where(*selected(replay))
         place = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
         events = self._resolved(
             [logged_event(row, newest=self._newest) for row in self._connection.execute(query, place)]
@@ -163,10 +163,10 @@ class PartitionReader:
         return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
 
     def _window(self, replay: ReplayPartition) -> int:
-        """Return the seq of the `_WINDOW`th event, of any target, after the replay's position."""
+        """Return the seq of the `_REPLAY_WINDOW`th event, of any target, after the replay's position."""
         e = tables.events.c
         last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
-        found = self._connection.execute(last.order_by(e.seq).offset(_WINDOW - 1).limit(1)).scalar_one_or_none()
+        found = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
         return replay.until if found is None else int(found)
 
     def due_objects(self, now: int, limit: int) -> list[ObjectHash]:

@@ -204,8 +204,10 @@ def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: 
             replayed = sa.select(e.key).where(
                 e.partition == partition.partition,
                 e.seq > partition.position,
+                e.seq <= partition.until,
                 *in_bucket,
-                *selected(target_id, partition),
+                goes_to(target_id),
+                *selected(partition),
             )
             keys.update(connection.execute(replayed).scalars())
     return LogMark(seq, frozenset(keys))
