@@ -93,7 +93,7 @@ def to_problem(error: Exception) -> ApiProblem:
     """Return the problem for an exception. An unexpected exception is logged under an id that the problem contains."""
     number = uuid.uuid4().hex
     log.error("unexpected error %s", number, exc_info=error)
-    return ApiProblem("internal", "the log tells more under this id", {"id": number})
+    return ApiProblem("internal", "see the API's log for this id", {"id": number})
 
 
 @to_problem.register

@@ -16,7 +16,7 @@ from spark_jobs.commands import options
 @options.listing_options
 @options.grace_option
 @click.option("--limit", type=click.IntRange(1), help="Send at most this many events; the next run continues.")
-@click.option("--anew", is_flag=True, help="Start from the first key, wherever the last run ended.")
+@click.option("--restart", is_flag=True, help="Start from the first key, wherever the last run ended.")
 @options.api_options
 @click.option(
     "--folder", metavar="FOLDER", help="The folder for checkpoints; by default reconciliations/ in the data directory."
@@ -24,7 +24,7 @@ from spark_jobs.commands import options
 @options.with_context
 def backfill(
     context: ServiceContext, bucket: str, target: TargetId, listing: options.ListingOptions, grace: int | None,
-    limit: int | None, anew: bool, rate: float, url: str, folder: str | None,
+    limit: int | None, restart: bool, rate: float, url: str, folder: str | None,
 ) -> int:  # fmt: skip
     """Send TARGET an event for every object of BUCKET that its rules match, in the order of keys.
 
@@ -45,7 +45,7 @@ def backfill(
         log_retention=int(settings.retention * 1000),
         rate=rate,
         limit=limit,
-        anew=anew,
+        restart=restart,
     )
     context.registry.target(target)  # fail before Spark starts if the target is unknown
     api = Api(*options.api_login(context, url))

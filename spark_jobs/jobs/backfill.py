@@ -54,7 +54,7 @@ class BackfillConfig(ListingSource):
     rate: float = 1000.0  # events per second
     timeout: float = 60.0  # seconds that the API may be unavailable
     limit: int | None = None  # events in this run; the next run continues
-    anew: bool = False  # start from the first key, wherever the last run ended
+    restart: bool = False  # start from the first key, wherever the last run ended
 
     @property
     def batch_size(self) -> int:
@@ -132,7 +132,7 @@ def _run(
     spark: SparkSession, database: Database, config: BackfillConfig, rules: Sequence[Rule], api: Api,
     on_progress: Callable[[int, int], None], counts: dict[str, int], lost: threading.Event,
 ) -> BackfillResult:  # fmt: skip
-    if config.anew:
+    if config.restart:
         config.checkpoint.unlink(missing_ok=True)
     checkpoint = _read_checkpoint(config.checkpoint)
     listed_at = config.listed_at or now_ms()
@@ -205,7 +205,7 @@ def _read_checkpoint(checkpoint: Path) -> str:
     except FileNotFoundError:
         return ""
     except (ValueError, KeyError, TypeError):
-        raise CannotBackfill(f"{checkpoint} cannot be read; delete it, or start over with --anew") from None
+        raise CannotBackfill(f"{checkpoint} cannot be read; delete it, or start over with --restart") from None
 
 
 def _write_checkpoint(checkpoint: Path, key: str) -> None:

@@ -94,7 +94,7 @@ class RedeliveryRequests:
                 except FileNotFoundError:  # another process was faster
                     continue
                 except (OSError, ValueError, LookupError, TypeError) as error:
-                    log.warning("%s is not a redelivery request and is set aside: %s", file, error)
+                    log.warning("%s is not a redelivery request and is quarantined as .unreadable: %s", file, error)
                     with contextlib.suppress(OSError):
                         file.rename(file.with_suffix(".unreadable"))
                     continue

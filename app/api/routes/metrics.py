@@ -123,7 +123,9 @@ class Scrape:
                 len(spool.files()),
             )
             yield _single(
-                "spool_quarantined_files", "Spool files set aside because they could not be recorded.", spool.damaged()
+                "spool_quarantined_files",
+                "Spool files quarantined because they could not be recorded.",
+                spool.damaged(),
             )
 
 

@@ -119,7 +119,7 @@ class Spool:
             self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
         path.rename(path.with_suffix(".bad"))
         _sync(self.folder)
-        log.error("%s is set aside as .bad, its events are not recorded: %s", path, reason)
+        log.error("%s is quarantined as .bad, its events are not recorded: %s", path, reason)
 
     def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
         """Replace a file by a quarantined one with its refused events and their reasons; the others are recorded.
@@ -139,7 +139,7 @@ class Spool:
             path.replace(bad)
         _sync(self.folder)
         log.error(
-            "%s is set aside as .bad: the database refuses %d of its events: %s", path, len(refused), refused[0][1]
+            "%s is quarantined as .bad: the database refuses %d of its events: %s", path, len(refused), refused[0][1]
         )
 
     def _put(self, place: Path, content: bytes) -> None:

@@ -85,7 +85,7 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def make_lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[Line]:
-    """Return the events' messages by partition; `headers` tells whether the message format supports headers."""
+    """Return the events' messages by partition; `headers`: the message format supports headers."""
     lines: dict[int, Line] = {}
     for index, event in enumerate(events):
         path = event.path
