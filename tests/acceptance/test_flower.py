@@ -95,6 +95,9 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
         changes_nothing(flower)
     assert "deliver" in {task["name"] for task in tasks} <= {"deliver", "purge"}
     for task in tasks:
+        if task["name"] == "purge":
+            assert task["args"] == "()"
+            continue
         _, partitions = ast.literal_eval(task["args"])
         assert task["args"] == str((arn, partitions))
         assert set(partitions) <= set("0123456789-,")
