@@ -13,13 +13,15 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.log.retention import PurgeProgress, purge
-from app.outbox.registry import UnknownTarget, open_registry
+from app.outbox.registry import open_registry
+from app.outbox.targets import UnknownTarget
 from workers.delivery.breaker import back_off
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
@@ -186,7 +188,7 @@ class Runtime:
                 seen.lost_lease()
             return "lease lost"
         except BadSettings as error:
-            self.registry.unavailable(lease.target_id, str(error), self.clock() + 60_000, probing=True, pause=False)
+            open_breaker(self.database, lease.target_id, str(error), self.clock() + 60_000, probing=True)
             return f"bad settings: {error}"
         finally:
             self.leases.release(lease)
@@ -207,14 +209,15 @@ class Runtime:
         if tally.unavailable is not None:
             self._found_away(lease, work.name, tally.unavailable)
         elif lease.probing and tally.answered:
-            self.registry.available(lease.target_id)
+            close_breaker(self.database, lease.target_id)
             log.info("%s is back", work.name, extra={"target": work.name})
         return tally
 
     def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
-        wait = back_off(1 + self.registry.failures(lease.target_id), self._rng, why.retry_after)
-        opened = self.registry.unavailable(
-            lease.target_id, why.reason, self.clock() + wait, probing=lease.probing, pause=why.pause
+        wait = back_off(1 + count_failures(self.database, lease.target_id), self._rng, why.retry_after)
+        resume_at = self.clock() + wait
+        opened = open_breaker(
+            self.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
         )
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()

@@ -10,7 +10,8 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.config.targets.webhook import WebhookSettings
-from app.outbox.registry import Registry, StoredTarget
+from app.outbox.registry import Registry
+from app.outbox.targets import StoredTarget
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.retry import RetrySchedule

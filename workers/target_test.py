@@ -24,7 +24,8 @@ from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from app.events.test_events import make_test_events
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
-from app.outbox.registry import UnknownTarget, open_registry
+from app.outbox.registry import open_registry
+from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.endpoints import Endpoint, endpoints_of, tls_handshake
 from workers.target_pool import as_served

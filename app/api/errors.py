@@ -18,7 +18,8 @@ from app.events.parsing import BadEvents
 from app.outbox.delivery.replays import BadSelection
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
-from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.targets import UnknownTarget
 from app.outbox.tokens import TokensUnknown
 from app.rules.model import BadRules
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
@@ -64,8 +64,7 @@ def is_bucket(database: Database, name: str) -> bool:
 def remove_bucket(database: Database, name: str) -> None:
     """Forget a bucket and remove its rules. Its events stay, and a later event makes the bucket known again."""
     with database.writing() as connection:
-        # Like every change of rules, lock the head and raise its version, which the writers of the log compare.
-        connection.execute(tables.log_head.update().values(version=tables.log_head.c.version + 1))
+        log_head.change_routing(connection)
         connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name))
         connection.execute(tables.buckets.delete().where(tables.buckets.c.name == name))
 

@@ -19,13 +19,12 @@ from app.api.auth import READ, needs
 from app.api.services import Services, services
 from app.config.arn import TargetId
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters, snapshot
+from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.reconcile.runs import latest_results
-from app.outbox.registry import StoredTarget
 
 routes = Blueprint("metrics", __name__)
 _PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
@@ -92,9 +91,8 @@ class Scrape:
     def collect(self) -> Iterator[Metric]:
         """Every figure, as of one moment."""
         try:
-            stored = {one.target: one for one in self._parts.registry.targets()}
-            with snapshot(self._parts.database) as connection:
-                counters = read_counters(connection)
+            with self._parts.database.snapshot() as connection:
+                statuses = read_status(connection)
                 drained = heartbeats.last_drain(connection)
                 queues = heartbeats.queues(connection)
                 now = database_now(connection)
@@ -104,15 +102,13 @@ class Scrape:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
-            yield from figures([(stored[each.target], each) for each in counters if each.target in stored], now)
+            yield from figures(statuses, now)
             yield _silences(queues, now)
             age = heartbeats.drain_age(drained, now)
             # Without a sample the alert on its age would never fire for a drain that never ran.
             seconds = math.inf if age is None else age / 1000
             yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)
-            yield from _in_progress(
-                {each.target: busy.get(stored[each.target].row_id, 0) for each in counters if each.target in stored}
-            )
+            yield from _in_progress({one.stored.target: busy.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
             yield _difference(self._audits)
         if self._parts.feeder is not None:
@@ -129,32 +125,37 @@ class Scrape:
             )
 
 
-def figures(targets: Sequence[tuple[StoredTarget, TargetCounters]], now: int) -> Iterator[Metric]:
+def figures(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metric]:
     """The figures of targets with these counters."""
     labels = ["type", "name"]
     for name, text in _COUNTERS.items():
         counter = CounterMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, counters in targets:
-            counter.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
+        for status in statuses:
+            counter.add_metric(_labels(status.stored.target), getattr(status.counters, name))
         yield counter
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, counters in targets:
-            gauge.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
+        for status in statuses:
+            gauge.add_metric(_labels(status.stored.target), getattr(status.counters, name))
         yield gauge
     oldest = GaugeMetricFamily(
         "bucketwire_target_oldest_event_age_seconds", "Age of its oldest undelivered event, 0 for none.", labels=labels
     )
     breaker = GaugeMetricFamily("bucketwire_target_breaker_open", "Whether its breaker is open.", labels=labels)
     states = GaugeMetricFamily("bucketwire_target_state", "1 for the state it is in.", labels=[*labels, "state"])
-    for stored, counters in targets:
-        place = [stored.target.type, stored.target.name]
+    for status in statuses:
+        stored, counters = status.stored, status.counters
+        place = _labels(stored.target)
         oldest.add_metric(place, max(0, now - counters.oldest) / 1000 if counters.oldest else 0)
         breaker.add_metric(place, int(stored.breaker != "closed"))
         for each in _STATES:
-            states.add_metric([*place, each], int(stored.standing[0] == each))
+            states.add_metric([*place, each], int(stored.state == each))
     yield from (oldest, breaker, states)
-    yield from _minio([counters for _, counters in targets])
+    yield from _minio([status.counters for status in statuses])
+
+
+def _labels(target: TargetId) -> list[str]:
+    return [target.type, target.name]
 
 
 def _minio(counters: Sequence[TargetCounters]) -> Iterator[Metric]:
@@ -167,7 +168,7 @@ def _minio(counters: Sequence[TargetCounters]) -> Iterator[Metric]:
         place = dict(zip(labels, (each.target.name, each.target.type), strict=True))
         total.add_sample(total.name, place, each.matched)
         failed.add_sample(failed.name, place, each.discarded)
-        length.add_sample(length.name, place, each.pending + each.parked)
+        length.add_sample(length.name, place, each.undelivered)
     yield from (total, failed, length)
     together = {
         "events_sent": (
@@ -195,7 +196,7 @@ def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
         labels=["target_id", "target_name"],
     )
     for target, count in busy.items():
-        partitions.add_metric([target.type, target.name], count)
+        partitions.add_metric(_labels(target), count)
         each_of.add_metric([target.name, target.type], count)
     yield from (partitions, each_of)
     for prefix in _PREFIXES:
@@ -211,7 +212,7 @@ def _silences(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
         labels=["type", "name"],
     )
     for queue in queues:
-        silent.add_metric([queue.target.type, queue.target.name], queue.silent(now) / 1000)
+        silent.add_metric(_labels(queue.target), queue.silent(now) / 1000)
     return silent
 
 
@@ -224,8 +225,8 @@ def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
         "bucketwire_reconcile_finished_timestamp_seconds", "When it ended, in seconds since 1970.", labels=labels
     )
     for target, bucket, finished, entries in found:
-        drift.add_metric([target.type, target.name, bucket], entries)
-        ended.add_metric([target.type, target.name, bucket], finished / 1000)
+        drift.add_metric([*_labels(target), bucket], entries)
+        ended.add_metric([*_labels(target), bucket], finished / 1000)
     yield from (drift, ended)
 
 
@@ -237,7 +238,7 @@ def _difference(audits: Sequence[Audit]) -> Metric:
         labels=["type", "name"],
     )
     for each in audits:
-        gauge.add_metric([each.counters.target.type, each.counters.target.name], each.difference)
+        gauge.add_metric(_labels(each.counters.target), each.difference)
     return gauge
 
 

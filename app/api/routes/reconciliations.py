@@ -76,7 +76,8 @@ def repair(type_name: str, name: str) -> Response:
         raise bad_value("after", "is missing", "give the last number of the log when the objects were looked at")
     after = parsed_number("after", request.args["after"], 0, least=0, most=_LAST_SEQ)
     target = TargetId(type_name, name)
-    state, reason = services().registry.target(target).standing
+    stored = services().registry.target(target)
+    state, reason = stored.state, stored.state_reason
     if state in ("disabled", "broken"):
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     body = read_body(request, services().settings.body_limit)

@@ -9,7 +9,8 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
-from app.outbox.registry import StoredRule, UnknownTarget
+from app.outbox.rules import StoredRule
+from app.outbox.targets import UnknownTarget
 from app.rules.model import Rule, check
 
 routes = Blueprint("rules", __name__)

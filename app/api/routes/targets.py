@@ -1,7 +1,6 @@
 """Targets: what is configured, how each stands, its counters, and a trial of it."""
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,12 +15,12 @@ from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, merged, redacted, texts
 from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
-from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
+from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
 from app.outbox.engine.database import now_ms
 from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import QueueFull
 from app.outbox.log.recorder import Recorder
-from app.outbox.registry import StoredTarget, UnknownTarget
+from app.outbox.targets import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
 
@@ -38,7 +37,7 @@ def ls() -> Response:
         200: {description: the targets, content: {application/json: {schema: Targets}}}
         default: Problem
     """
-    return json_response({"targets": _described(services().registry.targets())})
+    return json_response({"targets": _described()})
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
@@ -171,7 +170,7 @@ def test(type_name: str, name: str) -> Response:
     target = _target(type_name, name)
     registry = services().registry
     stored = registry.target(target)
-    state, reason = stored.standing
+    state, reason = stored.state, stored.state_reason
     if state in ("disabled", "broken"):
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
@@ -202,24 +201,24 @@ def _target(type_name: str, name: str) -> TargetId:
 
 
 def _one(target: TargetId) -> dict[str, Any]:
-    return _described([services().registry.target(target)])[0]
+    return _described(target)[0]
 
 
-def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
-    with snapshot(services().database) as connection:
-        counters = {entry.target: entry for entry in read_counters(connection)}
+def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
+    with services().database.snapshot() as connection:
+        statuses = read_status(connection, target)
     now = now_ms()
-    return [_target_json(one, counters[one.target], now) for one in stored if one.target in counters]
+    return [_target_json(status, now) for status in statuses]
 
 
-def _target_json(stored: StoredTarget, counters: TargetCounters, now: int) -> dict[str, Any]:
-    state, reason = stored.standing
+def _target_json(status: TargetStatus, now: int) -> dict[str, Any]:
+    stored, counters = status.stored, status.counters
     return {
         "arn": stored.target.arn(services().settings.region),
         "type": stored.target.type,
         "name": stored.target.name,
-        "state": state,
-        "reason": reason,
+        "state": stored.state,
+        "reason": stored.state_reason,
         "resume_at": format_time(stored.resume_at),
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),

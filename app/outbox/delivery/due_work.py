@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
@@ -38,7 +38,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     cursor has been moved over those.
     """
     with database.reading() as connection:
-        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+        head = log_head.read(connection).last_seq
         rows = connection.execute(_free(now)).all()
         parked = first_due(connection, [(row.id, row.partition) for row in rows])
     ahead: dict[tuple[int, int], list[int]] = {}

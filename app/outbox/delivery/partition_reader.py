@@ -7,7 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from app.events.version_history import Holding
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
 from app.outbox.delivery.log_ahead import WINDOW, goes_to
 from app.outbox.delivery.logged_events import (
@@ -31,7 +31,6 @@ from app.outbox.versions.rows import ObjectKey
 
 _REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
 _LOOKS = 10  # windows of other targets' events that one batch scans in each partition
-_HEAD = sa.select(tables.log_head.c.last_seq)
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
     _P.target_id == sa.bindparam("target"),
@@ -114,7 +113,7 @@ class PartitionReader:
             return Batch((), {})
         share = max(1, limit // len(positions))
         # Read the head first: commits happen in the order of seq, so no event up to it can be missed.
-        head = self._connection.execute(_HEAD).scalar_one()
+        head = log_head.read(self._connection).last_seq
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
         # One SELECT for each partition, so that each scans its index in order and stops at its share.

@@ -20,7 +20,7 @@ from app.outbox.delivery.settlement_store import finish_replay
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 
 _MOST_NAMES = 1000
 _LONGEST_BUCKET = 255
