@@ -53,7 +53,7 @@ class TargetPool:
                 raise
             # A file that is being replaced must not stop a target that works with the file's previous content.
             if stored.row_id not in self._unread:
-                log.warning("%s goes on with the secrets that it has: %s", known.work.name, error)
+                log.warning("%s keeps its secrets, because they cannot be read again: %s", known.work.name, error)
             self._unread.add(stored.row_id)
             return known.work
         self._unread.discard(stored.row_id)

@@ -27,10 +27,10 @@ def every_bucket(database: Database) -> list[Bucket]:
     """Return all known buckets, sorted by name."""
     with database.reading() as connection:
         named = connection.execute(sa.select(tables.rules.c.bucket).distinct()).scalars().all()
-        found = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
+        buckets = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
         for row in connection.execute(sa.select(tables.buckets)):
-            found[row.name] = Bucket(row.name, row.created_at)
-    return sorted(found.values())
+            buckets[row.name] = Bucket(row.name, row.created_at)
+    return sorted(buckets.values())
 
 
 def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:

@@ -116,8 +116,8 @@ class Registry:
             ).one_or_none()
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
-                made = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
-                _begin(connection, inserted_id(made), head)
+                inserted = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
+                _begin(connection, inserted_id(inserted), head)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
@@ -223,8 +223,8 @@ class Registry:
             for stored in read_rules(connection, rule.bucket):
                 if stored.rule == rule:
                     return stored.row_id
-            made = connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule)))
-            return inserted_id(made)
+            inserted = connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule)))
+            return inserted_id(inserted)
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
         """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""

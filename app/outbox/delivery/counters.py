@@ -171,12 +171,12 @@ def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int)
     first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
     partitions = [partition for partition, _ in _positions(connection, target_id)]
     parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
-    places = [(partition, seq) for partition, seq in parked if seq is not None]
+    positions = [(partition, seq) for partition, seq in parked if seq is not None]
     if pending > 0:
-        places += _first_pending(connection, target_id)
+        positions += _first_pending(connection, target_id)
     received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))
-    found = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in places)
-    return min((at for at in found if at is not None), default=0)
+    times = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in positions)
+    return min((at for at in times if at is not None), default=0)
 
 
 def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:

@@ -85,7 +85,7 @@ def _free(now: int) -> sa.Select[Any]:
         .where(other.c.replay_id > WHOLE_LOG)
         .correlate(tables.cursors)
     )
-    held = (
+    leased = (
         sa.exists()
         .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, other.c.leased_until >= now)
         .correlate(tables.cursors)
@@ -95,6 +95,6 @@ def _free(now: int) -> sa.Select[Any]:
         .add_columns(redelivery.label("redelivery"), replay.label("replay"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, c.leased_until < now)
-        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
+        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)
     )

@@ -27,9 +27,9 @@ class TargetIsolation:
         the failure took. Raises `DatabaseUnavailable` if the database answers no queries. `work` may be called twice
         for a target, so it must be idempotent.
         """
-        wanted = list(target_ids)
-        together = [target for target in wanted if target not in self._failed]
-        alone = [target for target in wanted if target in self._failed]
+        targets = list(target_ids)
+        together = [target for target in targets if target not in self._failed]
+        alone = [target for target in targets if target in self._failed]
         if len(together) > 1:
             try:
                 work(together)

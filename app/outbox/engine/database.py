@@ -46,8 +46,8 @@ def refuses_value(error: BaseException) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return the driver's error message in one line of up to 500 characters, without statement and values."""
-    words = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
-    return " ".join(words.split())[:500] or type(error).__name__
+    text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+    return " ".join(text.split())[:500] or type(error).__name__
 
 
 class Database:

@@ -35,8 +35,8 @@ def log_end(database: Database) -> LogHead:
 def position_of(database: Database, event_id: str) -> int | None:
     """Return the seq of an event, None if the log does not (or no longer) contain it."""
     with database.reading() as connection:
-        found: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
-    return found
+        seq: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
+    return seq
 
 
 def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
@@ -45,9 +45,9 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
     There may be fewer events than seqs, because not every seq has an event.
     """
     with database.reading() as connection:
-        wanted = {"partitions": list(range(partitions)), "after": after, "last": last}
-        found: Sequence[Any] = connection.execute(_BETWEEN, wanted).all()
-    return found
+        window = {"partitions": list(range(partitions)), "after": after, "last": last}
+        rows: Sequence[Any] = connection.execute(_BETWEEN, window).all()
+    return rows
 
 
 def first_seq(database: Database, partitions: int) -> int:

@@ -72,15 +72,15 @@ class Node:
         """Raise `TargetUnavailable` unless this is a server that can be written to."""
         answer = self._opened(self.request("GET", "/"), "the privilege monitor of the cluster is needed")
         version = answer.body.get("version") if isinstance(answer.body, dict) else None
-        found = str(version.get("number", "")) if isinstance(version, dict) else ""
-        if not found:
+        number = str(version.get("number", "")) if isinstance(version, dict) else ""
+        if not number:
             raise TargetUnavailable(f"{self.where}: what answers there is no Elasticsearch")
         is_opensearch = isinstance(version, dict) and version.get("distribution") == "opensearch"
         if not self._settings.opensearch and (is_opensearch or answer.product != "Elasticsearch"):
-            who = f"OpenSearch {found}" if is_opensearch else f"version {found} of something that does not name itself"
-            raise TargetUnavailable(f"{self.where}: this is {who}; set opensearch=on if it is meant")
-        if not is_opensearch and not _is_recent(found):
-            raise TargetUnavailable(f"{self.where}: version {found} is too old; {_LEAST_MAJOR} or later is needed")
+            server = f"OpenSearch {number}" if is_opensearch else f"version {number} of an unnamed server"
+            raise TargetUnavailable(f"{self.where}: this is {server}; set opensearch=on if it is meant")
+        if not is_opensearch and not _is_recent(number):
+            raise TargetUnavailable(f"{self.where}: version {number} is too old; {_LEAST_MAJOR} or later is needed")
 
     def take_index(self) -> None:
         """Check that the index exists and is fit for the format, or create it (as MinIO: §4.8).
@@ -90,13 +90,13 @@ class Node:
         name = self._settings.index
         answer = self.request("GET", f"/_resolve/index/{name}")
         if answer.status != 404:
-            found = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
-            if named(found.get("indices"), name):
+            resolved = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
+            if named(resolved.get("indices"), name):
                 return
-            if alias := named(found.get("aliases"), name):
+            if alias := named(resolved.get("aliases"), name):
                 self._take_alias(alias.get("indices", []))
                 return
-            if named(found.get("data_streams"), name):
+            if named(resolved.get("data_streams"), name):
                 self._take_stream()
                 return
         self._create(name)
@@ -136,8 +136,8 @@ class Node:
     def _opened(self, answer: Answer, hint: str) -> Answer:
         if answer.is_good:
             return answer
-        said = f"answered {answer.status}: {answer.error}" + (f" ({hint})" if hint and answer.status == 403 else "")
-        raise TargetUnavailable(f"{self.where}: {said}", answer.retry_after)
+        problem = f"answered {answer.status}: {answer.error}" + (f" ({hint})" if hint and answer.status == 403 else "")
+        raise TargetUnavailable(f"{self.where}: {problem}", answer.retry_after)
 
     def _answer(self, response: BaseHTTPResponse) -> Answer:
         answer = read_answer(response)

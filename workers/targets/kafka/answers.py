@@ -34,8 +34,8 @@ def unwrapped(error: BaseException) -> BaseException:
 
     The library does this with the broker's answer when the producer requests its id, before it sends anything.
     """
-    found = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
-    return for_code(int(found[1]))() if found else error
+    match = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
+    return for_code(int(match[1]))() if match else error
 
 
 def describe_error(error: BaseException, trouble: BaseException | None, *, sasl: bool) -> str:

@@ -45,14 +45,14 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         """Connect to the cluster. Raises `KafkaError` with the reason of the last broker that was tried."""
         # The library would try all brokers again until its time is over, and wait forever for a TLS handshake.
         deadline = time.monotonic() + self._patience
-        found = self._connections.bootstrap_async(self._patience * 1000)
-        while not found.is_done and not self._connections.all_failed and time.monotonic() < deadline:
-            self.poll(timeout_ms=50, future=found)
-        if found.succeeded():
+        bootstrapped = self._connections.bootstrap_async(self._patience * 1000)
+        while not bootstrapped.is_done and not self._connections.all_failed and time.monotonic() < deadline:
+            self.poll(timeout_ms=50, future=bootstrapped)
+        if bootstrapped.succeeded():
             self.trouble = None
             return
-        if found.failed() and not isinstance(found.exception, KafkaTimeoutError):
-            raise found.exception
+        if bootstrapped.failed() and not isinstance(bootstrapped.exception, KafkaTimeoutError):
+            raise bootstrapped.exception
         raise self.trouble or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
     def is_ready(self, node_id: Any, **options: Any) -> bool:
@@ -108,8 +108,8 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
 def missing_package(name: str) -> str:
     """Return the package that a codec needs and that is not installed, else an empty text."""
     needed = {"snappy": ("python-snappy", codec.snappy), "lz4": ("lz4", codec.lz4), "zstd": ("zstandard", codec.zstd)}
-    package, found = needed.get(name, ("", codec))
-    return "" if found else package
+    package, has_codec = needed.get(name, ("", codec))
+    return "" if has_codec else package
 
 
 def _gzip(payload: bytes) -> bytes:

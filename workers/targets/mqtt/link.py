@@ -199,8 +199,8 @@ class MqttLink:
 
 
 def _reason_string(properties: Any) -> str:
-    words = getattr(properties, "ReasonString", "")
-    return f": {words}" if words else ""
+    text = getattr(properties, "ReasonString", "")
+    return f": {text}" if text else ""
 
 
 def _left(deadline: float) -> float:

@@ -41,18 +41,18 @@ def mirror(session: Session, events: Sequence[Event]) -> Iterator[str]:
     # In the order of the index, so that two writers of the same rows wait for each other without a deadlock.
     yield from _deletions(session, sorted((_hash(path), "") for path in rows.removed))
     described = _VERSION.format(value=f"held.{table.value}")
-    given = sorted((_hash(path), version) for path, version in rows.versions)
-    yield from _deletions(session, given, f" AND {described} = given.v COLLATE utf8mb4_bin")
+    named = sorted((_hash(path), version) for path, version in rows.versions)
+    yield from _deletions(session, named, f" AND {described} = given.v COLLATE utf8mb4_bin")
     columns = [table.key, table.value] + ["key_hash"] * table.fills_hash
     ordered = sorted((_hash(path), path, document) for path, document in rows.documents.items())
-    made = (
+    values = (
         f"({quoted(path)}, {quoted(document)}, '{key}')"
         if table.fills_hash
         else f"({quoted(path)}, {quoted(document)})"
         for key, path, document in ordered
     )
     end = f" ON DUPLICATE KEY UPDATE `{table.value}` = VALUES(`{table.value}`)"
-    yield from _inserts(session, columns, made, end)
+    yield from _inserts(session, columns, values, end)
 
 
 def _deletions(session: Session, given: Sequence[tuple[str, str]], condition: str = "") -> Iterator[str]:
@@ -71,8 +71,8 @@ def _deletions(session: Session, given: Sequence[tuple[str, str]], condition: st
 def append(session: Session, events: Sequence[Event], dsn: Dsn) -> Iterator[str]:
     """Yield the statements that insert a row for each event."""
     quoted = session.server.quoted
-    made = (f"('{_moment(event, dsn)}', {quoted(records(event))})" for event in events)
-    yield from _inserts(session, [session.table.key, session.table.value], made, "")
+    rows = (f"('{_moment(event, dsn)}', {quoted(records(event))})" for event in events)
+    yield from _inserts(session, [session.table.key, session.table.value], rows, "")
 
 
 def _inserts(session: Session, columns: Sequence[str], rows: Iterable[str], end: str) -> Iterator[str]:
@@ -85,17 +85,17 @@ def _inserts(session: Session, columns: Sequence[str], rows: Iterable[str], end:
 def _parts(session: Session, rows: Iterable[str], most: int) -> Iterator[list[str]]:
     """Yield the rows in parts that each fit one statement; a longer row is alone, and fits the packet."""
     longest = min(session.server.longest, _LONGEST_STATEMENT) - _AROUND
-    held: list[str] = []
+    part: list[str] = []
     size = 0
     for row in rows:
-        taken = _bytes(row) + _BETWEEN
-        if held and (size + taken > longest or len(held) == most):
-            yield held
-            held, size = [], 0
-        held.append(row)
-        size += taken
-    if held:
-        yield held
+        length = _bytes(row) + _BETWEEN
+        if part and (size + length > longest or len(part) == most):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += length
+    if part:
+        yield part
 
 
 def _moment(event: Event, dsn: Dsn) -> str:

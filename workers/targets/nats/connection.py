@@ -170,10 +170,10 @@ class Connection:
     def _words(self, error: Exception) -> str:
         """Return the error as a text for people."""
         if isinstance(error, TimeoutError) and not error.errno:
-            words = f"no answer within {self.settings.timeout:g} s"
+            text = f"no answer within {self.settings.timeout:g} s"
             if self.settings.uses_tls and not self.settings.tls_handshake_first:
-                words += " (a server that begins with TLS needs tls_handshake_first=on)"
-            return words
+                text += " (a server that begins with TLS needs tls_handshake_first=on)"
+            return text
         if isinstance(error, ssl.SSLError):
             return str(error)
         if isinstance(error, OSError):

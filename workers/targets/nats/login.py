@@ -27,8 +27,8 @@ def login_options(chosen: NatsSettings, secret: Secret) -> dict[str, Any]:
     if chosen.username:
         return {"user": secret(chosen.username), "password": secret(chosen.password)}
     if chosen.nkey_seed:
-        found = _SEED.search(_read("nkey_seed", chosen.nkey_seed))
-        seed = _usable("nkey_seed", chosen.nkey_seed, found[1] if found else b"")
+        match = _SEED.search(_read("nkey_seed", chosen.nkey_seed))
+        seed = _usable("nkey_seed", chosen.nkey_seed, match[1] if match else b"")
         return {"nkeys_seed_str": seed.decode()}
     if chosen.user_credentials:
         parts = _DECORATED.findall(_read("user_credentials", chosen.user_credentials))
