@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -23,13 +23,14 @@ from app.outbox.delivery.logged_events import (
     select_logged,
     selected,
 )
-from app.outbox.delivery.parked import ObjectHash, first_due
+from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
 from app.outbox.versions.rows import ObjectKey
 
 _REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
+_FEW_OBJECTS = 64  # with more due objects than this, one event of each makes a batch
 _LOOKS = 10  # windows of other targets' events that one batch scans in each partition
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
@@ -97,8 +98,6 @@ class PartitionReader:
         self._target = goes_to(lease.target_id)
         # Built once: building the statement takes longer than running it in the database.
         self._ahead = select_ahead(lease.target_id, newest=newest)
-        p = tables.parked.c
-        self._mine = sa.and_(p.target_id == lease.target_id, p.partition.in_(list(lease.positions)))
 
     def load(self, limit: int) -> Batch:
         """Return about `limit` next events after the lease's cursors, per partition oldest first.
@@ -180,7 +179,7 @@ class PartitionReader:
         due.sort(key=lambda row: row.not_before)
         objects = list(dict.fromkeys((row.partition, row.key_hash) for row in due[:limit]))
         heads = self._heads(objects)
-        return [each for each in objects if heads.get(each, NEVER) <= now]
+        return [key for key in objects if key in heads and heads[key].not_before <= now]
 
     def waiting(self, events: Iterable[LoggedEvent]) -> set[ObjectHash]:
         """Return those of the events' objects that have a parked event, behind which their later events wait."""
@@ -193,8 +192,8 @@ class PartitionReader:
         first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
         return {partition: due for (_, partition), due in first.items()}
 
-    def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, int]:
-        """Return when the first parked event of each object is due (ms), for the objects that have any."""
+    def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, Any]:
+        """Return the head of each object that has parked events: partition, key_hash, seq, not_before (ms)."""
         by_partition: dict[int, list[int]] = {}
         for partition, key_hash in sorted(objects):
             by_partition.setdefault(partition, []).append(key_hash)
@@ -207,20 +206,30 @@ class PartitionReader:
             )
         ]
         rows.sort(key=lambda row: row.seq, reverse=True)  # if there are several, the oldest counts
-        return {(row.partition, row.key_hash): row.not_before for row in rows}
+        return {(row.partition, row.key_hash): row for row in rows}
 
-    def load_parked(self, objects: Iterable[ObjectHash], limit: int) -> list[ParkedEvent]:
-        """Return up to `limit` parked events of some objects, per object oldest first."""
+    def load_parked(self, objects: Sequence[ObjectHash], limit: int) -> list[ParkedEvent]:
+        """Return up to `limit` parked events of some objects, of each the oldest ones in order; of many only the heads.
+
+        The cost does not grow with the events that wait behind them.
+        """
         p, e = tables.parked.c, tables.events.c
+        target_id = self._lease.target_id
+        if len(objects) > _FEW_OBJECTS:
+            places = [(row.partition, row.seq) for row in self._heads(objects).values()]
+        else:
+            places = oldest_parked(self._connection, target_id, objects, max(1, limit // max(1, len(objects))))
         query = (
-            select_logged(self._lease.target_id, newest=self._newest)
+            select_logged(target_id, newest=self._newest)
             .add_columns(p.attempts, p.first_tried, p.last_tried, p.history, p.refused_at, p.replayed)
             .join_from(tables.events, tables.parked, sa.and_(p.partition == e.partition, p.seq == e.seq))
-            .where(self._mine, p.key_hash.in_(sorted({hashed for _, hashed in objects})))
-            .order_by(p.seq)
-            .limit(limit)
+            .where(p.target_id == target_id, p.partition.in_(sorted({partition for partition, _ in places})))
         )
-        rows = self._connection.execute(query).all()
+        rows = [
+            row
+            for seqs in chunks(sorted(seq for _, seq in places))
+            for row in self._connection.execute(query.where(p.seq.in_(seqs)).order_by(p.seq))
+        ]
         events = self._resolved([logged_event(row, newest=self._newest) for row in rows])
         return [
             ParkedEvent(

@@ -9,10 +9,13 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import counters, due_work, idle_cursors, partition_reader
 from app.outbox.delivery.counters import read_counters
-from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.partition_reader import PartitionReader
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.markers import NEVER
+from app.outbox.reconcile.runs import log_mark
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance
@@ -181,6 +184,43 @@ def test_a_turn_does_not_grow_with_the_parked_objects_that_are_not_due(database:
         courier.leases.offer(now_ms())
     assert cost.rows < 1_000
     assert_counters_balance(database)
+
+
+def test_a_retry_does_not_grow_with_the_events_behind_it(database: Database) -> None:
+    target, costs = add_target(database), []
+    row_id = _row_id(database, target)
+    for count in (_FEW, _MANY):
+        seqs = [seq for seq in _log_events(database, target, count) if seq % PARTITIONS == 0]
+        rows = [
+            {
+                "target_id": row_id, "partition": 0, "seq": seq, "key_hash": 7, "not_before": NEVER if place else 0,
+                "attempts": 1,
+            }
+            for place, seq in enumerate(seqs)
+        ]  # fmt: skip
+        with database.writing() as connection:
+            connection.execute(tables.parked.delete())
+            connection.execute(tables.parked.insert(), rows)
+            if database.dialect == "postgresql":
+                connection.exec_driver_sql("ANALYZE parked")
+        lease = Lease(row_id, "token", {0: seqs[-1]})
+        with query_cost(database) as cost, database.reading() as connection:
+            parked = PartitionReader(connection, lease).load_parked([(0, 7), (0, 8)], 20)
+        assert [entry.logged.seq for entry in parked] == seqs[: len(parked)]
+        assert 10 <= len(parked) <= 20
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0]
+
+
+def test_a_mark_of_the_log_does_not_grow_with_what_was_delivered(database: Database) -> None:
+    target, costs = add_target(database), []
+    for count in (_FEW, _MANY):
+        _log_events(database, target, count)
+        Log(database).append([[event(f"new{number}-{count}") for number in range(8)]])
+        with query_cost(database) as cost:
+            assert len(log_mark(database, target, "images").in_flight) >= 8
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0] + 100
 
 
 def test_a_commit_at_a_full_target_does_not_grow_with_its_dead_letters(database: Database) -> None:
