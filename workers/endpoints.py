@@ -24,7 +24,8 @@ from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.webhook import WebhookSettings
 from workers.targets import tls
-from workers.targets.http_pool import _proxy_for, public_addresses
+from workers.targets.http_connection import public_addresses
+from workers.targets.http_pool import proxy_for
 from workers.targets.postgresql.connection import parameters
 
 _POSTGRES_PORT = 5432
@@ -167,7 +168,7 @@ def _webhook(settings: WebhookSettings) -> list[Endpoint]:
 def _http(url: str, context: Callable[[], ssl.SSLContext], *, guarded: bool) -> Endpoint:
     parts = urlsplit(url)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
-    if proxy := _proxy_for(parts.scheme, host, port):
+    if proxy := proxy_for(parts.scheme, host, port):
         return Endpoint(HostPort(proxy.host or "", proxy.port or (443 if proxy.scheme == "https" else 80)))
     return Endpoint(HostPort(host, port), context if parts.scheme == "https" else None, guarded=guarded)
 

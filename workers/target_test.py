@@ -31,7 +31,7 @@ from workers.endpoints import Endpoint, endpoints_of, tls_handshake
 from workers.target_pool import as_served
 from workers.targets import create
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.http_pool import PrivateAddressError
+from workers.targets.http_connection import PrivateAddressError
 from workers.telemetry.redaction import RedactingTarget
 
 

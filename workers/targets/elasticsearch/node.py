@@ -37,14 +37,14 @@ class Node:
             client_cert=settings.client_cert,
             client_key=settings.client_key,
         )
-        self._wire: HttpPool = http_pool(settings.url, context, guarded=False, connections=1)
-        self._base = self._wire.target.rstrip("/")
+        self._http: HttpPool = http_pool(settings.url, context, guarded=False, connections=1)
+        self._base = self._http.target.rstrip("/")
         self._timeout = Timeout(connect=settings.timeout, read=settings.timeout)
         # urllib3 would send an Accept-Encoding header.
         self._headers = {"User-Agent": USER_AGENT, "Accept-Encoding": SKIP_HEADER}
         if settings.authorization:
             self._headers["Authorization"] = settings.authorization
-        self.where = f"Elasticsearch index {settings.index} at {self._wire.where}"
+        self.where = f"Elasticsearch index {settings.index} at {self._http.where}"
 
     def request(self, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Answer:
         """Make one request. Raises `TargetUnavailable` without an answer, or for one that every request would get."""
@@ -52,16 +52,7 @@ class Node:
         if body is not None:
             headers = {**headers, "Content-Type": "application/x-ndjson" if lines else "application/json"}
         try:
-            response = self._wire.pool.urlopen(
-                method,
-                self._base + path,
-                body=body,
-                headers=headers,
-                retries=False,
-                redirect=False,
-                assert_same_host=False,
-                timeout=self._timeout,
-            )
+            response = self._http.send(method, self._base + path, body, headers, self._timeout)
         except ReadTimeoutError as error:
             raise TargetUnavailable(f"{self.where}: no answer within {self._settings.timeout:g} s") from error
         except HTTPError as error:
@@ -103,7 +94,7 @@ class Node:
 
     def close(self) -> None:
         """Close the connection."""
-        self._wire.close()
+        self._http.close()
 
     def _take_alias(self, indices: list[str]) -> None:
         if len(indices) == 1:

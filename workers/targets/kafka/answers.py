@@ -38,10 +38,10 @@ def unwrapped(error: BaseException) -> BaseException:
     return for_code(int(match[1]))() if match else error
 
 
-def describe_error(error: BaseException, trouble: BaseException | None, *, sasl: bool) -> str:
-    """Return an error as text, with a hint at its cause; `trouble` explains a timeout."""
-    if isinstance(error, KafkaTimeoutError) and trouble is not None:
-        error = trouble
+def describe_error(error: BaseException, last_error: BaseException | None, *, sasl: bool) -> str:
+    """Return an error as text, with a hint at its cause; `last_error` explains a timeout."""
+    if isinstance(error, KafkaTimeoutError) and last_error is not None:
+        error = last_error
     text = str(error.args[0]) if error.args and error.args[0] else ""
     text = f"{type(error).__name__}: {text or getattr(error, 'description', None) or 'no reason given'}"
     hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")

@@ -28,7 +28,7 @@ _producing = threading.local()  # settings of the producer's own thread, which c
 
 
 class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no types
-    """The client of one producer. `trouble` is the most recent error; set it to None to clear it."""
+    """The client of one producer. `last_error` is the most recent error; set it to None to clear it."""
 
     def __init__(self, *, level: int, patience: float, **config: Any) -> None:
         milliseconds = patience * 1000
@@ -36,9 +36,9 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         config["socket_connection_setup_timeout_max_ms"] = milliseconds
         self._level = level
         self._patience = patience
-        self.trouble: BaseException | None = None
+        self.last_error: BaseException | None = None
         net = NetworkSelector(**config)
-        self._connections = _Connections(net, self._hear, **config)
+        self._connections = _Connections(net, self._note, **config)
         super().__init__(net, self._connections)
 
     def begin(self) -> None:
@@ -49,26 +49,26 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         while not bootstrapped.is_done and not self._connections.all_failed and time.monotonic() < deadline:
             self.poll(timeout_ms=50, future=bootstrapped)
         if bootstrapped.succeeded():
-            self.trouble = None
+            self.last_error = None
             return
         if bootstrapped.failed() and not isinstance(bootstrapped.exception, KafkaTimeoutError):
             raise bootstrapped.exception
-        raise self.trouble or KafkaTimeoutError(f"no answer within {self._patience:g} s")
+        raise self.last_error or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
     def is_ready(self, node_id: Any, **options: Any) -> bool:
         """Override the library's; the producer's thread calls it just before it takes a batch and compresses it."""
         _producing.level = self._level
         return bool(super().is_ready(node_id, **options))
 
-    def _hear(self, trouble: BaseException) -> None:
-        self.trouble = trouble
+    def _note(self, last_error: BaseException) -> None:
+        self.last_error = last_error
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-python ships no types
     """Connections that report why they failed or were lost, and the errors in brokers' answers."""
 
-    def __init__(self, net: Any, hear: Callable[[BaseException], None], **config: Any) -> None:
-        self._hear = hear
+    def __init__(self, net: Any, note: Callable[[BaseException], None], **config: Any) -> None:
+        self._note = note
         self._known: dict[Any, Any] = {}
         self._failed: set[Any] = set()
         super().__init__(net, **config)
@@ -89,9 +89,9 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         connection = super().get_connection(node_id, *positional, **options)
         if self._known.get(node_id) is not connection:
             self._known[node_id] = connection
-            connection.init_future.add_errback(self._hear)
+            connection.init_future.add_errback(self._note)
             connection.init_future.add_errback(lambda _: self._failed.add(node_id))
-            connection.close_future.add_errback(self._hear)
+            connection.close_future.add_errback(self._note)
         return connection
 
     def send(self, request: Any, *positional: Any, **options: Any) -> Any:
@@ -102,7 +102,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
         produced = [each for topic in getattr(answer, "responses", ()) for each in topic.partition_responses]
         for part in (answer, *getattr(answer, "topics", ()), *produced):
             if code := getattr(part, "error_code", 0):
-                self._hear(for_code(code)(getattr(part, "error_message", None)))
+                self._note(for_code(code)(getattr(part, "error_message", None)))
 
 
 def missing_package(name: str) -> str:

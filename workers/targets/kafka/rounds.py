@@ -41,13 +41,13 @@ class Line:
     partition: int
     waiting: deque[Message] = field(default_factory=deque)
 
-    def take(self, room: int) -> list[Message]:
-        """Take as many messages as fit in `room` bytes, at least one."""
-        taken = [self.waiting.popleft()]
-        room -= taken[0].size
-        while self.waiting and (room := room - self.waiting[0].size) >= 0:
-            taken.append(self.waiting.popleft())
-        return taken
+    def take(self, most_bytes: int) -> list[Message]:
+        """Take as many messages as have at most `most_bytes` together, at least one."""
+        messages = [self.waiting.popleft()]
+        left = most_bytes - messages[0].size
+        while self.waiting and (left := left - self.waiting[0].size) >= 0:
+            messages.append(self.waiting.popleft())
+        return messages
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class Rounds:
 
     batch: Batch
     lines: list[Line]
-    room: int  # bytes of a batch of one partition
+    most_bytes: int  # bytes of a batch of one partition
 
     def next_round(self, window: int) -> list[tuple[Line, list[Message]]]:
         """Return the next batches, each of a different partition; a message too large to share a batch is sent alone.
@@ -64,8 +64,8 @@ class Rounds:
         Raises `LeaseExpired`. Return none if nothing more may be sent.
         """
         lines = self.lines[:window]
-        large = next((line for line in lines if line.waiting[0].size > self.room), None)
-        taken = [(line, line.take(self.room)) for line in ([large] if large else lines)]
+        large = next((line for line in lines if line.waiting[0].size > self.most_bytes), None)
+        taken = [(line, line.take(self.most_bytes)) for line in ([large] if large else lines)]
         chosen = set(self.batch.begin([message.place for _, messages in taken for message in messages]))
         return [(line, [each for each in messages if each.place in chosen]) for line, messages in taken]
 

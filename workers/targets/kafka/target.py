@@ -52,7 +52,7 @@ class KafkaTarget:
         self._producer: Any = None
         self._client: Client | None = None
         self._stamp: object = None
-        self._room = BATCH_BYTES
+        self._batch_bytes = BATCH_BYTES
         # From a batch's first message on: half a time limit to collect the others, a whole one for the answer.
         self._patience = settings.timeout * 1.5
 
@@ -67,7 +67,7 @@ class KafkaTarget:
         partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
         lines = make_lines(events, partitions, headers=headers)
         batch = Batch(events, lease)
-        work = Rounds(batch, lines, self._room)
+        work = Rounds(batch, lines, self._batch_bytes)
         while work.lines and not batch.is_over:
             self._round(work, window)
             work.end_round(window)
@@ -125,7 +125,7 @@ class KafkaTarget:
         batches = work.next_round(window)
         client = self._client
         if client is not None:
-            client.trouble = None
+            client.last_error = None
         sent = [
             (line, message, self._send(line.partition, message)) for line, messages in batches for message in messages
         ]
@@ -144,10 +144,10 @@ class KafkaTarget:
         for line, message in reversed(unclear):
             line.waiting.appendleft(message)
         largest = max(sum(message.size for message in messages) for _, messages in batches)
-        if len(sent) > 1 and client is not None and isinstance(client.trouble, TOO_LARGE):
-            self._room = work.room = largest // 2  # permanently: the topic accepts less than the default
+        if len(sent) > 1 and client is not None and isinstance(client.last_error, TOO_LARGE):
+            self._batch_bytes = work.most_bytes = largest // 2  # permanently: the topic accepts less than the default
         elif unclear:
-            work.room = largest // 2
+            work.most_bytes = largest // 2
         if (unclear or blamed) and not work.batch.is_over:
             self._begin_again(work)
 
@@ -180,8 +180,8 @@ class KafkaTarget:
         return outcome_of_error(error, self._reason(error), len(message.key) + len(message.value))
 
     def _reason(self, error: BaseException) -> str:
-        trouble = None if self._client is None else self._client.trouble
-        return f"{self._where}: {describe_error(error, trouble, sasl=self._settings.sasl)}"
+        last_error = None if self._client is None else self._client.last_error
+        return f"{self._where}: {describe_error(error, last_error, sasl=self._settings.sasl)}"
 
     def _files(self) -> object:
         chosen = self._settings

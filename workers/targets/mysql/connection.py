@@ -92,7 +92,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
     """Connect and set up the session. Raises `TargetUnavailable`; no message contains the password."""
     dsn = settings.dsn
     connecting = dsn.connect_timeout or settings.timeout
-    with _words(dsn), contextlib.ExitStack() as undo:
+    with _described_errors(dsn), contextlib.ExitStack() as undo:
         connection = _login(settings, dsn)
         opened = _socket(dsn, connecting)
         undo.callback(opened.close)  # harmless if the driver, or TLS in its place, has closed it
@@ -181,7 +181,7 @@ def _is_number(value: str) -> bool:
 
 
 @contextlib.contextmanager
-def _words(dsn: Dsn) -> Iterator[None]:
+def _described_errors(dsn: Dsn) -> Iterator[None]:
     """Raise errors of connecting and logging in as `TargetUnavailable`."""
     try:
         yield

@@ -62,7 +62,7 @@ def _deletions(session: Session, given: Sequence[tuple[str, str]], condition: st
     privilege for JSON_TABLE that it cannot grant, and older servers do not have it.
     """
     table, quoted = session.table, session.server.quoted
-    join = f"AS held FORCE INDEX ({identifier(table.index)}) ON held.key_hash = {table.sought}"
+    join = f"AS held FORCE INDEX ({identifier(table.index)}) ON held.key_hash = {table.compared}"
     rows = (f"SELECT {quoted(key)} AS k, {quoted(version)} AS v" for key, version in given)
     for part in _parts(session, rows, _KEYS_AT_ONCE):
         yield f"DELETE held FROM ({' UNION ALL '.join(part)}) AS given STRAIGHT_JOIN {table.name} {join}{condition}"

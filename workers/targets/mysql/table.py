@@ -41,7 +41,7 @@ class Table:
     value: str
     # Only for a namespace:
     index: str = ""  # the unique index on key_hash
-    sought: str = ""  # how `given.k` is compared with key_hash, so that the index is used
+    compared: str = ""  # how `given.k` is compared with key_hash, so that the index is used
     fills_hash: bool = False  # whether the server does not compute key_hash itself
 
 
@@ -114,8 +114,8 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
         )
     index = _index(catalogue, written, columns)
     hashed = columns[_HASH]
-    sought = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
-    return Table(written, key, value, index, sought, fills_hash=not hashed.is_generated)
+    compared = f"CONVERT(given.k USING {hashed.charset}) COLLATE {hashed.collation}"
+    return Table(written, key, value, index, compared, fills_hash=not hashed.is_generated)
 
 
 def _index(catalogue: _Catalogue, written: str, columns: dict[str, _Column]) -> str:

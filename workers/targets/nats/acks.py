@@ -135,11 +135,11 @@ class Acknowledged:
                 while (index := flight.take()) is not None:
                     await self._send(flight, index)
                 if flight.under_way:
-                    await self._connection.hear()
+                    await self._connection.wait_for_news()
                 if not batch.has_time():  # one more time limit for all pending messages
                     ends = ends or time.monotonic() + self._connection.settings.timeout
                     if flight.under_way and time.monotonic() > ends:
-                        raise self._connection.silent()
+                        raise self._connection.no_answer()
             except TargetUnavailable as error:
                 flight.lose(Unavailable(error.reason))
 

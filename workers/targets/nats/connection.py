@@ -35,7 +35,7 @@ _PING_INTERVAL = 120
 
 
 class Connection:
-    """A connection that is open from `connect` until it is lost; `trouble` returns the reason."""
+    """A connection that is open from `connect` until it is lost; `problem` returns the reason."""
 
     def __init__(self, settings: NatsSettings, is_encrypted: Callable[[], bool]) -> None:
         self.settings = settings
@@ -72,7 +72,7 @@ class Connection:
                     **login_options(chosen, self._secret),
                 )
         except (NatsError, OSError, TimeoutError, ValueError) as error:
-            raise TargetUnavailable(f"{self.where}: {self._words(error)}") from error
+            raise TargetUnavailable(f"{self.where}: {self._describe_error(error)}") from error
         self._connecting = False
         self._insist_on_tls()
         if not self.client.is_connected:  # nats-py treats a closed connection as an answer to its login
@@ -88,11 +88,13 @@ class Connection:
         """Whether the server supports headers: versions before 2.2 do not."""
         return bool(self.client._server_info.get("headers"))
 
-    def trouble(self) -> TargetUnavailable | None:
+    def problem(self) -> TargetUnavailable | None:
         """Return why nothing more can be sent: the connection is lost, or the server refused a message; else None."""
         if self.is_lost:
             error = self.client.last_error
-            return TargetUnavailable(f"{self.where}: connection lost" + (f": {self._words(error)}" if error else ""))
+            return TargetUnavailable(
+                f"{self.where}: connection lost" + (f": {self._describe_error(error)}" if error else "")
+            )
         return TargetUnavailable(f"{self.where}: {self._refusal}") if self._refusal else None
 
     async def answered(self, answer: Awaitable[T]) -> T:
@@ -101,7 +103,7 @@ class Connection:
             async with asyncio.timeout(self.settings.timeout) as self._patience:
                 return await answer
         except TimeoutError as error:
-            raise self.trouble() or self.silent() from error
+            raise self.problem() or self.no_answer() from error
         except NatsError as error:
             raise self.failed(error) from error
         finally:
@@ -113,22 +115,22 @@ class Connection:
         Raises `TargetUnavailable`, also if the server reported an error about these messages.
         """
         await self.answered(self._flush())
-        if trouble := self.trouble():
-            raise trouble
+        if problem := self.problem():
+            raise problem
 
-    async def hear(self) -> None:
+    async def wait_for_news(self) -> None:
         """Wait for `news`. Raises `TargetUnavailable` if the connection is lost or refused, or the time is over."""
         await self.answered(self.news.wait())
-        if trouble := self.trouble():
-            raise trouble
+        if problem := self.problem():
+            raise problem
 
-    def silent(self) -> TargetUnavailable:
+    def no_answer(self) -> TargetUnavailable:
         """Return the error for an answer that did not arrive in time."""
         return TargetUnavailable(f"{self.where}: no answer within {self.settings.timeout:g} s")
 
     def failed(self, error: Exception) -> TargetUnavailable:
         """Return an exception of nats-py as `TargetUnavailable`."""
-        return self.trouble() or TargetUnavailable(f"{self.where}: {self._words(error)}")
+        return self.problem() or TargetUnavailable(f"{self.where}: {self._describe_error(error)}")
 
     def too_large(self, size: int) -> Rejected:
         """Return the outcome of a message of this size: the server would close the connection over it."""
@@ -145,7 +147,7 @@ class Connection:
         """Handle nats-py's `error_cb`: raising ends a connection attempt, which nats-py would repeat for minutes."""
         if self._connecting:
             raise error
-        self._refusal = self._words(error)
+        self._refusal = self._describe_error(error)
         await self._closed()
 
     async def _closed(self) -> None:
@@ -167,7 +169,7 @@ class Connection:
 
         return checked
 
-    def _words(self, error: Exception) -> str:
+    def _describe_error(self, error: Exception) -> str:
         """Return the error as a text for people."""
         if isinstance(error, TimeoutError) and not error.errno:
             text = f"no answer within {self.settings.timeout:g} s"

@@ -49,7 +49,7 @@ class NsqConnection:
         try:
             self._socket: socket.socket = socket.create_connection(settings.nsqd_address, settings.timeout)
         except OSError as error:
-            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+            raise TargetUnavailable(f"{self._where}: {self._describe_error(error)}") from error
         try:
             self._begin(context)
         except (RefusedError, LostError) as error:
@@ -57,7 +57,7 @@ class NsqConnection:
             raise TargetUnavailable(error.reason) from error
         except OSError as error:
             self.close()
-            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+            raise TargetUnavailable(f"{self._where}: {self._describe_error(error)}") from error
         except BaseException:
             self.close()
             raise
@@ -110,9 +110,9 @@ class NsqConnection:
                 self._socket.sendall(request)
             return self._answer()
         except TimeoutError as error:
-            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
+            raise TargetUnavailable(f"{self._where}: {self._describe_error(error)}") from error
         except OSError as error:
-            raise LostError(f"{self._where}: {self._words(error)}") from error
+            raise LostError(f"{self._where}: {self._describe_error(error)}") from error
 
     def _answer(self) -> bytes:
         size, kind = struct.unpack(">ll", self._exactly(8))
@@ -140,7 +140,7 @@ class NsqConnection:
             client_key=chosen.client_key,
         )
 
-    def _words(self, error: OSError) -> str:
+    def _describe_error(self, error: OSError) -> str:
         if isinstance(error, TimeoutError) and not error.errno:
             return f"no answer within {self._settings.timeout:g} s"
         return error.strerror or str(error)

@@ -8,8 +8,9 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, ProtocolError, Pr
 from urllib3.exceptions import SSLError as TLSError
 
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error, retry_after
-from workers.targets.http_pool import HttpPool, PrivateAddressError
+from workers.targets.http_pool import HttpPool
 
 _BUSY = frozenset({429, 502, 503, 504})
 _LOGIN = frozenset({401, 403, 407})

@@ -31,8 +31,9 @@ from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error
-from workers.targets.http_pool import HttpPool, PrivateAddressError, http_pool
+from workers.targets.http_pool import HttpPool, http_pool
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
 
@@ -177,18 +178,7 @@ class WebhookTarget:
         http = call.endpoint.http
         body, headers = call.endpoint.requests.build(events)
         try:
-            response = http.pool.urlopen(
-                "POST",
-                http.target,
-                body=body,
-                headers=headers,
-                retries=False,
-                redirect=False,
-                assert_same_host=False,
-                timeout=self._timeout,
-                preload_content=False,
-                decode_content=False,
-            )
+            response = http.send("POST", http.target, body, headers, self._timeout, read=False)
         except HTTPError as error:
             if isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError):
                 return self._too_late(call)

@@ -1,0 +1,90 @@
+"""HTTP connections that distinguish "not connected" from "no answer", and may refuse addresses that are not public."""
+
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.exceptions import ConnectTimeoutError, HTTPError, NameResolutionError, NewConnectionError
+
+from app.config.networks import is_public
+
+
+class PrivateAddressError(HTTPError):
+    """The name resolves to an address that is not public."""
+
+
+def public_addresses(host: str, port: int) -> list[str]:
+    """Return all addresses of a name. Raises `PrivateAddressError` if one is not public, `OSError` of the resolver."""
+    infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in infos))
+    for address in addresses:
+        if not is_public(address):
+            raise PrivateAddressError(
+                f"{host} is {address}, which is not a public address; set allow_private=on if that is meant"
+            )
+    return addresses
+
+
+class _GuardedConnection(HTTPConnection):
+    """A connection that, if `guarded`, is only made to public addresses."""
+
+    def __init__(self, *positional: Any, guarded: bool = False, **options: Any) -> None:
+        super().__init__(*positional, **options)
+        self.guarded = guarded
+
+    def _new_conn(self) -> socket.socket:
+        return _guarded_socket(self, super()._new_conn) if self.guarded else super()._new_conn()
+
+
+class PlainConnection(_GuardedConnection):
+    """Reports every failure before the request was sent as a connection error; `guarded` as in `http_pool`."""
+
+    def connect(self) -> None:
+        """Connect. Raises `ConnectTimeoutError` or `NewConnectionError`."""
+        try:
+            super().connect()
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"no connection within {self.timeout} s") from error
+        except OSError as error:
+            raise NewConnectionError(self, str(error)) from error
+
+
+class TlsConnection(_GuardedConnection, HTTPSConnection):
+    """Like `PlainConnection`, with TLS."""
+
+    def connect(self) -> None:
+        """Connect. Raises `ConnectTimeoutError`, `NewConnectionError` or `ssl.SSLError`."""
+        try:
+            super().connect()
+        except TimeoutError as error:
+            raise ConnectTimeoutError(self, f"no TLS connection within {self.timeout} s") from error
+        except ssl.SSLError:
+            raise
+        except OSError as error:
+            raise NewConnectionError(self, str(error)) from error
+        # urllib3 warns about each request on an unverified connection; here the settings ask for one.
+        self.is_verified = True
+
+
+def _guarded_socket(connection: HTTPConnection, connect: Callable[[], socket.socket]) -> socket.socket:
+    """Resolve once, check every address, and connect to exactly these addresses: the name is not resolved again."""
+    name = connection._dns_host
+    try:
+        addresses = public_addresses(name, connection.port)
+    except OSError as error:
+        raise NameResolutionError(name, connection, error) from error  # type: ignore[arg-type]  # getaddrinfo's own
+    failure: Exception = NewConnectionError(connection, f"{name} has no address")
+    try:
+        for address in addresses:
+            connection.host = address
+            try:
+                opened = connect()
+            except (NewConnectionError, ConnectTimeoutError) as error:
+                failure = error
+            else:
+                return opened
+    finally:
+        connection.host = name  # TLS and the Host header use this name
+    raise failure
