@@ -180,7 +180,7 @@ class Runtime:
         try:
             term, work = self.settings.lease_ttl, self.settings.lease_max_work
             with LeaseGuard(self.leases, lease, claimed, term, self.clock, work) as guard:
-                tally = self._work_off(lease, guard, partial(self.pool.work, stored))
+                summary = self._work_off(lease, guard, partial(self.pool.work, stored))
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
             log.warning("%s lease lost: its current batch may be delivered again", arn, extra={"target": arn})
@@ -192,26 +192,26 @@ class Runtime:
             return f"bad settings: {error}"
         finally:
             self.leases.release(lease)
-        return str(tally)
+        return str(summary)
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
         work = open_work()
         partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
         try:
-            tally = partitions.work_off(lambda: not guard.has_time())
+            summary = partitions.work_off(lambda: not guard.has_time())
         except (LeaseLost, LeaseExpired):
-            self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
+            self.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
             raise
         except DatabaseUnavailable:
             if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
-                self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
+                self.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
             raise
-        if tally.unavailable is not None:
-            self._open_breaker(lease, work.name, tally.unavailable)
-        elif lease.probing and tally.answered:
+        if summary.unavailable is not None:
+            self._open_breaker(lease, work.name, summary.unavailable)
+        elif lease.probing and summary.answered:
             close_breaker(self.database, lease.target_id)
             log.info("%s is available again", work.name, extra={"target": work.name})
-        return tally
+        return summary
 
     def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
         wait = back_off(1 + count_failures(self.database, lease.target_id), self._rng, why.retry_after)

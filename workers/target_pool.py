@@ -67,7 +67,7 @@ class TargetPool:
             policy=policy(settings),
             schedule=schedule(settings),
             window=window(settings, sync_events=self._settings.sync_events),
-            pace=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
+            sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
         )
         self._open[stored.row_id] = _Open(dict(stored.values), settings, work)
         return work

@@ -69,7 +69,7 @@ def parse(
             if partial and len(parsed.refused) >= limits.refusals:
                 parsed.more_refused += 1
                 continue
-            path, sentence = _told(problem, index, line, item)
+            path, sentence = _describe_problem(problem, index, line, item)
             if not partial:
                 raise BadEvents(sentence, index=index, field=path, offset=problem.offset) from None
             parsed.refused.append(Refused(index, path, sentence))
@@ -130,7 +130,7 @@ def _check_size(events: Iterable[Event], most: int) -> None:
             )
 
 
-def _told(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
+def _describe_problem(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
     outer = " ".join(filter(None, (f"line {line}" if line else "", format_location(item[2]))))
     inner = "" if problem.field == "it" else problem.field
     at = f"Record {index}" + (f", at {outer}" if outer else "")

@@ -13,7 +13,7 @@ from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
-from app.outbox.delivery.redelivery import carry_out
+from app.outbox.delivery.redelivery import park_redeliveries
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
@@ -62,7 +62,7 @@ class OpenTarget:
     policy: Policy
     schedule: RetrySchedule
     window: int
-    pace: BatchSizer
+    sizer: BatchSizer
     opened: bool = False
     failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """Maps (replay, partition) to the number of consecutive failed turns and the time (ms) of the next turn."""
@@ -99,15 +99,15 @@ class PartitionWorker:
         self._lease = lease
         self._clock = clock
         self._guard = guard
-        self._in_hand: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
+        self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
-        self._figures = metrics.of(work.name)
+        self._metrics = metrics.of(work.name)
         self._took = 0.0  # seconds that the target took for the current batch
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
-        self.tally = LeaseSummary()
+        self.summary = LeaseSummary()
 
     def work_off(self, stop: Callable[[], bool]) -> LeaseSummary:
         """Deliver until the partitions are empty, the target is unavailable, or `stop()` is true.
@@ -116,16 +116,16 @@ class PartitionWorker:
         """
         self._stop = stop
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
-            carry_out(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
-            while self._turn(reader) and self.tally.unavailable is None and not stop():
+            park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
+            while self._turn(reader) and self.summary.unavailable is None and not stop():
                 pass
-        self.tally.answered = self._opinion.answered
-        return self.tally
+        self.summary.answered = self._opinion.answered
+        return self.summary
 
-    def in_hand(self) -> dict[ObjectHash, int]:
+    def unsettled(self) -> dict[ObjectHash, int]:
         """Return the objects whose events may have been sent since the last settlement, with the seq of the oldest."""
         oldest: dict[ObjectHash, int] = {}
-        for logged, verdict in zip(*self._in_hand, strict=True):
+        for logged, verdict in zip(*self._unsettled, strict=True):
             if not isinstance(verdict, SkipReason):
                 oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
         return oldest
@@ -143,14 +143,14 @@ class PartitionWorker:
         them is unavailable.
         """
         worked = self._batches(reader)
-        self.tally.unavailable = self._opinion.verdict(self._refusals)
-        if self.tally.unavailable is not None:
+        self.summary.unavailable = self._opinion.verdict(self._refusals)
+        if self.summary.unavailable is not None:
             self._work.target.close()
             self._work.opened = False
         return worked
 
     def _batches(self, reader: PartitionReader) -> bool:
-        due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.pace.size)
+        due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.sizer.size)
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
@@ -164,9 +164,9 @@ class PartitionWorker:
     def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
         began = time.monotonic()
         # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
-        size = min(len(due), self._work.pace.size)
+        size = min(len(due), self._work.sizer.size)
         some = self._rng.sample(due, min(size, MOST_ASKED)) if self._opinion.in_doubt else due[:size]
-        parked = reader.load_parked(some, self._work.pace.size)
+        parked = reader.load_parked(some, self._work.sizer.size)
         events = [entry.logged for entry in parked]
         results = self._deliver(reader, events, [entry.refused_at for entry in parked])
         self._settle(settle_parked(parked, results, self._rules()), events, results, began)
@@ -174,7 +174,7 @@ class PartitionWorker:
 
     def _log(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
-        batch = reader.load(self._work.pace.size)
+        batch = reader.load(self._work.sizer.size)
         if not batch.events and not batch.more:
             return False
         # A batch without events settles how far the log was read.
@@ -212,7 +212,7 @@ class PartitionWorker:
 
     def _replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
         began = time.monotonic()
-        batch = reader.load_replay(replay, self._work.pace.size)
+        batch = reader.load_replay(replay, self._work.sizer.size)
         parked_or_dead = reader.parked_or_dead([(event.partition, event.seq) for event in batch.events])
         results = self._results(reader, batch, parked_or_dead)
         settlement = settle_batch(batch, results, self._rules())
@@ -250,23 +250,23 @@ class PartitionWorker:
         sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, SkipReason)]
         if sent:
             self._guard.check()
-            self._in_hand = (events, decided)
+            self._unsettled = (events, decided)
         self._took = 0.0
         answers = self._opinion.send(
             [verdict for verdict in decided if not isinstance(verdict, SkipReason)], self._stop
         )
         # Events that need no sending count too; otherwise batches of a mirror that is far behind would stay small.
-        self._work.pace.took(len(events), self._took)
+        self._work.sizer.took(len(events), self._took)
         # Later than the previous batch by 2 ms, so that a time in between exists.
         self._moment = max(self._clock(), self._moment + 2)
         if any(isinstance(answer, Suspect) for answer in answers):
-            answers = self._judged(reader, [events[index] for index in sent], answers, refused_before)
+            answers = self._with_decisions(reader, [events[index] for index in sent], answers, refused_before)
         results: list[Result] = [verdict if isinstance(verdict, SkipReason) else NOT_ATTEMPTED for verdict in decided]
         for index, answer in zip(sent, answers, strict=True):
             results[index] = answer
         return results
 
-    def _judged(
+    def _with_decisions(
         self,
         reader: PartitionReader,
         events: Sequence[LoggedEvent],
@@ -288,7 +288,7 @@ class PartitionWorker:
             due=lambda refusal: now + back_off(1, self._rng, refusal.retry_after),
         )
         if all(isinstance(decided[index], RefusedAgain) for index in suspects):
-            self._opinion.acquit()
+            self._opinion.clear()
         self._refusals = refusals
         return decided
 
@@ -314,8 +314,8 @@ class PartitionWorker:
             outcomes = [Failed(f"unexpected {type(error).__name__}")] * len(events)
         took = time.monotonic() - started
         self._took += took
-        if self._figures is not None:
-            self._figures.called(outcomes, took)
+        if self._metrics is not None:
+            self._metrics.called(outcomes, took)
         return outcomes
 
     def _settle(
@@ -325,17 +325,17 @@ class PartitionWorker:
         if DELIVERED in results:
             settlement.delivered_at = self._moment - self._opinion.in_doubt
         self._store.settle(self._lease, settlement, now)
-        self._in_hand = ((), ())
-        self._tell(settlement, events, results, began)
-        if self._figures is not None and settlement.replay is None:
+        self._unsettled = ((), ())
+        self._log_results(settlement, events, results, began)
+        if self._metrics is not None and settlement.replay is None:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
-            self._figures.delivered(done, now)
+            self._metrics.delivered(done, now)
 
-    def _tell(
+    def _log_results(
         self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float
     ) -> None:
         counts = counted(settlement)
-        self.tally.counts += counts
+        self.summary.counts += counts
         now = self._clock()
         for setback in failed_attempts(settlement, zip(events, results, strict=True)):
             log_failed_attempt(self._work.name, setback, self._took, now)

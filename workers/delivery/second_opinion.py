@@ -96,7 +96,7 @@ class SecondOpinion:
                     break
         return answers
 
-    def acquit(self) -> None:
+    def clear(self) -> None:
         """Blame the refusals since the last answer on their events; only if all of them are of one object."""
         if len(self._refused) == 1 and not self.is_certain:
             self._trust()

@@ -98,7 +98,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
                 settlement.repark.append(_suspected(entry, result))
                 blocked.add(logged.object)
                 continue
-        progress.roomless += entry.replayed
+        progress.uncounted += entry.replayed
         settlement.unpark.append((logged.partition, logged.seq))
         settlement.unblocked.add(logged.object)
     return settlement

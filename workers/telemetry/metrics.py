@@ -146,7 +146,7 @@ def begin(place: int) -> None:
         return
     try:
         for kind in ("counter", "histogram"):
-            _take_room(Path(folder) / f"{kind}_{place}.db")
+            _allocate(Path(folder) / f"{kind}_{place}.db")
     except OSError as error:
         log.warning("no figures are recorded: %s: %s", folder, error.strerror)
         return
@@ -203,7 +203,7 @@ class Server:
                 return
 
 
-def _take_room(path: Path) -> None:
+def _allocate(path: Path) -> None:
     """Allocate the file on disk now: on a full disk, the first write to an unallocated page would end the process."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

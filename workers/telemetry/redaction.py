@@ -32,22 +32,22 @@ class RedactingTarget:
 
     def open(self) -> None:
         """Open the target. Raises `TargetUnavailable` with a redacted reason."""
-        with self._discretion():
+        with self._redacting_errors():
             self._target.open()
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Deliver with redacted reasons. Raises `TargetUnavailable` and `LeaseExpired`."""
-        with self._discretion():
+        with self._redacting_errors():
             outcomes = self._target.deliver(events, window, lease)
         if self._secrets is None or all(type(outcome) is Delivered for outcome in outcomes):
             return outcomes
-        return [self._told(outcome) for outcome in outcomes]
+        return [self._redact(outcome) for outcome in outcomes]
 
     def close(self) -> None:
         """Close the target."""
         self._target.close()
 
-    def _told(self, outcome: Outcome) -> Outcome:
+    def _redact(self, outcome: Outcome) -> Outcome:
         return (
             outcome
             if isinstance(outcome, Delivered | NotAttempted)
@@ -55,7 +55,7 @@ class RedactingTarget:
         )
 
     @contextmanager
-    def _discretion(self) -> Iterator[None]:
+    def _redacting_errors(self) -> Iterator[None]:
         try:
             yield
         except LeaseExpired:

@@ -213,7 +213,7 @@ def _heartbeat_ages(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
         labels=["type", "name"],
     )
     for queue in queues:
-        ages.add_metric(_labels(queue.target), queue.silent(now) / 1000)
+        ages.add_metric(_labels(queue.target), queue.heartbeat_age(now) / 1000)
     return ages
 
 

@@ -100,8 +100,8 @@ def _check_queues(context: CommandContext) -> Iterator[Finding]:
         now = database_now(connection)
         queues = heartbeats.queues(connection)
     for queue in queues:
-        if queue.silent(now) > heartbeats.UNSERVED:
-            problem = f"no worker has answered on its queue for {format_age(now - queue.silent(now), now)}"
+        if queue.heartbeat_age(now) > heartbeats.UNSERVED:
+            problem = f"no worker has answered on its queue for {format_age(now - queue.heartbeat_age(now), now)}"
             yield Finding(str(queue.target), "problem", f"{problem}; start a worker that serves it (--targets)")
 
 

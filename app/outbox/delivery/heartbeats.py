@@ -34,7 +34,7 @@ class Queue:
     answered: int
     unanswered: int
 
-    def silent(self, now: int) -> int:
+    def heartbeat_age(self, now: int) -> int:
         """Return the milliseconds since a worker last answered, or since the target was created."""
         return max(0, now - max(self.answered, self.made))
 

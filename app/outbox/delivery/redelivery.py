@@ -54,7 +54,7 @@ def request(database: Database, target_id: int, written: Mapping[ObjectHash, int
                     raise
 
 
-def carry_out(database: Database, reader: PartitionReader, lease: Lease, choose: Choose) -> int:
+def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease, choose: Choose) -> int:
     """Park the requested events of a lease's partitions, and return their number.
 
     Call it while no event of the lease is in flight. Raises `LeaseLost`.

@@ -31,14 +31,14 @@ log = logging.getLogger("bucketwire.outbox")
 class Progress:
     """The changes of one settlement to one partition's cursor.
 
-    `roomless` is how many of its delivered, superseded and dead events did not count against the target's queue_limit.
+    `uncounted` is how many of its delivered, superseded and dead events did not count against the target's queue_limit.
     """
 
     position: int | None = None
     delivered: int = 0
     superseded: int = 0
     dead: int = 0
-    roomless: int = 0
+    uncounted: int = 0
 
     @property
     def settled(self) -> int:
@@ -192,7 +192,7 @@ class SettlementStore:
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
-                "more_freed": 0 if settlement.replay is not None else progress.settled - progress.roomless,
+                "more_freed": 0 if settlement.replay is not None else progress.settled - progress.uncounted,
                 "folded_before": lease.positions[partition] if lease.mirror else NEVER,
                 "confirmed_at": settlement.delivered_at,
             },
@@ -283,10 +283,10 @@ def _write_one_by_one(connection: sa.Connection, rows: _Rows) -> None:
             except (sa.exc.SQLAlchemyError, *VALUE_ERRORS) as error:
                 if not refuses_value(error):
                     raise
-                connection.execute(statement, _in_plain_words(row))
+                connection.execute(statement, _with_plain_reason(row))
 
 
-def _in_plain_words(row: Mapping[str, Any]) -> dict[str, Any]:
+def _with_plain_reason(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return the same row with reasons that every database can store."""
     history = [[row["last_tried"], PLAIN]] if row["attempts"] else []
     plain = {"history": orjson.dumps(history).decode()}

@@ -39,7 +39,7 @@ def test_a_queue_is_asked_every_fifteen_seconds_while_it_answers(database: Datab
         assert asked.target == target
         assert heartbeats.queues_to_probe(database, now + 5 * SECOND) == []
         heartbeats.answered(database, asked.row_id, now + SECOND)
-        assert queue(database).silent(now + 3 * SECOND) == 2 * SECOND
+        assert queue(database).heartbeat_age(now + 3 * SECOND) == 2 * SECOND
 
 
 def test_a_queue_that_does_not_answer_is_asked_ever_more_rarely_and_at_once_again_when_it_does(log: Database) -> None:
@@ -50,7 +50,7 @@ def test_a_queue_that_does_not_answer_is_asked_ever_more_rarely_and_at_once_agai
     gaps = [later - earlier for earlier, later in pairwise(asked)]
     assert gaps[:6] == [15, 15, 30, 60, 120, 240]
     assert set(gaps[10:]) == {3600}, "what waits for a worker stays a handful, also in a broker that forgets nothing"
-    assert queue(log).silent(began + 24 * 3600 * SECOND) >= 24 * 3600 * SECOND - 1000
+    assert queue(log).heartbeat_age(began + 24 * 3600 * SECOND) >= 24 * 3600 * SECOND - 1000
     back = began + 25 * 3600 * SECOND
     heartbeats.answered(log, queue(log).row_id, back)
     heartbeats.queues_to_probe(log, back + heartbeats.EVERY)
@@ -66,7 +66,7 @@ def test_queues_are_those_of_enabled_targets_and_one_is_new_with_its_target(log:
         connection.execute(tables.targets.update().where(tables.targets.c.name == "off").values(enabled=False))
     now = now_ms()
     assert [one.target.name for one in heartbeats.queues_to_probe(log, now)] == ["paused"]
-    assert queue(log, "paused").silent(now) < 60 * SECOND
+    assert queue(log, "paused").heartbeat_age(now) < 60 * SECOND
 
 
 def test_the_questions_of_many_targets_come_less_often() -> None:
