@@ -33,7 +33,7 @@ from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, DatabaseUnavailable
-from app.outbox.registry import enabled_targets
+from app.outbox.targets import enabled_targets
 from workers import reconcile_jobs, runtime
 from workers.target_pool import HARD_LIMIT
 from workers.telemetry import metrics

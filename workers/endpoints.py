@@ -50,8 +50,8 @@ class Endpoint:
             return [host]
         if self.guarded:
             return list(dict.fromkeys(public_addresses(host, port)))
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return list(dict.fromkeys(str(entry[4][0]) for entry in infos))
 
     def connect(self, addresses: Sequence[str], timeout: float) -> socket.socket:
         """Connect to the first address that accepts a connection. Raises `OSError`."""
@@ -146,9 +146,9 @@ def _mysql(settings: MysqlSettings) -> list[Endpoint]:
 
 def _postgresql(settings: PostgresSettings) -> list[Endpoint]:
     """Read the hosts and ports as libpq does: several hosts, with one port for each or one for all."""
-    given = parameters(settings)
-    hosts = str(given.get("hostaddr") or given.get("host") or "/var/run/postgresql").split(",")
-    ports = str(given.get("port") or _POSTGRES_PORT).split(",")
+    options = parameters(settings)
+    hosts = str(options.get("hostaddr") or options.get("host") or "/var/run/postgresql").split(",")
+    ports = str(options.get("port") or _POSTGRES_PORT).split(",")
     ports = ports if len(ports) == len(hosts) else ports * len(hosts)
     return [
         Endpoint(HostPort(f"{host}/.s.PGSQL.{port}", 0) if host.startswith("/") else HostPort(host, int(port)))

@@ -13,13 +13,15 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.log.retention import PurgeProgress, purge
-from app.outbox.registry import UnknownTarget, open_registry
+from app.outbox.registry import open_registry
+from app.outbox.targets import UnknownTarget
 from workers.delivery.breaker import back_off
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
@@ -57,7 +59,7 @@ class Runtime:
         self._purge_progress = PurgeProgress()
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
-        self._away = False
+        self._is_unavailable = False
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
         self.redeliveries = RedeliveryRequests(self.database, settings.folder)
 
@@ -70,9 +72,9 @@ class Runtime:
         try:
             offered = self._drain(publish, hints)
         except DatabaseUnavailable as error:
-            self._note_away(error)
+            self._note_unavailable(error)
             return 0
-        self._note_back()
+        self._note_available()
         return offered
 
     def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
@@ -85,10 +87,10 @@ class Runtime:
             except DatabaseUnavailable as error:
                 failure = error
             else:
-                self._note_back()
+                self._note_available()
                 return done
-        self._note_away(failure)
-        return "the outbox database is away"
+        self._note_unavailable(failure)
+        return "the outbox database is unavailable"
 
     def time_limit(self, target: TargetId) -> int:
         """Return the longest time (seconds) that one delivery to this target may take; cached for some seconds."""
@@ -105,20 +107,20 @@ class Runtime:
     def probe_queues(self, publish: Callable[[heartbeats.Queue], None]) -> int:
         """Send a heartbeat task to each target's queue, where one is due; return how many were sent."""
         try:
-            asked = heartbeats.queues_to_probe(self.database, self.clock())
+            due = heartbeats.queues_to_probe(self.database, self.clock())
         except DatabaseUnavailable as error:
-            self._note_away(error)
+            self._note_unavailable(error)
             return 0
-        for queue in asked:
+        for queue in due:
             publish(queue)
-        return len(asked)
+        return len(due)
 
     def queue_alive(self, row_id: int) -> None:
         """Record that a worker serves the queue of the target with this row id."""
         try:
             heartbeats.answered(self.database, row_id, self.clock())
         except DatabaseUnavailable as error:
-            self._note_away(error)
+            self._note_unavailable(error)
 
     def purge(self) -> int:
         """Remove settled events older than the retention; return how many, 0 while the database is unavailable."""
@@ -129,7 +131,7 @@ class Runtime:
                 self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
             )
         except DatabaseUnavailable as error:
-            self._note_away(error)
+            self._note_unavailable(error)
             return 0
         if unused:
             self._unused_dropped = time.monotonic()
@@ -169,7 +171,7 @@ class Runtime:
         try:
             stored = self.registry.target(target)
         except UnknownTarget:
-            return "the target is gone"
+            return "the target was removed"
         self.redeliveries.record()  # before a process that may have written too late claims anything else
         claimed, now = elapsed(), self.clock.measure()
         lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now)
@@ -181,12 +183,12 @@ class Runtime:
                 tally = self._work_off(lease, guard, partial(self.pool.work, stored))
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
-            log.warning("%s lease lost: what it had in hand is delivered again", arn, extra={"target": arn})
+            log.warning("%s lease lost: its current batch may be delivered again", arn, extra={"target": arn})
             if (seen := metrics.of(arn)) is not None:
                 seen.lost_lease()
             return "lease lost"
         except BadSettings as error:
-            self.registry.unavailable(lease.target_id, str(error), self.clock() + 60_000, probing=True, pause=False)
+            open_breaker(self.database, lease.target_id, str(error), self.clock() + 60_000, probing=True)
             return f"bad settings: {error}"
         finally:
             self.leases.release(lease)
@@ -205,31 +207,32 @@ class Runtime:
                 self.redeliveries.add(lease.target_id, work.name, partitions.in_hand())
             raise
         if tally.unavailable is not None:
-            self._found_away(lease, work.name, tally.unavailable)
+            self._open_breaker(lease, work.name, tally.unavailable)
         elif lease.probing and tally.answered:
-            self.registry.available(lease.target_id)
-            log.info("%s is back", work.name, extra={"target": work.name})
+            close_breaker(self.database, lease.target_id)
+            log.info("%s is available again", work.name, extra={"target": work.name})
         return tally
 
-    def _found_away(self, lease: Lease, arn: str, why: Unavailable) -> None:
-        wait = back_off(1 + self.registry.failures(lease.target_id), self._rng, why.retry_after)
-        opened = self.registry.unavailable(
-            lease.target_id, why.reason, self.clock() + wait, probing=lease.probing, pause=why.pause
+    def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
+        wait = back_off(1 + count_failures(self.database, lease.target_id), self._rng, why.retry_after)
+        resume_at = self.clock() + wait
+        opened = open_breaker(
+            self.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
         )
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()
-        members = {"target": arn, "outcome": "unavailable", "next_look_in": wait / 1000, "reason": why.reason}
-        log.warning("%s unavailable, next look in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
+        members = {"target": arn, "outcome": "unavailable", "next_probe_in": wait / 1000, "reason": why.reason}
+        log.warning("%s unavailable, next probe in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)
 
-    def _note_away(self, error: Exception) -> None:
-        if not self._away:
-            log.warning("the outbox database is away: %s", describe_error(error))
-        self._away = True
+    def _note_unavailable(self, error: Exception) -> None:
+        if not self._is_unavailable:
+            log.warning("the outbox database is unavailable: %s", describe_error(error))
+        self._is_unavailable = True
 
-    def _note_back(self) -> None:
-        if self._away:
-            log.info("the outbox database is back")
-        self._away = False
+    def _note_available(self) -> None:
+        if self._is_unavailable:
+            log.info("the outbox database is available again")
+        self._is_unavailable = False
 
 
 def parse_partitions(text: str) -> list[int]:

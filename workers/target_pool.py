@@ -10,7 +10,8 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.config.targets.webhook import WebhookSettings
-from app.outbox.registry import Registry, StoredTarget
+from app.outbox.registry import Registry
+from app.outbox.targets import StoredTarget
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.retry import RetrySchedule
@@ -52,7 +53,7 @@ class TargetPool:
                 raise
             # A file that is being replaced must not stop a target that works with the file's previous content.
             if stored.row_id not in self._unread:
-                log.warning("%s goes on with the secrets that it has: %s", known.work.name, error)
+                log.warning("%s keeps its secrets, because they cannot be read again: %s", known.work.name, error)
             self._unread.add(stored.row_id)
             return known.work
         self._unread.discard(stored.row_id)

@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import orjson
 
@@ -24,7 +24,8 @@ from app.config.targets.base import TargetSettings
 from app.events.model import Event
 from app.events.test_events import make_test_events
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error, now_ms
-from app.outbox.registry import UnknownTarget, open_registry
+from app.outbox.registry import open_registry
+from app.outbox.targets import UnknownTarget
 from workers.delivery.outcomes import Delivered, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.endpoints import Endpoint, endpoints_of, tls_handshake
 from workers.target_pool import as_served
@@ -41,7 +42,7 @@ class Step:
     step: str
     ok: bool
     seconds: float
-    words: str
+    message: str
 
 
 class _Stop(Exception):
@@ -49,18 +50,18 @@ class _Stop(Exception):
 
 
 def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
-    """Yield each step when it is done; the first step that fails is the last one. `words` never hold a secret.
+    """Yield each step when it is done; the first step that fails is the last one. No message contains a secret.
 
     With several endpoints (brokers, hosts) one reachable endpoint is enough: the others are reported, but do not make
     the test fail.
     """
-    yield from (reached := _Reached(settings)).steps()
-    if not reached.ok:
+    yield from (checks := _EndpointChecks(settings)).steps()
+    if not checks.ok:
         return
     try:
         target = RedactingTarget(create(type_name, settings), settings)
-    except Exception as error:  # noqa: BLE001 - its words may hold anything
-        yield Step("login", False, 0.0, f"unforeseen {type(error).__name__}")
+    except Exception as error:  # noqa: BLE001 - its message may contain anything
+        yield Step("login", False, 0.0, f"unexpected {type(error).__name__}")
         return
     try:
         opened = _timed("login", lambda: _opened(target))
@@ -71,7 +72,7 @@ def run_target_test(settings: TargetSettings, type_name: str) -> Iterator[Step]:
         target.close()
 
 
-class _Reached:
+class _EndpointChecks:
     """The steps that need no protocol, for every endpoint; `ok` is true afterwards if one of them was reached."""
 
     def __init__(self, settings: TargetSettings) -> None:
@@ -80,34 +81,35 @@ class _Reached:
 
     def steps(self) -> Iterator[Step]:
         try:
-            found = endpoints_of(self._settings)
+            endpoints = endpoints_of(self._settings)
         except TargetUnavailable as error:
             yield Step("resolve", False, 0.0, error.reason)
             return
         failures: list[Step] = []
-        for place in found:
-            *made, last = _reach(place, self._settings.timeout)
-            self.ok |= last.ok
-            several = f"{place.address}: " if len(found) > 1 else ""
-            shown = [Step(each.step, each.ok, each.seconds, several + each.words) for each in (*made, last)]
-            yield from shown if last.ok else shown[:-1]
-            failures += [] if last.ok else shown[-1:]
+        for endpoint in endpoints:
+            steps = list(_reach(endpoint, self._settings.timeout))
+            reached = steps[-1].ok
+            self.ok |= reached
+            if len(endpoints) > 1:
+                steps = [replace(step, message=f"{endpoint.address}: {step.message}") for step in steps]
+            yield from steps if reached else steps[:-1]
+            failures += [] if reached else steps[-1:]
         for failure in failures:
-            words = f"{failure.words} (another one answers)" if self.ok else failure.words
-            yield Step(failure.step, self.ok, failure.seconds, words)
+            message = f"{failure.message} (another endpoint answers)" if self.ok else failure.message
+            yield replace(failure, ok=self.ok, message=message)
 
 
-def _reach(place: Endpoint, timeout: float) -> Iterator[Step]:
+def _reach(endpoint: Endpoint, timeout: float) -> Iterator[Step]:
     addresses: list[str] = []
-    wire: list[socket.socket] = []
+    sockets: list[socket.socket] = []
 
     def resolve() -> str:
-        addresses.extend(place.resolve())
+        addresses.extend(endpoint.resolve())
         return ", ".join(addresses)
 
     def connect() -> str:
-        wire.append(place.connect(addresses, timeout))
-        peer = wire[0].getpeername()
+        sockets.append(endpoint.connect(addresses, timeout))
+        peer = sockets[0].getpeername()
         return str(peer) if isinstance(peer, str) else f"{peer[0]} port {peer[1]}"
 
     try:
@@ -116,17 +118,17 @@ def _reach(place: Endpoint, timeout: float) -> Iterator[Step]:
             yield step
             if not step.ok:
                 return
-        if place.context is not None:
-            context, name = place.context, place.name or place.address.host
-            yield _timed("tls", lambda: tls_handshake(wire[0], context(), name))
+        if endpoint.context is not None:
+            context, name = endpoint.context, endpoint.name or endpoint.address.host
+            yield _timed("tls", lambda: tls_handshake(sockets[0], context(), name))
     finally:
-        for each in wire:
-            each.close()
+        for opened in sockets:
+            opened.close()
 
 
 def _opened(target: Target) -> str:
     target.open()
-    return "logged in; what was missing is there now"
+    return "logged in; the target is ready"
 
 
 def _delivered(target: Target, settings: TargetSettings) -> Iterator[Step]:
@@ -155,35 +157,35 @@ def _confirmed(target: Target, event: Event) -> str:
 def _timed(name: str, action: Callable[[], str]) -> Step:
     began = time.monotonic()
     try:
-        words, ok = action(), True
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is this step that failed
-        words, ok = _words(error), False
-    if not ok and name == "login" and _is_tls(words):
+        message, ok = action(), True
+    except Exception as error:  # noqa: BLE001 - any error means that this step failed
+        message, ok = _describe_error(error), False
+    if not ok and name == "login" and _is_about_tls(message):
         name = "tls"
-    return Step(name, ok, time.monotonic() - began, words)
+    return Step(name, ok, time.monotonic() - began, message)
 
 
-def _words(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     match error:
         case TargetUnavailable() | _Stop() | PrivateAddressError():
-            words = str(error)
+            message = str(error)
         case ssl.SSLCertVerificationError():
-            words = f"certificate verify failed: {error.verify_message}"
+            message = f"certificate verify failed: {error.verify_message}"
         case TimeoutError():
-            words = "no answer in time"
+            message = "no answer in time"
         case OSError():
-            words = error.strerror or str(error)
+            message = error.strerror or str(error)
         case _:
-            words = f"unforeseen {type(error).__name__}"
-    return words
+            message = f"unexpected {type(error).__name__}"
+    return message
 
 
-def _is_tls(words: str) -> bool:
+def _is_about_tls(message: str) -> bool:
     """Return whether TLS made a login fail; it begins within the protocol, so only the adapter's message shows it."""
-    return any(word in words for word in ("certificate", "SSL", "TLS"))
+    return any(word in message for word in ("certificate", "SSL", "TLS"))
 
 
-def look_up(target: TargetId) -> TargetSettings:
+def read_settings(target: TargetId) -> TargetSettings:
     """Return the target's settings as a worker reads them. Raises `BadSettings`, `UnknownTarget`."""
     service = Settings.from_environ(os.environ)
     with contextlib.closing(Database(service.database_url, pool_size=1)) as database:
@@ -193,12 +195,12 @@ def look_up(target: TargetId) -> TargetSettings:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the program; return its exit code."""
-    names = [each for each in arguments if each != "--json"]
+    names = [argument for argument in arguments if argument != "--json"]
     as_json = len(names) < len(arguments)
     target = parse_target(names[0])
     steps = []
     try:
-        settings = look_up(target)
+        settings = read_settings(target)
     except (BadSettings, UnknownTarget) as error:
         steps.append(Step("settings", False, 0.0, str(error)))
     except DatabaseUnavailable as error:
@@ -207,21 +209,21 @@ def main(arguments: Sequence[str]) -> int:
         for step in run_target_test(settings, target.type):
             steps.append(step)
             if not as_json:
-                _tell(step)
+                _print(step)
     ok = bool(steps) and all(step.ok for step in steps)
     if as_json:
-        found = {"target": str(target), "ok": ok, "steps": [asdict(step) for step in steps]}
-        sys.stdout.write(orjson.dumps(found, option=orjson.OPT_INDENT_2).decode() + "\n")
+        result = {"target": str(target), "ok": ok, "steps": [asdict(step) for step in steps]}
+        sys.stdout.write(orjson.dumps(result, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         if steps and steps[-1].step == "settings":
-            _tell(steps[-1])
-        sys.stdout.write(f"{target} takes events\n" if ok else f"{target} did not take the test event\n")
+            _print(steps[-1])
+        sys.stdout.write(f"{target} accepts events\n" if ok else f"{target} did not accept the test event\n")
     return 0 if ok else 1
 
 
-def _tell(step: Step) -> None:
-    words = "".join(char if char.isprintable() else " " for char in step.words)
-    sys.stdout.write(f"{step.step:>8}  {'ok' if step.ok else 'failed':<6}  {step.seconds * 1000:8.1f} ms  {words}\n")
+def _print(step: Step) -> None:
+    message = "".join(char if char.isprintable() else " " for char in step.message)
+    sys.stdout.write(f"{step.step:>8}  {'ok' if step.ok else 'failed':<6}  {step.seconds * 1000:8.1f} ms  {message}\n")
     sys.stdout.flush()
 
 

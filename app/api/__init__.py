@@ -28,26 +28,26 @@ def create_app(settings: Settings) -> Flask:
 
     Raises `BadSettings` for unusable settings, such as an unusable folder.
     """
-    made = services.open_services(settings)
+    opened = services.open_services(settings)
     app = Flask("bucketwire", static_folder=None)
     app.url_map.strict_slashes = False  # senders do not follow redirects; /v1/events/ is /v1/events
     app.url_map.merge_slashes = False
-    services.install(app, made)
+    services.install(app, opened)
     errors.install(app)
     auth.install(app)
-    health.install(app, made.database)
+    health.install(app, opened.database)
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
-    _add_s3_face(app, made)
+    _add_s3_api(app, opened)
     with suppress(TokensUnknown):
-        made.tokens.required()  # cached now, in case the database becomes unavailable before the first request
-    if made.feeder is not None:
-        made.feeder.started()
+        opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
+    if opened.feeder is not None:
+        opened.feeder.started()
     return app
 
 
-def _add_s3_face(app: Flask, made: services.Services) -> None:
+def _add_s3_api(app: Flask, opened: services.Services) -> None:
     from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
 
-    app.wsgi_app = Front(S3App(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    app.wsgi_app = Front(S3App(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -70,23 +70,23 @@ def check(request: Request, scope: str) -> None:
     """Raise `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read."""
     tokens = services().tokens
     presented = presented_token(request.headers.get("Authorization", ""))
-    found = tokens.find(presented) if presented else None
-    if found is None:
+    token = tokens.find(presented) if presented else None
+    if token is None:
         if services().settings.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return
-        raise _unauthorized(_refused(tokens, presented))
-    if not {scope, ADMIN} & found.scopes:
-        raise ApiProblem("forbidden", f"the token {found.name!r} lacks the scope {scope}", {"scope": scope})
+        raise _unauthorized(_describe_refusal(tokens, presented))
+    if not {scope, ADMIN} & token.scopes:
+        raise ApiProblem("forbidden", f"the token {token.name!r} lacks the scope {scope}", {"scope": scope})
 
 
-def _refused(tokens: Tokens, presented: str) -> str:
+def _describe_refusal(tokens: Tokens, presented: str) -> str:
     if tokens.any():
         if presented:
-            return "this token does not hold; `bucketwire token ls` shows the names of those that do"
+            return "this token is not valid; `bucketwire token ls` lists the names of the valid ones"
         return "send a token: Authorization: Bearer <token>"
-    stands = "no token is left, and the API stays closed" if tokens.required() else "there is no token yet"
-    return f"{stands}; make one: bucketwire token create <name> --scope ingest"
+    state = "every token was revoked, and the API requires one" if tokens.required() else "there is no token yet"
+    return f"{state}; create one: bucketwire token create <name> --scope ingest"
 
 
 def presented_token(authorization: str) -> str:
@@ -119,12 +119,11 @@ def check_listen(settings: Settings, database: Database) -> None:
     except sa.exc.SQLAlchemyError:
         return
     hint = (
-        "make one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
+        "create one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
         "or listen on 127.0.0.1"
     )
-    raise BadSettings(
-        [Problem("BUCKETWIRE_LISTEN", str(settings.listen), "can be reached from outside, and there is no token", hint)]
-    )
+    problem = "is reachable from other hosts, and there is no token"
+    raise BadSettings([Problem("BUCKETWIRE_LISTEN", str(settings.listen), problem, hint)])
 
 
 def _check_local(request: Request) -> None:
@@ -134,7 +133,7 @@ def _check_local(request: Request) -> None:
         raise ApiProblem(
             "loopback-only",
             f"a proxy has forwarded this request ({forwarded[0]}), so it may come from anywhere; "
-            "make a token first: bucketwire token create <name> --scope ingest",
+            "create a token first: bucketwire token create <name> --scope ingest",
         )
     host = urlsplit(f"//{request.host}").hostname or ""
     origin = request.headers.get("Origin", "")
@@ -142,7 +141,7 @@ def _check_local(request: Request) -> None:
         raise ApiProblem(
             "loopback-only",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
-            "make a token for everybody else: bucketwire token create <name> --scope ingest",
+            "create a token for other callers: bucketwire token create <name> --scope ingest",
         )
 
 

@@ -18,7 +18,8 @@ from app.events.parsing import BadEvents
 from app.outbox.delivery.replays import BadSelection
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
-from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.targets import StoredTarget, UnknownTarget
 from app.outbox.tokens import TokensUnknown
 from app.rules.model import BadRules
 
@@ -29,26 +30,26 @@ _MOST_PROBLEMS = 1000
 
 # The status and title of each problem's `type`; they are the same for every occurrence.
 PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
-    "bad-events": (400, "The body holds no events that can be taken"),
-    "bad-request": (400, "The request cannot be understood"),
-    "bad-value": (400, "A value cannot be used"),
-    "bad-settings": (400, "The settings cannot be used"),
-    "bad-rule": (400, "The rule cannot be taken"),
-    "unauthorized": (401, "A token is needed"),
-    "forbidden": (403, "The token does not allow this"),
-    "loopback-only": (403, "Without tokens the API answers on this machine only"),
-    "not-found": (404, "There is nothing here"),
-    "unknown-target": (404, "There is no such target"),
-    "wrong-method": (405, "This cannot be done here"),
+    "bad-events": (400, "The body has no valid events"),
+    "bad-request": (400, "Invalid request"),
+    "bad-value": (400, "Invalid value"),
+    "bad-settings": (400, "Invalid settings"),
+    "bad-rule": (400, "Invalid rule"),
+    "unauthorized": (401, "A valid token is required"),
+    "forbidden": (403, "The token lacks a scope"),
+    "loopback-only": (403, "Without tokens, only this machine may call the API"),
+    "not-found": (404, "Not found"),
+    "unknown-target": (404, "Unknown target"),
+    "wrong-method": (405, "Method not allowed"),
     "target-in-use": (409, "The target is in use"),
-    "read-only-target": (409, "The target belongs to the environment"),
+    "read-only-target": (409, "The target is configured in the environment"),
     "too-large": (413, "The body is too large"),
-    "unknown-encoding": (415, "The body's encoding is not known"),
-    "not-json": (415, "The body has to be JSON"),
-    "internal": (500, "Something went wrong here"),
-    "database-unavailable": (503, "The outbox database is away"),
+    "unknown-encoding": (415, "Unknown content encoding"),
+    "not-json": (415, "The body must be JSON"),
+    "internal": (500, "Internal error"),
+    "database-unavailable": (503, "The outbox database is unavailable"),
     "queue-full": (503, "A target's queue is full"),
-    "spool-unavailable": (503, "The spool folder cannot be written"),
+    "spool-unavailable": (503, "The spool folder is not writable"),
     "database-full": (507, "The outbox database is full"),
     "spool-full": (507, "The spool folder's disk is full"),
 }
@@ -93,7 +94,7 @@ def to_problem(error: Exception) -> ApiProblem:
     """Return the problem for an exception. An unexpected exception is logged under an id that the problem contains."""
     number = uuid.uuid4().hex
     log.error("unexpected error %s", number, exc_info=error)
-    return ApiProblem("internal", "see the API's log for this id", {"id": number})
+    return ApiProblem("internal", "search the API's log for this id", {"id": number})
 
 
 @to_problem.register
@@ -158,6 +159,14 @@ def _(error: HTTPException) -> ApiProblem:
     return ApiProblem("bad-request", error.description or error.name, status=error.code or 400)
 
 
+def check_active(stored: StoredTarget) -> None:
+    """Raise `ApiProblem` for a target for which no events are recorded: disabled, or with invalid settings."""
+    hints = {"disabled": "enable it first", "broken": "correct its settings first"}
+    if stored.state in hints:
+        problem = f"target is {stored.state}" + (f" ({stored.state_reason})" if stored.state_reason else "")
+        raise ApiProblem("bad-value", f"{problem}; {hints[stored.state]}", {"field": "target"})
+
+
 def database_unavailable(error: Exception) -> ApiProblem:
     """Return the problem for an unavailable, full or uninitialised database.
 
@@ -166,14 +175,14 @@ def database_unavailable(error: Exception) -> ApiProblem:
     if is_full(error):
         log.error("the outbox database is full: %s", describe_error(error))
         return ApiProblem(
-            "database-full", "its disk or its file has no room left; nothing was taken, send it again later"
+            "database-full", "its disk is full, or its file at its limit; nothing was recorded, send the request later"
         )
-    log.warning("the outbox database is away: %s", describe_error(error))
+    log.warning("the outbox database is unavailable: %s", describe_error(error))
     if isinstance(error, sa.exc.ProgrammingError):
         return ApiProblem(
             "database-unavailable", "its tables are missing or of another version: run `bucketwire migrate`"
         )
-    return ApiProblem("database-unavailable", "nothing is promised of what this request asked for; send it again")
+    return ApiProblem("database-unavailable", "the outcome of the request is unknown; retrying is safe")
 
 
 for kind in (*DatabaseUnavailable, sa.exc.ProgrammingError, TokensUnknown, TimeoutError):

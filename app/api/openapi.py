@@ -31,7 +31,7 @@ _TARGET = {
 }
 _TIME = {"type": ["string", "null"], "format": "date-time"}
 _COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
-_BOOKS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
+_COUNTERS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -51,13 +51,13 @@ _FILTER: dict[str, Any] = {
     "target": _TARGET,
     "bucket": _TEXT,
     "prefix": _TEXT,
-    "reason": {**_TEXT, "description": "contained in the reason"},
+    "reason": {**_TEXT, "description": "a part of the reason"},
     "since": {**_TEXT, "format": "date-time"},
     "before": {**_TEXT, "format": "date-time"},
-    "all": {**_FLAG, "description": "needed where nothing else is said"},
+    "all": {**_FLAG, "description": "required if no filter is given"},
 }
 _RULE: dict[str, Any] = {
-    "bucket": {**_TEXT, "minLength": 1, "maxLength": 255, "description": "* for every bucket"},
+    "bucket": {**_TEXT, "minLength": 1, "maxLength": 255, "description": "the bucket's name; * for every bucket"},
     "events": {
         "type": "array",
         "items": {**_TEXT, "enum": [EVERY, *sorted(AGGREGATES), *sorted(KNOWN)]},
@@ -76,22 +76,22 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         title=_TEXT,
         status=_NUMBER,
         detail=_TEXT,
-        field={**_TEXT, "description": "what is wrong"},
-        offset={**_NUMBER, "description": "the byte where the JSON breaks off"},
-        index={**_NUMBER, "description": "the record that is wrong, from 0"},
+        field={**_TEXT, "description": "the invalid parameter or member"},
+        offset={**_NUMBER, "description": "the byte at which the JSON is invalid"},
+        index={**_NUMBER, "description": "the invalid record, from 0"},
         errors={"type": "array", "items": _object(field=_TEXT, value=_TEXT, problem=_TEXT, hint=_TEXT)},
         targets={"type": "array", "items": _TEXT},
-        id={**_TEXT, "description": "of an unexpected error, as in the log"},
+        id={**_TEXT, "description": "the id of an unexpected error in the API's log"},
     ),
     "Receipt": _object(
         recorded=_NUMBER,
-        repeated={**_NUMBER, "description": "known already"},
-        ignored={**_NUMBER, "description": "no events: a sender's test messages, folders, …"},
+        repeated={**_NUMBER, "description": "recorded before"},
+        ignored={**_NUMBER, "description": "records that are no events: a sender's test messages, folders"},
         matched=_COUNTS,
-        discarded={**_COUNTS, "description": "left out because the target's queue is full, by ARN"},
+        discarded={**_COUNTS, "description": "not recorded for a target because its queue is full, by ARN"},
         refused={"type": "array", "items": _object(index=_NUMBER, field=_TEXT, problem=_TEXT)},
-        more_refused={**_NUMBER, "description": "records left out that `refused` does not list"},
-        spooled={**_NUMBER, "description": "kept in the spool folder; then nothing else is known yet"},
+        more_refused={**_NUMBER, "description": "invalid records that `refused` does not list"},
+        spooled={**_NUMBER, "description": "events kept in the spool folder; then the other counts are not known yet"},
     ),
     "History": _object(
         bucket=_TEXT,
@@ -108,26 +108,32 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                         reason=_TEXT,
                     ),
                 },
-                traceparent={**_TEXT, "description": "W3C Trace Context, where the event came with one"},
+                traceparent={**_TEXT, "description": "W3C Trace Context, if the event had one"},
                 tracestate=_TEXT,
                 record={"type": "object"},
             ),
         },
     ),
     "Text": {**_TEXT, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]*$"},
-    "Settings": {"type": "object", "additionalProperties": True, "description": "by the names of the target's type"},
+    "Settings": {"type": "object", "additionalProperties": True, "description": "the settings of the type, by name"},
     "Target": _object(
         arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,
         state={**_TEXT, "enum": ["running", "paused", "disabled", "unavailable", "broken"]},
         reason=_TEXT, resume_at=_TIME,
         origin={**_TEXT, "enum": ["environment", "stored", "sample"]},
-        settings={"type": "object", "additionalProperties": _TEXT, "description": "secrets as *redacted*"},
-        events=_object(**dict.fromkeys(_BOOKS, _NUMBER)),
-        oldest_age={"type": ["number", "null"], "description": "seconds since its oldest undelivered event came"},
+        settings={"type": "object", "additionalProperties": _TEXT, "description": "secrets are *redacted*"},
+        events=_object(**dict.fromkeys(_COUNTERS, _NUMBER)),
+        oldest_age={
+            "type": ["number", "null"],
+            "description": "seconds since its oldest undelivered event was recorded; null: there is none",
+        },
     ),
-    "Trial": _object(
-        target=_TEXT, ids={"type": "array", "items": _TEXT, "description": "of its events"}, bucket=_TEXT, key=_TEXT,
-        history={**_TEXT, "description": "where to see what became of them"},
+    "TargetTest": _object(
+        target=_TEXT,
+        ids={"type": "array", "items": _TEXT, "description": "of the test's events"},
+        bucket=_TEXT,
+        key=_TEXT,
+        history={**_TEXT, "description": "the address of their delivery state"},
     ),
     "Targets": _object(targets=_list("Target")),
     "Reason": _object(reason=_TEXT) | {"additionalProperties": False},
@@ -141,7 +147,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         dry_run=_FLAG,
         targets={"type": "array", "items": _object(
             target=_TEXT, new=_FLAG,
-            changes={"type": "array", "items": _TEXT, "description": "- what a key was, + what it is to be"},
+            changes={"type": "array", "items": _TEXT, "description": "`-` a setting's old value, `+` its new one"},
         )},
         rules_added={"type": "array", "items": _object(**_RULE)},
         rules_removed={"type": "array", "items": _object(number=_NUMBER, **_RULE)},
@@ -156,37 +162,40 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     ),
     "DeadLetters": _object(
         dead_letters=_list("DeadLetter"),
-        next={"type": ["integer", "null"], "description": "what `after` is for the next page; null: there is none"},
+        next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
     ),
     "Replayed": _object(replayed=_NUMBER),
     "Purged": _object(purged=_NUMBER),
     "Removed": _object(
-        lost={"type": "array", "items": _TEXT, "description": "what went with it, such as `2 rule(s) name it`"}
+        lost={"type": "array", "items": _TEXT, "description": "what was deleted with it, such as `2 rule(s) name it`"}
     ),
     "NewReplay": _with("target", _object(
         **{name: _FILTER[name] for name in ("target", "since", "before", "bucket", "prefix", "all")},
         events={
             "type": ["array", "null"], "maxItems": 1000, "items": _RULE["events"]["items"],
-            "description": "names or families of names; none: every event",
+            "description": "event names, with wildcards such as `s3:ObjectCreated:*`; none: every event",
         },
     )),
     "Replay": _object(
         id=_NUMBER, target=_TEXT, since=_TIME, before=_TIME, bucket=_TEXT, prefix=_TEXT,
         events={"type": "array", "items": _TEXT}, created_at=_TIME,
-        replayed={**_NUMBER, "description": "events delivered again, parked or given up so far"},
+        replayed={**_NUMBER, "description": "events delivered, superseded, parked or made dead letters so far"},
         progress={
             "type": "number", "minimum": 0, "maximum": 1,
-            "description": "how much of the log it has passed; its partitions may differ in events for the target",
+            "description": "the share of the log that it has passed",
         },
-        finished={**_FLAG, "description": "also of one that was cancelled"},
+        finished={**_FLAG, "description": "true also for a cancelled replay"},
         cancelled_at=_TIME,
     ),
     "Replays": _object(replays=_list("Replay")),
     "RepairReceipt": _object(
         recorded=_NUMBER,
-        repeated={**_NUMBER, "description": "known already"},
-        overtaken={**_NUMBER, "description": "left out: their objects changed after `after`"},
-        refused={**_NUMBER, "description": "left out: the database cannot hold them; the API's log has its reasons"},
+        repeated={**_NUMBER, "description": "recorded before"},
+        overtaken={**_NUMBER, "description": "events left out because their objects changed after `after`"},
+        refused={
+            **_NUMBER,
+            "description": "events left out because the database refuses them; the API's log has its reasons",
+        },
     ),
     "Reconciliation": _object(
         run=_TEXT,
@@ -201,7 +210,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         started_at=_TIME,
         finished_at=_TIME,
         **dict.fromkeys(COUNTS, _NUMBER),
-        report={**_TEXT, "description": "the folder with the findings, where the job ran"},
+        report={**_TEXT, "description": "the folder with the findings, on the host of the job"},
         problem=_TEXT,
     ),
     "Reconciliations": _object(reconciliations=_list("Reconciliation")),
@@ -219,9 +228,9 @@ def openapi() -> Response:
     """Describe the API.
     ---
     get:
-      summary: This description
+      summary: Return this description
       responses:
-        200: {description: OpenAPI 3.1, content: {application/json: {schema: Empty}}}
+        200: {description: the OpenAPI 3.1 document, content: {application/json: {schema: Empty}}}
     """
     return json_response(described(current_app._get_current_object()))  # type: ignore[attr-defined] # the app behind the proxy
 
@@ -233,24 +242,32 @@ def described(app: Flask) -> dict[str, Any]:
         title="Bucketwire",
         version=version("bucketwire"),
         openapi_version="3.1.0",
-        info={"description": "Takes bucket events and delivers them, in order and without loss."},
+        info={"description": "Records S3 bucket events and delivers them at least once, in order per object."},
         plugins=[FlaskPlugin()],
     )
     for name, schema in SCHEMAS.items():
         spec.components.schema(name, schema)
     spec.components.response(
         "Problem",
-        {"description": "what is wrong, RFC 9457", "content": {"application/problem+json": {"schema": "Problem"}}},
+        {
+            "description": "a problem (RFC 9457): `type` names its kind, `detail` says what to do",
+            "content": {"application/problem+json": {"schema": "Problem"}},
+        },
     )
     for name, place, schema, text in (
         ("target_type", "type_name", {"enum": list(TYPES)}, "the target's type"),
-        ("target_name", "name", {"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name, _ for the unnamed one"),
+        ("target_name", "name", {"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name; _ is the unnamed one"),
     ):
         spec.components.parameter(
             name, "path", {"name": place, "required": True, "schema": _TEXT | schema, "description": text}
         )
     spec.components.security_scheme(
-        "token", {"type": "http", "scheme": "bearer", "description": f"scopes: {', '.join(SCOPES)}; see the routes"}
+        "token",
+        {
+            "type": "http",
+            "scheme": "bearer",
+            "description": f"a token with the route's scope: {', '.join(SCOPES)}; admin includes the others",
+        },
     )
     with app.test_request_context():
         for endpoint, view in app.view_functions.items():

@@ -28,7 +28,7 @@ def _read(request: Request, limit: int) -> bytes:
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ApiProblem(
             "unknown-encoding",
-            f"Content-Encoding {encoding[:40]!r} is not known; send gzip, or the body as it is",
+            f"Content-Encoding {encoding[:40]!r} is unknown; send gzip, or the body uncompressed",
             headers={"Accept-Encoding": "gzip, identity"},
         )
     if (request.content_length or 0) > limit:
@@ -49,12 +49,12 @@ def json_object(request: Request) -> dict[str, Any]:
     if not request.is_json:
         raise ApiProblem("not-json", "send a JSON object with Content-Type: application/json")
     try:
-        found = orjson.loads(read_body(request, _SMALL))
+        content = orjson.loads(read_body(request, _SMALL))
     except orjson.JSONDecodeError as error:
-        raise ApiProblem("bad-request", f"the body is no JSON: {error.msg}", {"offset": error.pos}) from None
-    if not isinstance(found, dict):
-        raise ApiProblem("bad-request", "the body has to be a JSON object, such as {}")
-    return found
+        raise ApiProblem("bad-request", f"the body is not JSON: {error.msg}", {"offset": error.pos}) from None
+    if not isinstance(content, dict):
+        raise ApiProblem("bad-request", "the body must be a JSON object, such as {}")
+    return content
 
 
 def _unpacked(stream: IO[bytes], limit: int) -> bytes:
@@ -71,12 +71,12 @@ def _unpacked(stream: IO[bytes], limit: int) -> bytes:
             try:
                 unpacked += inflater.decompress(chunk, limit + 1 - len(unpacked))
             except zlib.error as error:
-                raise ApiProblem("bad-request", f"the body is no gzip: {error}") from None
+                raise ApiProblem("bad-request", f"the body is not gzip: {error}") from None
             if len(unpacked) > limit:
                 raise _too_large(limit)
             chunk = inflater.unconsumed_tail or inflater.unused_data
     if not inflater.eof:
-        raise ApiProblem("bad-request", "the gzip body ends before its end")
+        raise ApiProblem("bad-request", "the gzip body is truncated")
     return bytes(unpacked)
 
 
@@ -88,5 +88,5 @@ def _drain(stream: IO[bytes]) -> None:
 
 
 def _too_large(limit: int) -> ApiProblem:
-    detail = f"a body has at most {limit} bytes, before and after unpacking; "
+    detail = f"a body has at most {limit} bytes, before and after decompression; "
     return ApiProblem("too-large", detail + "send it in parts, or raise BUCKETWIRE_BODY_LIMIT", {"limit": limit})

@@ -37,7 +37,7 @@ def parsed_time(field: str, value: object, default: int) -> int:
         return default
     at = _milliseconds(value)
     if at is None or abs(at) > NEVER:
-        raise bad_value(field, "is no time", "write it as 2026-11-21T00:33:56Z")
+        raise bad_value(field, "is not a time", "write it as 2026-11-21T00:33:56Z")
     return at
 
 
@@ -81,15 +81,15 @@ def parsed_text(field: str, value: object) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise bad_value(field, "is no text", "put it in quotes")
+        raise bad_value(field, "is not a string", "put it in quotes")
     if len(value) > MAX_TEXT_LENGTH:
         raise bad_value(field, f"has {len(value)} characters", f"give at most {MAX_TEXT_LENGTH}")
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise bad_value(field, "has half of a surrogate pair", "write it as UTF-8") from None
+        raise bad_value(field, "has an unpaired surrogate", "write it as UTF-8") from None
     if "\0" in value:
-        raise bad_value(field, "holds U+0000", "leave it out: no name, key or reason has it")
+        raise bad_value(field, "contains U+0000", "remove it: no name, key or reason has it")
     return value
 
 
@@ -101,11 +101,11 @@ def parsed_target(field: str, value: object) -> TargetId:
         raise bad_value(field, error.problem, error.hint) from None
 
 
-def refuse_unknown(given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+def refuse_unknown(members: Mapping[str, Any], known: tuple[str, ...]) -> None:
     """Raise `ApiProblem` for unknown members: a misspelt filter must not select everything."""
-    for name in given:
+    for name in members:
         if name not in known:
-            raise bad_value(name, "is not known here", f"known are {', '.join(known)}")
+            raise bad_value(name, "is unknown", f"known are {', '.join(known)}")
 
 
 def bad_value(field: str, problem: str, hint: str) -> ApiProblem:

@@ -10,7 +10,8 @@ from app.cli_common.errors import CommandError
 from app.config.arn import TargetId, parse_arn
 from app.config.target_settings import redacted
 from app.manifest.document import Manifest
-from app.outbox.registry import StoredRule, StoredTarget, UnknownTarget
+from app.outbox.rules import StoredRule
+from app.outbox.targets import StoredTarget, UnknownTarget
 from app.rules.model import Rule
 
 

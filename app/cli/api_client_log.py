@@ -76,7 +76,7 @@ class RemoteReplays:
         return _replay(self._remote.request("POST", "/v1/replays", target=target, json=body))
 
     def cancel(self, replay_id: int) -> Replay:
-        """End a replay where it is."""
+        """Cancel a replay at its current position."""
         return _replay(self._remote.request("DELETE", f"/v1/replays/{replay_id}"))
 
     def get(self, replay_id: int) -> Replay:

@@ -8,7 +8,8 @@ import sqlalchemy as sa
 
 from app.config.errors import BadSettings, BadValue
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
-from app.outbox.registry import ReadOnlyTarget, TargetInUse, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.targets import UnknownTarget
 from app.outbox.tokens import TokenExists, UnknownToken
 
 

@@ -10,7 +10,8 @@ from app.config.fields.fields import fields_of
 from app.config.target_settings import BadSettings, Problem, load, redacted, texts
 from app.config.targets.registry import settings_type
 from app.manifest.document import Manifest, identity
-from app.outbox.registry import Registry, StoredRule
+from app.outbox.registry import Registry
+from app.outbox.rules import StoredRule
 from app.rules.model import Rule
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
@@ -27,10 +27,10 @@ def every_bucket(database: Database) -> list[Bucket]:
     """Return all known buckets, sorted by name."""
     with database.reading() as connection:
         named = connection.execute(sa.select(tables.rules.c.bucket).distinct()).scalars().all()
-        found = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
+        buckets = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
         for row in connection.execute(sa.select(tables.buckets)):
-            found[row.name] = Bucket(row.name, row.created_at)
-    return sorted(found.values())
+            buckets[row.name] = Bucket(row.name, row.created_at)
+    return sorted(buckets.values())
 
 
 def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:
@@ -64,8 +64,7 @@ def is_bucket(database: Database, name: str) -> bool:
 def remove_bucket(database: Database, name: str) -> None:
     """Forget a bucket and remove its rules. Its events stay, and a later event makes the bucket known again."""
     with database.writing() as connection:
-        # Like every change of rules, lock the head and raise its version, which the writers of the log compare.
-        connection.execute(tables.log_head.update().values(version=tables.log_head.c.version + 1))
+        log_head.change_routing(connection)
         connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name))
         connection.execute(tables.buckets.delete().where(tables.buckets.c.name == name))
 

@@ -7,7 +7,6 @@ uses the new rules, and an append before it uses the old ones.
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -18,20 +17,16 @@ from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings, load, texts
 from app.config.targets.base import TargetSettings
-from app.outbox import tables
+from app.outbox import log_head, tables
+from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
+from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
+from app.outbox.rules import StoredRule, read_rules, rule_to_row
+from app.outbox.targets import StoredTarget, find_target, stored_target
 from app.rules.model import Rule, check
-
-
-class UnknownTarget(LookupError):
-    """No target of that type and name is configured."""
-
-    def __init__(self, target: TargetId) -> None:
-        super().__init__(f"there is no target {target}; `bucketwire target ls` shows those there are")
-        self.target = target
 
 
 class TargetInUse(Exception):
@@ -40,44 +35,6 @@ class TargetInUse(Exception):
 
 class ReadOnlyTarget(Exception):
     """The target is configured in the environment and can only be changed there."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTarget:
-    """A row of the table of targets; `values` are its settings as texts, with sealed secrets."""
-
-    row_id: int
-    target: TargetId
-    values: Mapping[str, str]
-    origin: str
-    problem: str
-    enabled: bool
-    paused: bool
-    breaker: str
-    failures: int
-    resume_at: int
-    reason: str
-
-    @property
-    def standing(self) -> tuple[str, str]:
-        """The target's state (`running`, `unavailable`, `paused`, `disabled` or `broken`), and the reason."""
-        if self.problem:
-            return "broken", self.problem
-        if not self.enabled:
-            return "disabled", self.reason
-        if self.paused:
-            return "paused", self.reason
-        if self.breaker != "closed":
-            return "unavailable", self.reason
-        return "running", ""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredRule:
-    """A rule and its number, by which it can be removed."""
-
-    row_id: int
-    rule: Rule
 
 
 class _OpenTransaction:
@@ -110,7 +67,7 @@ class Registry:
         block short.
         """
         with self._database.writing() as connection:
-            _change(connection)
+            log_head.change_routing(connection)
             yield Registry(_OpenTransaction(connection), self._sealer)
 
     # Targets
@@ -119,12 +76,13 @@ class Registry:
         """Return every target, sorted by type and name."""
         t = tables.targets.c
         with self._database.reading() as connection:
-            return [_stored(row) for row in connection.execute(sa.select(tables.targets).order_by(t.type, t.name))]
+            rows = connection.execute(sa.select(tables.targets).order_by(t.type, t.name))
+            return [stored_target(row) for row in rows]
 
     def target(self, target: TargetId) -> StoredTarget:
         """Return one target. Raises `UnknownTarget`."""
         with self._database.reading() as connection:
-            return _stored(_find(connection, target))
+            return find_target(connection, target)
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
         """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
@@ -151,15 +109,15 @@ class Registry:
         stored = {key: str(value) for key, value in values.items()} if problem else texts(target.type, values)
         columns["settings"] = orjson.dumps(self._sealer.seal_all(target.type, stored)).decode()
         with self._database.writing() as connection:
-            last_seq, partitions = _change(connection)
+            head = log_head.change_routing(connection)
             t = tables.targets.c
             known = connection.execute(
                 sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
-                made = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
-                _begin(connection, inserted_id(made), last_seq, partitions)
+                inserted = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
+                _begin(connection, inserted_id(inserted), head)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
@@ -178,7 +136,7 @@ class Registry:
         with self._database.writing() as connection:
             rows = connection.execute(sa.select(tables.targets).with_for_update()).all()
             for row in rows:
-                stored = _stored(row)
+                stored = stored_target(row)
                 sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
                 chosen = tables.targets.update().where(tables.targets.c.id == row.id)
                 connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
@@ -211,12 +169,12 @@ class Registry:
         or dead letters.
         """
         with self._database.writing() as connection:
-            _change(connection)
-            row = _find(connection, target)
-            lock_cursors(connection, row.id)  # before parked events and dead letters, as a settlement does
-            if row.origin == "environment" and row.enabled:
+            log_head.change_routing(connection)
+            stored = find_target(connection, target)
+            lock_cursors(connection, stored.row_id)  # before parked events and dead letters, as a settlement does
+            if stored.origin == "environment" and stored.enabled:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; remove them first")
-            lost = _uses(connection, row)
+            lost = _uses(connection, stored.row_id)
             if lost and not force:
                 raise TargetInUse(f"{target} is in use: {', '.join(lost)}; remove it with force to lose them")
             # Delete cursors before parked events: a settling worker holds their lock and may be about to park events.
@@ -228,8 +186,8 @@ class Registry:
                 tables.dead_letters,
                 tables.replays,
             ):
-                connection.execute(table.delete().where(table.c.target_id == row.id))
-            connection.execute(tables.targets.delete().where(tables.targets.c.id == row.id))
+                connection.execute(table.delete().where(table.c.target_id == stored.row_id))
+            connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
         return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
@@ -242,55 +200,16 @@ class Registry:
 
     def _update(self, target: TargetId, **values: Any) -> None:
         with self._database.writing() as connection:
-            _change(connection)
-            row = _find(connection, target)
-            connection.execute(tables.targets.update().where(tables.targets.c.id == row.id).values(**values))
-
-    # Availability of a target, as workers report it
-
-    def unavailable(self, row_id: int, reason: str, resume_at: int, *, probing: bool, pause: bool) -> bool:
-        """Open the circuit breaker until `resume_at` (ms), with `pause` also pause the target.
-
-        Returns whether this call opened the breaker. Partitions that fail together count as one failure: only the first
-        one opens the breaker, and only a failed probe (`probing`) keeps it open.
-        """
-        t = tables.targets.c
-        with self._database.writing() as connection:
-            changed = connection.execute(
-                tables.targets.update()
-                .where(t.id == row_id, *([] if probing else [t.breaker == "closed"]))
-                .values(
-                    breaker="open",
-                    failures=t.failures + 1,
-                    resume_at=resume_at,
-                    reason=clean_reason(reason),
-                    **({"paused": True} if pause else {}),
-                )
-            )
-        return bool(changed.rowcount) and not probing
-
-    def failures(self, row_id: int) -> int:
-        """Return the number of consecutive times that the target was unavailable; 0 if it was removed."""
-        with self._database.reading() as connection:
-            query = sa.select(tables.targets.c.failures).where(tables.targets.c.id == row_id)
-            return int(connection.execute(query).scalar_one_or_none() or 0)
-
-    def available(self, row_id: int) -> None:
-        """Close the circuit breaker after the target has accepted an event."""
-        t = tables.targets.c
-        with self._database.writing() as connection:
-            connection.execute(
-                tables.targets.update()
-                .where(t.id == row_id, t.breaker != "closed")
-                .values(breaker="closed", failures=0, resume_at=0, reason="")
-            )
+            log_head.change_routing(connection)
+            row_id = find_target(connection, target).row_id
+            connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(**values))
 
     # Rules
 
     def rules(self, bucket: str | None = None) -> list[StoredRule]:
         """Return every rule, or those of one bucket, oldest first."""
         with self._database.reading() as connection:
-            return _rules(connection, bucket)
+            return read_rules(connection, bucket)
 
     def add_rule(self, rule: Rule) -> int:
         """Store a rule unless it exists, and return its number. Raises `BadRules`, `UnknownTarget`."""
@@ -299,34 +218,35 @@ class Registry:
             if stored.rule == rule:
                 return stored.row_id
         with self._database.writing() as connection:
-            _change(connection)  # if two processes add the same rule at once, the second one sees the first one's
-            for stored in _rules(connection, rule.bucket):
+            # If two processes add the same rule at once, the second one sees the first one's.
+            log_head.change_routing(connection)
+            for stored in read_rules(connection, rule.bucket):
                 if stored.rule == rule:
                     return stored.row_id
-            made = connection.execute(tables.rules.insert().values(**_rule_row(connection, rule)))
-            return inserted_id(made)
+            inserted = connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule)))
+            return inserted_id(inserted)
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
         """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
         with self._database.writing() as connection:
-            _change(connection)
-            rows = [_rule_row(connection, rule) for rule in rules]
+            log_head.change_routing(connection)
+            rows = [rule_to_row(connection, rule) for rule in rules]
             if rows:
                 connection.execute(tables.rules.insert(), rows)
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number, and return how many existed."""
         with self._database.writing() as connection:
-            _change(connection)
+            log_head.change_routing(connection)
             return int(connection.execute(tables.rules.delete().where(tables.rules.c.id.in_(row_ids))).rowcount)
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
         """Replace a bucket's rules in one transaction. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
         with self._database.writing() as connection:
-            _change(connection)
-            rows = [_rule_row(connection, rule) for rule in rules]
+            log_head.change_routing(connection)
+            rows = [rule_to_row(connection, rule) for rule in rules]
             connection.execute(tables.rules.delete().where(tables.rules.c.bucket == bucket))
             if rows:
                 connection.execute(tables.rules.insert(), rows)
@@ -347,105 +267,24 @@ def _keys_by_now() -> Sequence[str]:
         return ()
 
 
-def enabled_targets(database: Database) -> list[TargetId]:
-    """Return the enabled targets, including paused ones: a worker may have to serve them."""
-    t = tables.targets.c
-    with database.reading() as connection:
-        return [TargetId(row.type, row.name) for row in connection.execute(sa.select(t.type, t.name).where(t.enabled))]
+def _begin(connection: sa.Connection, row_id: int, head: LogHead) -> None:
+    position = {"target_id": row_id, "position": head.last_seq}
+    connection.execute(
+        tables.cursors.insert(), [position | {"partition": partition} for partition in range(head.partitions)]
+    )
 
 
-def _change(connection: sa.Connection) -> tuple[int, int]:
-    head = tables.log_head.c
-    connection.execute(tables.log_head.update().values(version=head.version + 1))
-    row = connection.execute(sa.select(head.last_seq, head.partitions)).one()
-    return row.last_seq, row.partitions
-
-
-def _begin(connection: sa.Connection, row_id: int, last_seq: int, partitions: int) -> None:
-    cursors = [{"target_id": row_id, "partition": partition, "position": last_seq} for partition in range(partitions)]
-    connection.execute(tables.cursors.insert(), cursors)
-
-
-def _find(connection: sa.Connection, target: TargetId) -> Any:
-    t = tables.targets.c
-    row = connection.execute(
-        sa.select(tables.targets).where(t.type == target.type, t.name == target.name)
-    ).one_or_none()
-    if row is None:
-        raise UnknownTarget(target)
-    return row
-
-
-def _uses(connection: sa.Connection, row: Any) -> list[str]:
+def _uses(connection: sa.Connection, target_id: int) -> list[str]:
     """Describe what would be lost with a target, one phrase for each kind."""
-    r, c, d = tables.rules.c, tables.cursors.c, tables.dead_letters.c
-    rules = connection.execute(
-        sa.select(sa.func.count()).select_from(tables.rules).where(r.target_id == row.id)
-    ).scalar_one()
-    dead = connection.execute(
-        sa.select(sa.func.count()).select_from(tables.dead_letters).where(d.target_id == row.id)
-    ).scalar_one()
-    done = connection.execute(
-        sa.select(sa.func.coalesce(sa.func.sum(c.delivered + c.superseded - c.replayed), 0)).where(
-            c.target_id == row.id
-        )
-    ).scalar_one()
-    undelivered = row.recorded - done - dead - row.purged
+    count = sa.select(sa.func.count()).select_from(tables.rules).where(tables.rules.c.target_id == target_id)
+    rules = connection.execute(count).scalar_one()
+    [counters] = read_counters(connection, oldest=False, target_id=target_id)
     return [
         text
-        for count, text in (
+        for number, text in (
             (rules, f"{rules} rule(s) name it"),
-            (undelivered, f"{undelivered} event(s) are not delivered yet"),
-            (dead, f"{dead} dead letter(s) belong to it"),
+            (counters.undelivered, f"{counters.undelivered} event(s) are not delivered yet"),
+            (counters.dead, f"{counters.dead} dead letter(s) belong to it"),
         )
-        if count
+        if number
     ]
-
-
-def _rules(connection: sa.Connection, bucket: str | None) -> list[StoredRule]:
-    """Return every rule, or those of one bucket, oldest first."""
-    r, t = tables.rules.c, tables.targets.c
-    query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
-    if bucket is not None:
-        query = query.where(r.bucket == bucket)
-    return [
-        StoredRule(
-            row.id,
-            Rule(
-                bucket=row.bucket,
-                events=tuple(orjson.loads(row.events)),
-                prefix=row.prefix,
-                suffix=row.suffix,
-                target=TargetId(row.type, row.name),
-                rule_id=row.rule_id,
-            ),
-        )
-        for row in connection.execute(query)
-    ]
-
-
-def _rule_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
-    return {
-        "bucket": rule.bucket,
-        "rule_id": rule.rule_id,
-        "events": orjson.dumps(rule.events).decode(),
-        "prefix": rule.prefix,
-        "suffix": rule.suffix,
-        "target_id": _find(connection, rule.target).id,
-    }
-
-
-def _stored(row: Any) -> StoredTarget:
-    return StoredTarget(
-        row_id=row.id,
-        target=TargetId(row.type, row.name),
-        values=orjson.loads(row.settings),
-        origin=row.origin,
-        problem=row.problem,
-        enabled=bool(row.enabled),
-        paused=bool(row.paused),
-        breaker=row.breaker,
-        failures=row.failures,
-        resume_at=row.resume_at,
-        reason=row.reason,
-    )

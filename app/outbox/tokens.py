@@ -74,14 +74,14 @@ class Tokens:
     def create(self, name: str, scopes: Collection[str]) -> str:
         """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`."""
         if not _NAME.fullmatch(name):
-            raise BadValue("is no name of a token", "use 1 to 64 letters, digits, _ - or .")
+            raise BadValue("is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
         if not scopes:
-            raise BadValue("names no scope", f"give one or more of {', '.join(SCOPES)}")
+            raise BadValue("has no scope", f"give one or more of {', '.join(SCOPES)}")
         for scope in scopes:
             if scope not in SCOPES:
-                raise BadValue(f"{scope!r} is no scope", did_you_mean(scope, SCOPES))
+                raise BadValue(f"{scope!r} is not a scope", did_you_mean(scope, SCOPES))
         if any(token.name == name for token in self._configured):
-            raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; take another name")
+            raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
         self._record()
@@ -89,7 +89,7 @@ class Tokens:
             with self._database.writing() as connection:
                 connection.execute(tables.tokens.insert().values(created_at=now_ms(), **row))
         except sa.exc.IntegrityError:
-            raise TokenExists(f"there is a token {name!r}; revoke it first, or take another name") from None
+            raise TokenExists(f"the token {name!r} exists; revoke it first, or choose another name") from None
         return token
 
     def list(self) -> Sequence[StoredToken]:
@@ -97,11 +97,13 @@ class Tokens:
 
         The tokens themselves are not known.
         """
-        given = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
+        configured = [StoredToken(token.name, token.scopes, "environment", 0) for token in self._configured]
         tokens = sa.select(tables.tokens).where(tables.tokens.c.name != _RECORD).order_by(tables.tokens.c.name)
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
-        return given + [StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows]
+        return configured + [
+            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows
+        ]
 
     def revoke(self, name: str) -> None:
         """Revoke a token; effective within 1 s. Without any token left, the API still requires one.
@@ -114,9 +116,9 @@ class Tokens:
             with self._database.writing() as connection:
                 gone = connection.execute(tables.tokens.delete().where(tables.tokens.c.name == name)).rowcount
         if not gone:
-            where = "in BUCKETWIRE_API_TOKENS, not in the database; take it out there"
-            known = any(token.name == name for token in self._configured)
-            raise UnknownToken(f"the token {name!r} is {where}" if known else f"there is no token {name!r}")
+            if any(token.name == name for token in self._configured):
+                raise UnknownToken(f"the token {name!r} is set in BUCKETWIRE_API_TOKENS; remove it there")
+            raise UnknownToken(f"there is no token {name!r}")
 
     def any(self) -> bool:
         """Return whether any valid token exists. Raises `TokensUnknown`."""
@@ -125,7 +127,7 @@ class Tokens:
     def required(self) -> bool:
         """Return whether calls need a token: always, after the first token existed. Raises `TokensUnknown`."""
         if self._configured:
-            self._recorded.look()
+            self._recorded.get()
             return True
         return bool(self._known())
 
@@ -136,15 +138,15 @@ class Tokens:
         """
         digest = hash_token(token)
         if self._configured:
-            self._recorded.look()
+            self._recorded.get()
         return _equal(self._configured, digest) or _equal(self._known(), digest)
 
     def _known(self) -> Sequence[ApiToken]:
-        look = self._stored.look()
-        if look.value is not None:
-            return look.value
+        result = self._stored.get()
+        if result.value is not None:
+            return result.value
         if self._memory is None or not self._memory.exists():
-            raise TokensUnknown("the database holds the tokens and cannot be read") from look.error
+            raise TokensUnknown("the tokens are in the database, which cannot be read") from result.error
         rows = orjson.loads(self._memory.read_bytes())
         return [ApiToken(name, frozenset(scopes), digest) for name, scopes, digest in rows]
 
@@ -153,16 +155,16 @@ class Tokens:
             rows = connection.execute(
                 sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest)
             ).all()
-        found = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
-        if found and all(token.name != _RECORD for token in found):
-            self._recorded.look()  # an earlier version created them
-        if self._memory is not None and found != self._remembered:
+        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+        if tokens and all(token.name != _RECORD for token in tokens):
+            self._recorded.get()  # an earlier version created them
+        if self._memory is not None and tokens != self._remembered:
             try:
-                _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in found]))
+                _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in tokens]))
             except OSError as error:
                 log.warning("the tokens cannot be remembered in %s: %s", self._memory, error)
-            self._remembered = found
-        return found
+            self._remembered = tokens
+        return tokens
 
     def _record(self) -> None:
         """Record that a token has existed."""
@@ -186,8 +188,8 @@ def _write(path: Path, content: bytes) -> None:
 
 
 def _equal(tokens: Sequence[ApiToken], digest: str) -> ApiToken | None:
-    found = None
+    match = None
     for token in tokens:
         if hmac.compare_digest(token.digest, digest):
-            found = token
-    return found
+            match = token
+    return match

@@ -25,7 +25,7 @@ _BATCH_SIZE = 5000  # events that a task has in memory at a time
 
 def recorded(spark: SparkSession, database: Database, *, since: int = 0) -> DataFrame:
     """Return RECORDED: every event that the log still has, or those received since then, up to now."""
-    last, partitions = log_end(database)
+    last, partitions, _ = log_end(database)
     after = LogReader(database, since).after if since else first_seq(database, partitions) - 1
     url = database.url.render_as_string(hide_password=False)
     windows = [(start, min(start + _BATCH_SIZE, last)) for start in range(after, last, _BATCH_SIZE)]

@@ -298,7 +298,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_it
         assert Expected.of(records(*sent)).check(arrived(), kind) == 0
         until(lambda: whole.target(name)["state"] == "running", 5)
         history = whole.ask("GET", "/v1/events", params={"bucket": bucket, "key": "k0"}).json()["events"]
-        states = {standing["state"] for one in history for standing in one["delivery_states"]}
+        states = {delivery["state"] for one in history for delivery in one["delivery_states"]}
         assert states == {"settled"}
         assert whole.counters()[name].parked == whole.counters()[name].dead == 0
 

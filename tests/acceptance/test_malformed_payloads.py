@@ -141,7 +141,7 @@ def refused(whole: System, content: bytes, status: int = 400, **headers: str) ->
 
 
 def silent(whole: System) -> None:
-    """Nothing of it was unforeseen to anybody."""
+    """Nothing of it was unexpected to anybody."""
     said = whole.logs()
     assert "Traceback" not in said, said[-5000:]
     assert "unexpected error" not in said

@@ -108,7 +108,7 @@ def test_each_batch_and_each_event_that_did_not_go_well_has_a_line_with_its_memb
     for name in TARGETS:
         watched.post(name)
     until(lambda: watched.whole.settled("webhook:good", "webhook:failing", "webhook:refusing"), PATIENCE)
-    until(lambda: any("next_look_in" in line for line in watched.of("away")), PATIENCE)
+    until(lambda: any("next_probe_in" in line for line in watched.of("away")), PATIENCE)
     for name in ("good", "failing", "refusing"):
         until(lambda name=name: watched.ended(name), PATIENCE, what="its line")  # type: ignore[misc]
 

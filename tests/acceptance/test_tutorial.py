@@ -86,7 +86,7 @@ def test_an_object_of_a_real_minio_becomes_an_event_in_a_topic() -> None:
     bucket, target, rules, _copy, message, delivered, paused, applied = printed
     assert "arn:minio:sqs::bw:webhook" in bucket
     assert "kafka:primary: new" in target
-    assert "kafka:primary takes events" in target
+    assert "kafka:primary accepts events" in target
     assert "arn:minio:sqs::primary:kafka" in rules
     assert message.startswith('photos/cat.jpg {"EventName":"s3:ObjectCreated:Put"')
     assert re.search("kafka:primary (settled|pending)", delivered)  # it is in the topic; to settle takes a moment

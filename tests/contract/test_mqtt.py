@@ -24,7 +24,7 @@ from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
-from workers.targets.mqtt.link import verdict
+from workers.targets.mqtt.answers import outcome_of_code
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 VERSIONS = pytest.mark.parametrize("version", ["3.1.1", "5"])
@@ -253,7 +253,7 @@ def test_a_large_event_arrives_whole(version: str, qos: str, window: int) -> Non
      (0x90, Unavailable), (0x91, Failed), (0x95, Rejected), (0x97, Unavailable), (0x99, Rejected), (0xEE, Failed)],
 )  # fmt: skip
 def test_every_code_of_version_5_has_its_outcome(code: int, kind: type[Outcome]) -> None:
-    outcome = verdict(code, "because")
+    outcome = outcome_of_code(code, "because")
     assert type(outcome) is kind
     if not isinstance(outcome, type(DELIVERED)):
         assert outcome.reason.endswith(f"(0x{code:02X}): because")

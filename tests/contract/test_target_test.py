@@ -29,7 +29,7 @@ def steps_of(probe: Probe, values: dict[str, str]) -> list[Step]:
     """A trial of these settings, whatever it comes to; no secret is in its words."""
     settings = target_settings.load(probe.type, {"timeout": f"{TIMEOUT}s"} | values)
     found = list(run_target_test(settings, probe.type))
-    words = " ".join(step.words for step in found)
+    words = " ".join(step.message for step in found)
     assert "wrong-s3cret" not in words
     assert probe.secret not in words
     assert all(0 <= step.seconds < 30 for step in found)
@@ -51,7 +51,7 @@ def test_a_target_that_works_confirms_a_marked_event_and_a_namespace_keeps_none(
         ((path, document),) = probe.held()
         assert path.startswith(f"{marks.TEST_BUCKET}/")
         assert marks.NAME in document
-        assert path in steps[-1].words
+        assert path in steps[-1].message
 
 
 @OVER
@@ -59,7 +59,7 @@ def test_a_closed_port_fails_the_connecting(probe: Probe) -> None:
     steps = steps_of(probe, probe.at_port(services.free_port()))
     assert names(steps) == ["resolve", "connect"]
     assert not steps[-1].ok
-    assert "refused" in steps[-1].words.lower()
+    assert "refused" in steps[-1].message.lower()
 
 
 @OVER
@@ -79,7 +79,7 @@ def test_a_wrong_certificate_fails_the_tls_and_the_right_one_is_a_step(
     wrong = steps_of(probe, probe.by_tls(certificates.other_ca))
     assert names(wrong) == ["resolve", "connect", "tls"]
     assert not wrong[-1].ok
-    assert "certificate" in wrong[-1].words
+    assert "certificate" in wrong[-1].message
     right = steps_of(probe, probe.by_tls(certificates.ca))
     assert all(step.ok for step in right), right
     assert ("tls" in names(right)) == (probe.type not in TLS_WITHIN)
@@ -91,7 +91,7 @@ def test_one_of_several_brokers_is_enough_and_the_other_is_told_of(redis_server:
     brokers = f"{services.LOOPBACK}:{closed},{services.LOOPBACK}:{redis_server.port}"
     settings = target_settings.load("kafka", {"brokers": brokers, "topic": "t", "timeout": "1s"})
     steps = list(run_target_test(settings, "kafka"))
-    about_closed = [step for step in steps if str(closed) in step.words and "refused" in step.words.lower()]
+    about_closed = [step for step in steps if str(closed) in step.message and "refused" in step.message.lower()]
     assert [(step.step, step.ok) for step in about_closed] == [("connect", True)]
     assert (steps[-1].step, steps[-1].ok) == ("login", False)  # Redis speaks no Kafka
 
@@ -102,7 +102,7 @@ def test_a_name_that_does_not_resolve_and_a_private_address_fail_the_resolving()
     for settings, kind, words in ((redis, "redis", "not known"), (guarded, "webhook", "allow_private=on")):
         (step,) = run_target_test(settings, kind)
         assert (step.step, step.ok) == ("resolve", False)
-        assert words in step.words
+        assert words in step.message
 
 
 def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(tmp_path: Path) -> None:

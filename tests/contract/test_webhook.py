@@ -33,7 +33,7 @@ from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets import create, payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.webhook import authorization
+from workers.targets.webhook.request import authorization
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"ab"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from app.config.settings import Settings
 from app.outbox.delivery.leases import Offer
-from app.outbox.registry import StoredTarget
+from app.outbox.targets import StoredTarget
 from tests.services import until
 from tests.support.builders import SECRET_KEY
 from workers.delivery.namespace_policy import Policy

@@ -23,7 +23,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, key_hash
 from app.outbox.log.retention import purge
 from app.outbox.markers import NEVER, WHOLE_LOG
-from app.outbox.registry import StoredTarget, UnknownTarget
+from app.outbox.targets import StoredTarget, UnknownTarget
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
 from tests.support.interleaving import Side

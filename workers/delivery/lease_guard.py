@@ -74,9 +74,9 @@ class LeaseGuard:
             try:
                 self._renew()
             except DatabaseUnavailable:
-                raise LeaseExpired("the lease has run out, and the outbox database is away") from None
+                raise LeaseExpired("the lease has expired, and the outbox database is unavailable") from None
         if self._lost:
-            raise LeaseExpired("somebody else may have the lease")
+            raise LeaseExpired("another worker may have the lease")
 
     def has_time(self) -> bool:
         """Return whether there is time left to work off the lease."""
@@ -87,7 +87,7 @@ class LeaseGuard:
             try:
                 self._renew()
             except DatabaseUnavailable:
-                log.warning("the outbox database is away; the lease may run out")
+                log.warning("the outbox database is unavailable; the lease may expire")
 
     def _renew(self) -> None:
         with self._renewing:

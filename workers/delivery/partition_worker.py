@@ -213,8 +213,8 @@ class PartitionWorker:
     def _replay(self, reader: PartitionReader, replay: ReplayPartition) -> bool:
         began = time.monotonic()
         batch = reader.load_replay(replay, self._work.pace.size)
-        standing = reader.standing([(event.partition, event.seq) for event in batch.events])
-        results = self._results(reader, batch, standing)
+        parked_or_dead = reader.parked_or_dead([(event.partition, event.seq) for event in batch.events])
+        results = self._results(reader, batch, parked_or_dead)
         settlement = settle_batch(batch, results, self._rules())
         progress = settlement.partition(replay.partition)
         settlement.replay = (replay, replay.position if progress.position is None else progress.position)
@@ -225,15 +225,15 @@ class PartitionWorker:
     def _rules(self) -> SettlementContext:
         return SettlementContext(self._work.schedule, self._clock(), self._rng)
 
-    def _results(self, reader: PartitionReader, batch: Batch, standing: Set[LogPosition]) -> list[Result]:
+    def _results(self, reader: PartitionReader, batch: Batch, parked_or_dead: Set[LogPosition]) -> list[Result]:
         """Deliver the events that may be sent: not those behind a parked event, nor those already parked or dead."""
         waiting = reader.waiting(batch.events)
-        if not waiting and not standing:
+        if not waiting and not parked_or_dead:
             return self._deliver(reader, batch.events)
         results: list[Result] = [BEHIND_PARKED] * len(batch.events)
         free = []
         for index, logged in enumerate(batch.events):
-            if (logged.partition, logged.seq) in standing:
+            if (logged.partition, logged.seq) in parked_or_dead:
                 results[index] = SkipReason.SUPERSEDED
             elif logged.object not in waiting:
                 free.append(index)
@@ -310,8 +310,8 @@ class PartitionWorker:
         except Exception as error:
             # A defect of an adapter must not stop the partition: it counts as a failed attempt at the events, which
             # makes it visible and bounds the number of attempts.
-            log.exception("%s: unforeseen", work.name)
-            outcomes = [Failed(f"unforeseen {type(error).__name__}")] * len(events)
+            log.exception("%s: unexpected", work.name)
+            outcomes = [Failed(f"unexpected {type(error).__name__}")] * len(events)
         took = time.monotonic() - started
         self._took += took
         if self._figures is not None:

@@ -70,7 +70,7 @@ class SecondOpinion:
         answers: list[Answer] = [NOT_ATTEMPTED] * len(events)
         left = list(range(len(events)))
         size = len(left)
-        calls = asked = 0
+        calls = opinions = 0
         began = time.monotonic()
         while left and not self.is_certain and (not calls or not stop()):
             calls += 1
@@ -91,8 +91,8 @@ class SecondOpinion:
             done = {index for index in some if not refused or isinstance(answers[index], Delivered | Failed | Rejected)}
             left = [index for index in left if index not in done and events[index].path not in closed]
             if refused and alone:
-                asked += 1
-                if asked == MOST_ASKED or self._asks_for_rest() or time.monotonic() - began > _PATIENCE:
+                opinions += 1
+                if opinions == MOST_ASKED or self._asks_for_rest() or time.monotonic() - began > _PATIENCE:
                     break
         return answers
 

@@ -1,6 +1,6 @@
 """Map a target's type to its adapter, and import the driver only when a target of that type is created.
 
-A new target is one file here and one entry in `_ADAPTERS`.
+A new target is one file or package here and one entry in `_ADAPTERS`.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,7 +20,7 @@ _ADAPTERS = {
     "mqtt": "workers.targets.mqtt.target:MqttTarget",
     "postgresql": "workers.targets.postgresql.target:PostgresTarget",
     "redis": "workers.targets.redis:RedisTarget",
-    "webhook": "workers.targets.webhook:WebhookTarget",
+    "webhook": "workers.targets.webhook.target:WebhookTarget",
 }
 
 

@@ -34,8 +34,8 @@ class PrivateAddressError(HTTPError):
 
 def public_addresses(host: str, port: int) -> list[str]:
     """Return all addresses of a name. Raises `PrivateAddressError` if one is not public, `OSError` of the resolver."""
-    found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    infos = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in infos))
     for address in addresses:
         if not is_public(address):
             raise PrivateAddressError(
@@ -215,11 +215,11 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
 
 
 def _proxy_for(scheme: str, host: str, port: int) -> Url | None:
-    given = urllib.request.getproxies().get(scheme)
+    url = urllib.request.getproxies().get(scheme)
     # Never for this machine, as in Go, hence in MinIO.
-    if not given or is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
+    if not url or is_loopback(host) or urllib.request.proxy_bypass(f"{host}:{port}"):
         return None
-    proxy = parse_url(given if "://" in given else f"http://{given}")
+    proxy = parse_url(url if "://" in url else f"http://{url}")
     if proxy.scheme not in _PORTS or not proxy.host:
         raise TargetUnavailable(f"{scheme.upper()}_PROXY: only http and https proxies can be used")
     return proxy

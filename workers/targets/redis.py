@@ -88,17 +88,17 @@ class RedisTarget:
         self.close()
         client = redis.Redis(connection_pool=self._pool())
         try:
-            found = client.type(self._settings.key)
+            type_ = client.type(self._settings.key)
         except (RedisError, OSError) as error:
             client.connection_pool.disconnect()
             raise TargetUnavailable(self._reason(error)) from error
-        kind = found.decode() if isinstance(found, bytes) else str(found)
-        wanted = "list" if self._settings.format == "access" else "hash"
-        if kind not in ("none", wanted):
+        kind = type_.decode() if isinstance(type_, bytes) else str(type_)
+        needed = "list" if self._settings.format == "access" else "hash"
+        if kind not in ("none", needed):
             client.connection_pool.disconnect()
             raise TargetUnavailable(
                 f"{self._where}: key {self._settings.key!r} holds a {kind}, but format {self._settings.format} "
-                f"needs a {wanted}; choose another key or remove this one"
+                f"needs a {needed}; choose another key or remove this one"
             )
         self._client = client
         return client
@@ -157,10 +157,10 @@ class RedisTarget:
         return Unavailable(self._reason(error)) if _whole_server(error) else Failed(self._reason(error))
 
     def _reason(self, error: Exception) -> str:
-        words = str(error) or type(error).__name__
+        text = str(error) or type(error).__name__
         if isinstance(error, redis.exceptions.NoPermissionError):
-            words += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key)"
-        return f"{self._where}: {words}"
+            text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key)"
+        return f"{self._where}: {text}"
 
     def _pool(self) -> redis.ConnectionPool:
         chosen = self._settings
@@ -224,11 +224,11 @@ def _whole_server(error: Exception) -> bool:
     """
     if isinstance(error, RedisConnectionError | RedisTimeoutError | OSError) or type(error) is not ResponseError:
         return True
-    words = str(error)
-    first = words.partition(" ")[0]
+    text = str(error)
+    first = text.partition(" ")[0]
     if first.isupper() and first != "ERR":
         return True
-    return words.startswith(("unknown command", "wrong number of arguments")) or "script" in words
+    return text.startswith(("unknown command", "wrong number of arguments")) or "script" in text
 
 
 def _portions(events: Sequence[Event]) -> Iterator[range]:

@@ -93,39 +93,46 @@ class WorkerMetrics:
     def __init__(self) -> None:
         labels = ("type", "name")
         self.attempts = Counter(
-            "bucketwire_worker_attempts", "Events tried at the target.", [*labels, "outcome"], registry=None
+            "bucketwire_worker_attempts", "Events attempted at the target.", [*labels, "outcome"], registry=None
         )
         self.ages = Bulk(
             "bucketwire_worker_delivery_seconds",
-            "From an event's acceptance to its settlement as delivered; replays left out.",
+            "Seconds from an event's recording to its settlement as delivered, without replays.",
             labels,
             buckets=_AGES,
             registry=None,
         )
         self.sizes = Histogram(
-            "bucketwire_worker_batch_events", "Events in one call to the target.", labels, buckets=_SIZES, registry=None
+            "bucketwire_worker_batch_events",
+            "Events in a call to the target.",
+            labels,
+            buckets=_SIZES,
+            registry=None,
         )
         self.calls = Histogram(
             "bucketwire_target_request_seconds",
-            "How long a call to the target took.",
+            "Seconds that a call to the target took.",
             labels,
             buckets=_CALLS,
             registry=None,
         )
         self.leases_lost = Counter(
-            "bucketwire_worker_leases_lost", "Leases that ran out while worked on.", labels, registry=None
+            "bucketwire_worker_leases_lost", "Leases that expired while a worker had them.", labels, registry=None
         )
         self.openings = Counter(
-            "bucketwire_worker_breaker_openings", "Times that the target was found away.", labels, registry=None
+            "bucketwire_worker_breaker_openings",
+            "Times that the breaker was opened.",
+            labels,
+            registry=None,
         )
         self._of: dict[str, TargetMetrics] = {}
 
     def of(self, arn: str) -> TargetMetrics:
         """Return the metrics of one target."""
-        found = self._of.get(arn)
-        if found is None:
-            found = self._of[arn] = TargetMetrics(self, parse_target(arn))
-        return found
+        metrics = self._of.get(arn)
+        if metrics is None:
+            metrics = self._of[arn] = TargetMetrics(self, parse_target(arn))
+        return metrics
 
 
 _recorded: WorkerMetrics | None = None

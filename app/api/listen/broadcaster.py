@@ -24,7 +24,8 @@ from app.api.listen.stream import LEGACY_PING, MOST_WAITING, Stream
 from app.api.listen.tls_bridge import decrypt
 from app.api.listen.wire_format import Line, event_line
 from app.outbox.engine.database import Database, describe_error
-from app.outbox.log.log_reader import LogEnd, events_between, log_end
+from app.outbox.log.log_reader import events_between, log_end
+from app.outbox.log_head import LogHead
 from app.rules.matching import Matcher, compile_rules
 
 log = logging.getLogger("bucketwire.listen")
@@ -134,16 +135,16 @@ class Broadcaster:
             if matcher is None:
                 matcher = self._matcher = compile_rules((stream.query.rule, stream) for stream in streams)
         head = log_end(self._database)
-        if not 0 <= self._position <= head.seq:  # greater: the log was replaced by another one
-            self._position = head.seq
+        if not 0 <= self._position <= head.last_seq:  # greater: the log was replaced by another one
+            self._position = head.last_seq
             for stream in streams:
-                stream.position = min(stream.position, head.seq)
+                stream.position = min(stream.position, head.last_seq)
         busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
-        if self._position < head.seq:
-            last = min(self._position + _SHARED_READ, head.seq)
+        if self._position < head.last_seq:
+            last = min(self._position + _SHARED_READ, head.last_seq)
             self._broadcast(matcher, head.partitions, self._position, last)
             self._position = last
-            busy = busy or last < head.seq
+            busy = busy or last < head.last_seq
         return busy
 
     def _broadcast(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
@@ -163,7 +164,7 @@ class Broadcaster:
             if count < len(batch):
                 stream.live, stream.position = False, batch[count].seq - 1
 
-    def _serve_lagging(self, lagging: Sequence[Stream], head: LogEnd) -> bool:
+    def _serve_lagging(self, lagging: Sequence[Stream], head: LogHead) -> bool:
         busy, served = False, 0
         self._turn += _CATCH_UP_STREAMS
         for stream in _rotate(lagging, self._turn):
@@ -175,7 +176,7 @@ class Broadcaster:
                 busy = True
         return busy
 
-    def _catch_up(self, stream: Stream, head: LogEnd) -> None:
+    def _catch_up(self, stream: Stream, head: LogHead) -> None:
         missed = self._position - stream.position
         if missed > MOST_BEHIND and not stream.resumed:
             stream.position = self._position

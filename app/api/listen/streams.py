@@ -32,7 +32,7 @@ class Streams:
         The stream has the events from now on, or those after the query's `resume_after`. Raises `S3Error` if the log
         does not contain that event, or if there are too many streams.
         """
-        position = self._position_after(query.resume_after) if query.resume_after else log_end(self._database).seq
+        position = self._position_after(query.resume_after) if query.resume_after else log_end(self._database).last_seq
         broadcaster = self._get_broadcaster()
         if len(broadcaster) >= self._most:
             raise S3Error("SlowDown")

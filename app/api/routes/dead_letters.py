@@ -1,4 +1,4 @@
-"""Dead letters: events that a target will not get by itself any more. Look, replay, throw away."""
+"""List, replay and delete dead letters: events that are no longer retried."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -33,30 +33,34 @@ def ls() -> Response:
     """List dead letters.
     ---
     get:
-      summary: Dead letters in order of their numbers
+      summary: List dead letters, sorted by number
+      description: Filters are combined with AND. Continue with `after` set to the `next` of the previous page.
       security: [{token: [read]}]
       parameters:
-        - {name: ids, in: query, schema: {type: string}, description: "numbers, divided by commas"}
-        - {name: target, in: query, schema: {type: string}, description: an ARN or type:name}
-        - {name: bucket, in: query, schema: Text}
-        - {name: prefix, in: query, schema: Text, description: of the key}
-        - {name: reason, in: query, schema: Text, description: contained in the reason}
-        - {name: since, in: query, schema: {type: string}, description: last tried at or after}
-        - {name: before, in: query, schema: {type: string}, description: last tried before}
-        - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000}}
-        - {name: after, in: query, schema: {type: integer, default: 0}, description: the `next` of the page before}
+        - {name: ids, in: query, schema: {type: string}, description: "numbers, comma-separated"}
+        - {name: target, in: query, schema: {type: string}, description: "the target, as an ARN or type:name"}
+        - {name: bucket, in: query, schema: Text, description: the object's bucket}
+        - {name: prefix, in: query, schema: Text, description: the key's prefix}
+        - {name: reason, in: query, schema: Text, description: a part of the reason}
+        - {name: since, in: query, schema: {type: string},
+           description: "last attempt at or after: RFC 3339, or ms since 1970"}
+        - {name: before, in: query, schema: {type: string},
+           description: "last attempt before: RFC 3339, or ms since 1970"}
+        - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000},
+           description: the most dead letters to return}
+        - {name: after, in: query, schema: {type: integer, default: 0}, description: the `next` of the previous page}
       responses:
-        200: {description: a page of them, content: {application/json: {schema: DeadLetters}}}
+        200: {description: a page of dead letters, content: {application/json: {schema: DeadLetters}}}
         default: Problem
     """
-    given: dict[str, Any] = request.args.to_dict()
-    limit = parsed_number("limit", given.pop("limit", None), 100, least=1, most=_MOST)
-    after = parsed_number("after", given.pop("after", None), 0, least=0, most=NEVER)
-    if "ids" in given:
-        given["ids"] = [part.strip() for part in given["ids"].split(",") if part.strip()]
-    found = services().dead_letters.list(_filter(given), limit=limit, after=after)
-    more = found[-1].letter_id if len(found) == limit else None
-    return json_response({"dead_letters": [_letter_json(letter) for letter in found], "next": more})
+    arguments: dict[str, Any] = request.args.to_dict()
+    limit = parsed_number("limit", arguments.pop("limit", None), 100, least=1, most=_MOST)
+    after = parsed_number("after", arguments.pop("after", None), 0, least=0, most=NEVER)
+    if "ids" in arguments:
+        arguments["ids"] = [part.strip() for part in arguments["ids"].split(",") if part.strip()]
+    letters = services().dead_letters.list(_filter(arguments), limit=limit, after=after)
+    more = letters[-1].letter_id if len(letters) == limit else None
+    return json_response({"dead_letters": [_letter_json(letter) for letter in letters], "next": more})
 
 
 @routes.post("/v1/dead-letters/replay")
@@ -65,11 +69,14 @@ def replay() -> Response:
     """Replay dead letters.
     ---
     post:
-      summary: Send dead letters on their way again, in the order of their objects
+      summary: Deliver dead letters again, in order per object
+      description: >
+        They keep their ids and history, their attempts are counted from 0 again, and they do not count against the
+        target's `queue_limit`. Needs a filter, or `all`.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: DeadLetterFilter}}}
       responses:
-        200: {description: how many, content: {application/json: {schema: Replayed}}}
+        200: {description: the number of dead letters, content: {application/json: {schema: Replayed}}}
         default: Problem
     """
     return json_response({"replayed": services().dead_letters.replay(_explicit(json_object(request)))})
@@ -78,46 +85,47 @@ def replay() -> Response:
 @routes.post("/v1/dead-letters/purge")
 @needs(ADMIN)
 def purge() -> Response:
-    """Throw dead letters away.
+    """Delete dead letters.
     ---
     post:
-      summary: Throw dead letters away; the target's counters count them as purged
+      summary: Delete dead letters permanently; the target's counters count them as purged
+      description: Needs a filter, or `all`.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: DeadLetterFilter}}}
       responses:
-        200: {description: how many, content: {application/json: {schema: Purged}}}
+        200: {description: the number of dead letters, content: {application/json: {schema: Purged}}}
         default: Problem
     """
     return json_response({"purged": services().dead_letters.purge(_explicit(json_object(request)))})
 
 
-def _explicit(given: Mapping[str, Any]) -> Filter:
-    """A filter that says what it wants: an empty one is a slip, unless it says that it means all."""
-    refuse_unknown(given, (*_FILTERS, "all"))
-    chosen = {name: value for name, value in given.items() if name != "all" and value not in (None, "", [])}
-    if given.get("all") is True:
+def _explicit(filters: Mapping[str, Any]) -> Filter:
+    """Parse the filter of a change, which must not be empty by mistake: all dead letters need `all`."""
+    refuse_unknown(filters, (*_FILTERS, "all"))
+    chosen = {name: value for name, value in filters.items() if name != "all" and value not in (None, "", [])}
+    if filters.get("all") is True:
         if chosen:
-            raise bad_value("all", "contradicts the rest of the filter", "leave one of them out")
+            raise bad_value("all", "contradicts the filter", "omit one of them")
         return Filter()
     if not chosen:
-        raise bad_value("all", "is not set and nothing else is", 'name which, or say {"all": true}')
+        raise bad_value("all", "is not set, and no filter is", 'give a filter, or {"all": true}')
     return _filter(chosen)
 
 
-def _filter(given: Mapping[str, Any]) -> Filter:
-    refuse_unknown(given, _FILTERS)
-    ids = given.get("ids", [])
+def _filter(filters: Mapping[str, Any]) -> Filter:
+    refuse_unknown(filters, _FILTERS)
+    ids = filters.get("ids", [])
     if not isinstance(ids, list):
-        raise bad_value("ids", "is no list", "write [17, 18]")
-    target = given.get("target")
+        raise bad_value("ids", "is not a list", "write [17, 18]")
+    target = filters.get("target")
     return Filter(
         ids=[parsed_number("ids", each, 0, least=1, most=NEVER) for each in ids],
         target=parsed_target("target", target) if target else None,
-        bucket=parsed_text("bucket", given.get("bucket")),
-        prefix=parsed_text("prefix", given.get("prefix")),
-        reason=parsed_text("reason", given.get("reason")),
-        since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), NEVER),
+        bucket=parsed_text("bucket", filters.get("bucket")),
+        prefix=parsed_text("prefix", filters.get("prefix")),
+        reason=parsed_text("reason", filters.get("reason")),
+        since=parsed_time("since", filters.get("since"), 0),
+        before=parsed_time("before", filters.get("before"), NEVER),
     )
 
 

@@ -1,4 +1,4 @@
-"""Events come in here: parsed, recorded, and only then answered; or kept in a folder while the database is away."""
+"""Record posted events durably before the answer, and return an object's history."""
 
 import errno
 import logging
@@ -35,34 +35,36 @@ from app.outbox.log.spool import Spool
 log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
 
-_ASSUMED_EVENT = 4_000_000  # bytes that every database takes, also one that could not be asked yet
+_ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
-# Senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a folder to turn to, we need not wait that long.
-_PATIENCE, _PATIENCE_WITH_STAGING = 9.0, 2.5
+# Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
+# is an alternative to waiting that long.
+_PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
 
 
 @routes.post("/v1/events")
 @needs(INGEST)
-def take() -> Response:
+def record() -> Response:
     """Record events.
     ---
     post:
       summary: Record events
       description: >
-        A 202 means that the events are recorded durably, or kept in the spool folder. Anything else means: not
-        taken, send it again. An event sent twice is recorded once.
+        A 202 means that the events are recorded durably: in the outbox, or in the spool folder while the database is
+        unavailable. After any other answer, or none, send the request again: recording is idempotent, so an event that
+        arrives twice is recorded once. An SNS subscription confirmation is answered with 202 and logged for a person.
       security: [{token: [ingest]}]
       parameters:
         - {name: partial, in: query, schema: {type: boolean, default: false},
-           description: take the good records of a body that has bad ones}
+           description: record the valid records of a body that also has invalid ones}
       requestBody:
         required: true
         description: >
-          What MinIO, RustFS, Ceph, AWS (S3 through SNS, EventBridge), CloudEvents or SeaweedFS send, a bare record,
-          an array, or lines of JSON; may be gzip
+          Notifications of MinIO, RustFS, Ceph, AWS (S3, SNS, EventBridge), CloudEvents or SeaweedFS, a bare record, an
+          array, or JSON lines; may be compressed with gzip
         content: {application/json: {schema: {}}, application/x-ndjson: {schema: {}}}
       responses:
-        202: {description: taken, content: {application/json: {schema: Receipt}}}
+        202: {description: the events are recorded, content: {application/json: {schema: Receipt}}}
         default: Problem
     """
     parsed = _parsed()
@@ -72,11 +74,11 @@ def take() -> Response:
         return json_response(_receipt(Receipt(), parsed), 202)
     feeder = services().feeder
     if feeder is None:
-        return json_response(_taken(_recorded(parsed.events, _PATIENCE), parsed), 202)
+        return json_response(_answer(_append(parsed.events, _PATIENCE), parsed), 202)
     feeder.started()
     try:
         if not feeder.spool.pending():
-            return json_response(_taken(_recorded(parsed.events, _PATIENCE_WITH_STAGING), parsed), 202)
+            return json_response(_answer(_append(parsed.events, _PATIENCE_WITH_SPOOL), parsed), 202)
     except (sa.exc.SQLAlchemyError, TimeoutError) as error:
         database_unavailable(error)
     except OSError as error:
@@ -87,17 +89,18 @@ def take() -> Response:
 @routes.get("/v1/events")
 @needs(PUBLIC)
 def history() -> Response:
-    """Tell an object's history.
+    """Return an object's history.
     ---
     get:
-      summary: An object's events and where each stands at each of its targets, oldest first
-      description: Without `bucket` and `key` it answers 200 to whoever asks, as senders that probe expect.
+      summary: Return an object's last events, oldest first, with their delivery state at each target
+      description: >
+        Without any parameter, the answer is 200 and needs no token, as senders that probe the address expect.
       security: [{token: [read]}, {}]
       parameters:
-        - {name: bucket, in: query, schema: Text}
-        - {name: key, in: query, schema: Text}
+        - {name: bucket, in: query, schema: Text, description: the object's bucket}
+        - {name: key, in: query, schema: Text, description: the object's key}
         - {name: limit, in: query, schema: {type: integer, default: 1000, minimum: 1, maximum: 10000},
-           description: the last so many}
+           description: the most events to return}
       responses:
         200: {description: the history, content: {application/json: {schema: History}}}
         default: Problem
@@ -109,7 +112,7 @@ def history() -> Response:
     bucket, key = (parsed_text(name, request.args.get(name)) for name in ("bucket", "key"))
     for name, value in (("bucket", bucket), ("key", key)):
         if not value:
-            raise bad_value(name, "is missing", "a history is that of one object: give bucket and key")
+            raise bad_value(name, "is missing", "give the bucket and the key of an object")
     limit = parsed_number("limit", request.args.get("limit"), 1000, least=1, most=10_000)
     events = [_event_json(event) for event in object_history(services().database, bucket, key, limit=limit)]
     return json_response({"bucket": bucket, "key": key, "events": events})
@@ -121,9 +124,9 @@ def root() -> Response:
     """Answer a probe.
     ---
     get:
-      summary: What this is; senders probe it (RustFS does)
+      summary: Answer senders that probe the address, such as RustFS
       responses:
-        200: {description: it answers, content: {application/json: {schema: Empty}}}
+        200: {description: the service responds, content: {application/json: {schema: Empty}}}
     """
     return json_response({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
 
@@ -135,24 +138,24 @@ def _parsed() -> Parsed:
     return parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits, partial=partial)
 
 
-def _recorded(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
+def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
     try:
         return services().commits.append(events, patience)
     except VALUE_ERRORS as error:
         log.warning("the database refuses an event: %s", describe_error(error))
         detail = (
-            "the outbox database takes other events and refuses one of these; nothing of the request was recorded. "
-            "Send its events one by one to find which; the API's log has the database's reason"
+            "the outbox database refuses one of these events and accepts others; nothing of the request was recorded. "
+            "Send the events one by one to find out which; the API's log has the database's reason"
         )
         raise ApiProblem("bad-events", detail) from None
 
 
-def _taken(taken: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
-    if isinstance(taken, QueueFull):
-        names = [_arn(target) for target in taken.targets]
-        detail = f"{', '.join(names)} has no room and is set to refuse (queue_full=reject); nothing was recorded"
+def _answer(result: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
+    if isinstance(result, QueueFull):
+        names = [_arn(target) for target in result.targets]
+        detail = f"the queue of {', '.join(names)} is full and set to reject (queue_full=reject); nothing was recorded"
         raise ApiProblem("queue-full", detail, {"targets": names})
-    return _receipt(taken, parsed)
+    return _receipt(result, parsed)
 
 
 def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
@@ -176,7 +179,7 @@ def _refused(parsed: Parsed) -> Mapping[str, Any]:
 def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
     if services().largest_event is None and any(is_larger(event, _ASSUMED_EVENT) for event in parsed.events):
         raise ApiProblem(
-            "database-unavailable", "whether it can hold an event of this size is not known yet; send it again"
+            "database-unavailable", "its limit for the size of an event is not known yet; send the request again later"
         )
     try:
         spool.append(parsed.events)
@@ -188,17 +191,18 @@ def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
 def _spool_problem(error: OSError) -> ApiProblem:
     log.error("the spool folder cannot be used: %s", error)
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was taken; send the request again later")
+    return ApiProblem("spool-full" if full else "spool-unavailable", "nothing was recorded; send it again later")
 
 
-def _confirmation(asked: SnsConfirmation) -> Response:
-    """An operator confirms, not we: to call an address that a request brings is what an attacker would want."""
+def _confirmation(confirmation: SnsConfirmation) -> Response:
+    """Let an operator confirm: the service must not call an address that a request contains."""
     log.warning(
-        "SNS asks to confirm that topic %.300r may send here; if it may, open this address once: %.2000r",
-        asked.topic_arn,
-        asked.subscribe_url,
+        "SNS asks to confirm that topic %.300r may send events here; to confirm, open this address once: %.2000r",
+        confirmation.topic_arn,
+        confirmation.subscribe_url,
     )
-    return json_response({"confirmation": "the log holds the address that confirms it", "topic": asked.topic_arn}, 202)
+    answer = {"confirmation": "open the address in the API's log to confirm", "topic": confirmation.topic_arn}
+    return json_response(answer, 202)
 
 
 def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
@@ -210,8 +214,8 @@ def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
         "time": format_time(event.time),
         "received_at": format_time(event.received_at),
         "delivery_states": [
-            {"target": _arn(standing.target), "state": standing.state, "reason": standing.reason}
-            for standing in event.delivery_states
+            {"target": _arn(delivery.target), "state": delivery.state, "reason": delivery.reason}
+            for delivery in event.delivery_states
         ],
         **dict(fields(event.trace)),
         "record": orjson.Fragment(event.record),

@@ -1,4 +1,4 @@
-"""Whether this process lives, and whether the service can do its work."""
+"""Answer health checks: liveness of this process, and readiness of the service."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,24 +19,24 @@ _PROBE = "bucketwire_readiness"
 
 
 def health_probe(database: Database) -> CachedProbe[Mapping[str, Any]]:
-    """What readiness asks of the database; a database that hangs holds up no more than one thread."""
-    return CachedProbe(lambda: _asked(database), age=0.5, patience=2.0)
+    """Return the probe for `/readyz`; a hanging database blocks no more than one thread."""
+    return CachedProbe(lambda: _read(database), age=0.5, patience=2.0)
 
 
 def install(app: Any, database: Database) -> None:
-    """Give the app its glance at the database."""
+    """Add the readiness probe to the app."""
     app.extensions[_PROBE] = health_probe(database)
 
 
 @routes.get("/healthz")
 @needs(PUBLIC)
 def healthz() -> Response:
-    """Say that the process lives.
+    """Report liveness.
     ---
     get:
-      summary: The process lives; says nothing of the database
+      summary: Report that the process responds; the database is not checked
       responses:
-        200: {description: it lives, content: {application/json: {schema: Alive}}}
+        200: {description: the process responds, content: {application/json: {schema: Alive}}}
     """
     return json_response({"status": "ok"})
 
@@ -44,18 +44,19 @@ def healthz() -> Response:
 @routes.get("/readyz")
 @needs(PUBLIC)
 def readyz() -> Response:
-    """Say whether the service can do its work.
+    """Report readiness.
     ---
     get:
-      summary: Database, schema and drain, each with what is wrong with it
+      summary: Check the database, its schema, the drain and the spool folder
       description: >
-        With a spool folder the API takes events also while this says 503.
+        With a spool folder, the API also accepts events while the answer is 503. An unavailable target or a queue
+        without a worker does not make the service unready.
       responses:
-        200: {description: everything works, content: {application/json: {schema: Readiness}}}
-        503: {description: something does not, content: {application/json: {schema: Readiness}}}
+        200: {description: every check is ok, content: {application/json: {schema: Readiness}}}
+        503: {description: a check is not ok; see its reason, content: {application/json: {schema: Readiness}}}
     """
-    look = current_app.extensions[_PROBE].look()
-    checks = checked(look.value, look.error, schema_version.head(), now_ms())
+    result = current_app.extensions[_PROBE].get()
+    checks = make_checks(result.value, result.error, schema_version.head(), now_ms())
     feeder = services().feeder
     if feeder is not None:
         waiting, damaged = len(feeder.spool.files()), feeder.spool.damaged()
@@ -64,32 +65,32 @@ def readyz() -> Response:
     return json_response({"ready": ready, "checks": checks}, 200 if ready else 503)
 
 
-def checked(found: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Any]:
-    """The checks, from what the database said last and the error since. Names no address: anyone may ask."""
-    if error is not None or found is None:
-        reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; the log says more"
-        unknown = {"ok": False, "reason": "the database is away"}
+def make_checks(state: Mapping[str, Any] | None, error: Exception | None, head: str, now: int) -> dict[str, Any]:
+    """Return the checks from the database's last state and the error since. Names no address: the route is public."""
+    if error is not None or state is None:
+        reason = str(error) if isinstance(error, NoAnswer) else "it cannot be reached; see the API's log"
+        unknown = {"ok": False, "reason": "the database is unavailable"}
         return {"database": {"ok": False, "reason": reason}, "schema": unknown, "drain": unknown}
-    # While a new version is rolled out, those of the version before go on at its schema, and have to stay in service.
-    fits = found["revision"] == head or found["later"]
-    schema_check = {"ok": fits, "revision": found["revision"], "needed": head}
+    # During a rolling upgrade, processes of the previous version work with the new schema and must stay in service.
+    fits = state["revision"] == head or state["later"]
+    schema_check = {"ok": fits, "revision": state["revision"], "needed": head}
     if not schema_check["ok"]:
         schema_check["reason"] = "run `bucketwire migrate`"
-    age = heartbeats.drain_age(found["drained"], now)
-    drain_check: dict[str, Any] = {"ok": not heartbeats.drain_stopped(found["drained"], now)}
+    age = heartbeats.drain_age(state["drained"], now)
+    drain_check: dict[str, Any] = {"ok": not heartbeats.drain_stopped(state["drained"], now)}
     drain_check["age"] = None if age is None else age / 1000
     if not drain_check["ok"]:
         drain_check["reason"] = "nothing is delivered: is a beat running, and a worker that drains?"
     return {"database": {"ok": True}, "schema": schema_check, "drain": drain_check}
 
 
-def _asked(database: Database) -> Mapping[str, Any]:
+def _read(database: Database) -> Mapping[str, Any]:
     revision = schema_version.current(database)
     drained = None
     if revision is not None:
         with database.reading() as connection:
             drained = heartbeats.last_drain(connection)
-            if drained is not None:  # noted by the database's clock
+            if drained is not None:  # recorded by the database's clock
                 drained += now_ms() - database_now(connection)
     return {
         "revision": revision,

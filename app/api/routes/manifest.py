@@ -1,4 +1,4 @@
-"""Targets and rules declared together: planned, or made so in one transaction."""
+"""Apply a declaration of targets and rules in one transaction, or show what it would change."""
 
 from flask import Blueprint, Response, request
 
@@ -16,30 +16,32 @@ _FLAGS = ("dry_run", "prune", "force")
 @routes.post("/v1/declaration")
 @needs(ADMIN)
 def declare() -> Response:
-    """Make targets and rules as declared.
+    """Apply a declaration.
     ---
     post:
-      summary: Make targets and rules as declared, all of it or nothing; again, it changes nothing
+      summary: Apply a declaration of targets and rules, all or nothing
       description: >
-        A declared target is declared as a whole: a key that is left out is its default, and a secret given back as it
-        was shown (`*redacted*`) stays. What is not declared stays unless `prune`.
+        Idempotent: applied again, it changes nothing. A target is declared completely: an omitted setting gets its
+        default, and a secret that is sent as `*redacted*` is kept. Targets and rules that are not declared are kept
+        unless `prune` is set.
       security: [{token: [admin]}]
       parameters:
-        - {name: dry_run, in: query, schema: {type: boolean, default: false}, description: only plan it}
+        - {name: dry_run, in: query, schema: {type: boolean, default: false},
+           description: return the changes without making them}
         - {name: prune, in: query, schema: {type: boolean, default: false},
-           description: also remove the targets and rules that are not declared}
+           description: remove targets and rules that are not declared}
         - {name: force, in: query, schema: {type: boolean, default: false},
-           description: remove also targets with undelivered events or dead letters}
+           description: "with `prune`, also remove targets with undelivered events or dead letters"}
       requestBody: {required: true, content: {application/json: {schema: Declaration}}}
       responses:
-        200: {description: what changed or would change, content: {application/json: {schema: Plan}}}
+        200: {description: the changes, content: {application/json: {schema: Plan}}}
         default: Problem
     """
     refuse_unknown(request.args, _FLAGS)
     dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
-    declared = parse_manifest(json_object(request))
+    manifest = parse_manifest(json_object(request))
     registry = services().registry
-    made = (
-        make_plan(registry, declared, prune=prune) if dry_run else apply(registry, declared, prune=prune, force=force)
+    plan = (
+        make_plan(registry, manifest, prune=prune) if dry_run else apply(registry, manifest, prune=prune, force=force)
     )
-    return json_response({"dry_run": dry_run} | plan_json(made))
+    return json_response({"dry_run": dry_run} | plan_json(plan))

@@ -1,6 +1,6 @@
-"""Figures for Prometheus, read from the database at each scrape: right however many processes there are.
+"""Export the metrics for Prometheus, read from the database at each scrape: correct with any number of processes.
 
-Beside the service's own names stand those of MinIO that mean the same (reference §7), so that dashboards go on.
+MinIO's names for the same values (reference §7) are exported too, so that existing dashboards continue to work.
 """
 
 import math
@@ -19,42 +19,41 @@ from app.api.auth import READ, needs
 from app.api.services import Services, services
 from app.config.arn import TargetId
 from app.outbox.delivery import heartbeats
-from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_counters, snapshot
+from app.outbox.delivery.counters import Audit, TargetCounters, TargetStatus, audit, read_status
 from app.outbox.delivery.leases import leased_partitions
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.reconcile.runs import latest_results
-from app.outbox.registry import StoredTarget
 
 routes = Blueprint("metrics", __name__)
 _PREFIXES = ("minio_notify", "minio_notification")  # MinIO's metrics v2 and v3
 _AUDITS = "bucketwire_audits"
-_WORKERS = "PROMETHEUS_MULTIPROC_DIR"  # the folder of the worker's figures, where API and worker share one: in `up`
+_WORKERS = "PROMETHEUS_MULTIPROC_DIR"  # the folder of the workers' metrics, if API and workers share one, as in `up`
 _AUDIT_AGE = 300  # seconds; an audit reads the whole backlog
 _STATES = ("running", "paused", "disabled", "unavailable", "broken")
 _COUNTERS = {
-    "recorded": "Events taken for the target, those of replays included.",
+    "recorded": "Events recorded for the target, including replayed ones.",
     "delivered": "Events that the target confirmed.",
-    "superseded": "Events that a newer one of the same object made needless.",
-    "discarded": "Events left out because the target's queue was full.",
-    "purged": "Dead letters that an operator threw away.",
-    "dead_lettered": "Events that became dead letters, those replayed since included.",
+    "superseded": "Events settled without delivery because of a newer event of the same object.",
+    "discarded": "Events not recorded for the target because its queue was full.",
+    "purged": "Dead letters that an operator deleted.",
+    "dead_lettered": "Events that became dead letters, including those replayed since.",
 }
 _GAUGES = {
-    "pending": "Events not yet tried, or waiting for a target that is away.",
-    "parked": "Events that failed and wait for their next try, and those behind them.",
+    "pending": "Events not yet attempted, also because the target is unavailable.",
+    "parked": "Events that wait for the next attempt, or behind such an event of the same object.",
     "dead": "Dead letters.",
 }
 
 
 def install(app: Any, database_url: str) -> None:
-    """Give the app its audits of the counters: made on the side, at the first scrape and then each five minutes."""
+    """Add the audit of the counters to the app; a thread makes it at the first scrape, then every five minutes."""
     app.extensions[_AUDITS] = CachedProbe(lambda: _audited(database_url), age=_AUDIT_AGE, patience=0.2)
 
 
 def _audited(database_url: str) -> list[Audit]:
-    database = Database(database_url, pool_size=1, patience=None)  # a large backlog takes longer than any request may
+    database = Database(database_url, pool_size=1, patience=None)  # a large backlog takes longer than a request may
     try:
         return audit(database)
     finally:
@@ -64,18 +63,18 @@ def _audited(database_url: str) -> list[Audit]:
 @routes.get("/metrics")
 @needs(READ)
 def metrics() -> Response:
-    """Give the figures.
+    """Export metrics.
     ---
     get:
-      summary: Figures for Prometheus
-      description: Without the database only `bucketwire_database_up` and the spool folder's figures.
+      summary: Return the metrics for Prometheus
+      description: While the database is unavailable, only `bucketwire_database_up` and the spool folder's metrics.
       security: [{token: [read]}]
       responses:
-        200: {description: text exposition format, content: {text/plain: {schema: {type: string}}}}
+        200: {description: the metrics in the text exposition format, content: {text/plain: {schema: {type: string}}}}
         default: Problem
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(services(), current_app.extensions[_AUDITS].look().value or ()))
+    registry.register(Scrape(services(), current_app.extensions[_AUDITS].get().value or ()))
     folder = os.environ.get(_WORKERS)
     if folder and Path(folder).is_dir():
         MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
@@ -83,43 +82,40 @@ def metrics() -> Response:
 
 
 class Scrape:
-    """One scrape's figures."""
+    """Collect the metrics of one scrape."""
 
-    def __init__(self, found: Services, audits: Sequence[Audit]) -> None:
-        self._parts = found
+    def __init__(self, services: Services, audits: Sequence[Audit]) -> None:
+        self._services = services
         self._audits = audits
 
     def collect(self) -> Iterator[Metric]:
-        """Every figure, as of one moment."""
+        """Yield every metric, as of one moment."""
         try:
-            stored = {one.target: one for one in self._parts.registry.targets()}
-            with snapshot(self._parts.database) as connection:
-                counters = read_counters(connection)
+            with self._services.database.snapshot() as connection:
+                statuses = read_status(connection)
                 drained = heartbeats.last_drain(connection)
                 queues = heartbeats.queues(connection)
                 now = database_now(connection)
-                busy = leased_partitions(connection, now)
+                leased = leased_partitions(connection, now)
                 drifts = latest_results(connection)
         except DatabaseUnavailable:
             yield _single("database_up", "Whether the outbox database can be read.", 0)
         else:
             yield _single("database_up", "Whether the outbox database can be read.", 1)
-            yield from figures([(stored[each.target], each) for each in counters if each.target in stored], now)
-            yield _silences(queues, now)
+            yield from target_metrics(statuses, now)
+            yield _heartbeat_ages(queues, now)
             age = heartbeats.drain_age(drained, now)
-            # Without a sample the alert on its age would never fire for a drain that never ran.
+            # Without a sample, the alert on its age would never fire for a drain that has never run.
             seconds = math.inf if age is None else age / 1000
-            yield _single("drain_age_seconds", "Since the last drain (beat and a worker), +Inf for never.", seconds)
-            yield from _in_progress(
-                {each.target: busy.get(stored[each.target].row_id, 0) for each in counters if each.target in stored}
-            )
+            yield _single("drain_age_seconds", "Seconds since the last drain, +Inf for never.", seconds)
+            yield from _leased({one.stored.target: leased.get(one.stored.row_id, 0) for one in statuses})
             yield from _drift(drifts)
             yield _difference(self._audits)
-        if self._parts.feeder is not None:
-            spool = self._parts.feeder.spool
+        if self._services.feeder is not None:
+            spool = self._services.feeder.spool
             yield _single(
                 "spool_files",
-                "Files in the spool folder, to be recorded: a request or several each.",
+                "Files in the spool folder that are not recorded yet; each has the events of one or more requests.",
                 len(spool.files()),
             )
             yield _single(
@@ -129,53 +125,59 @@ class Scrape:
             )
 
 
-def figures(targets: Sequence[tuple[StoredTarget, TargetCounters]], now: int) -> Iterator[Metric]:
-    """The figures of targets with these counters."""
+def target_metrics(statuses: Sequence[TargetStatus], now: int) -> Iterator[Metric]:
+    """Yield the metrics of targets with these counters."""
     labels = ["type", "name"]
     for name, text in _COUNTERS.items():
         counter = CounterMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, counters in targets:
-            counter.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
+        for status in statuses:
+            counter.add_metric(_labels(status.stored.target), getattr(status.counters, name))
         yield counter
     for name, text in _GAUGES.items():
         gauge = GaugeMetricFamily(f"bucketwire_target_{name}_events", text, labels=labels)
-        for stored, counters in targets:
-            gauge.add_metric([stored.target.type, stored.target.name], getattr(counters, name))
+        for status in statuses:
+            gauge.add_metric(_labels(status.stored.target), getattr(status.counters, name))
         yield gauge
     oldest = GaugeMetricFamily(
-        "bucketwire_target_oldest_event_age_seconds", "Age of its oldest undelivered event, 0 for none.", labels=labels
+        "bucketwire_target_oldest_event_age_seconds", "Age of the oldest undelivered event, 0 for none.", labels=labels
     )
-    breaker = GaugeMetricFamily("bucketwire_target_breaker_open", "Whether its breaker is open.", labels=labels)
-    states = GaugeMetricFamily("bucketwire_target_state", "1 for the state it is in.", labels=[*labels, "state"])
-    for stored, counters in targets:
-        place = [stored.target.type, stored.target.name]
+    breaker = GaugeMetricFamily("bucketwire_target_breaker_open", "Whether the circuit breaker is open.", labels=labels)
+    text = "1 for the target's state, 0 for the others."
+    states = GaugeMetricFamily("bucketwire_target_state", text, labels=[*labels, "state"])
+    for status in statuses:
+        stored, counters = status.stored, status.counters
+        place = _labels(stored.target)
         oldest.add_metric(place, max(0, now - counters.oldest) / 1000 if counters.oldest else 0)
         breaker.add_metric(place, int(stored.breaker != "closed"))
         for each in _STATES:
-            states.add_metric([*place, each], int(stored.standing[0] == each))
+            states.add_metric([*place, each], int(stored.state == each))
     yield from (oldest, breaker, states)
-    yield from _minio([counters for _, counters in targets])
+    yield from _minio([status.counters for status in statuses])
+
+
+def _labels(target: TargetId) -> list[str]:
+    return [target.type, target.name]
 
 
 def _minio(counters: Sequence[TargetCounters]) -> Iterator[Metric]:
-    """What MinIO calls the same things: a save is an event put in a target's queue, which a full one refuses."""
+    """Yield the metrics by MinIO's names; its failed events are those that a full queue refused."""
     labels = ["target_id", "target_name"]
-    total = _Named("minio_notify_target_total_events", "Events that rules named for the target.", labels, "counter")
-    failed = _Named("minio_notify_target_failed_events", "Events left out by a full queue.", labels, "counter")
+    total = _Named("minio_notify_target_total_events", "Events that matched rules of the target.", labels, "counter")
+    failed = _Named("minio_notify_target_failed_events", "Events that a full queue refused.", labels, "counter")
     length = _Named("minio_notify_target_queue_length", "Undelivered events.", labels, "gauge")
     for each in counters:
         place = dict(zip(labels, (each.target.name, each.target.type), strict=True))
         total.add_sample(total.name, place, each.matched)
         failed.add_sample(failed.name, place, each.discarded)
-        length.add_sample(length.name, place, each.pending + each.parked)
+        length.add_sample(length.name, place, each.undelivered)
     yield from (total, failed, length)
     together = {
         "events_sent": (
-            "Events delivered, to all targets together.",
+            "Events delivered to all targets.",
             sum(b.delivered + b.superseded for b in counters),
         ),
-        "events_errors": ("Events left out by full queues, all together.", sum(b.discarded for b in counters)),
-        "events_skipped": ("Events left out by full queues, all together.", sum(b.discarded for b in counters)),
+        "events_errors": ("Events that full queues refused.", sum(b.discarded for b in counters)),
+        "events_skipped": ("Events that full queues refused.", sum(b.discarded for b in counters)),
     }
     for prefix in _PREFIXES:
         for name, (text, value) in together.items():
@@ -184,68 +186,68 @@ def _minio(counters: Sequence[TargetCounters]) -> Iterator[Metric]:
             yield counter
 
 
-def _in_progress(busy: Mapping[TargetId, int]) -> Iterator[Metric]:
-    """Partitions that a worker holds just now: MinIO's "send in progress", which is a call of one event there."""
+def _leased(leased: Mapping[TargetId, int]) -> Iterator[Metric]:
+    """Yield the leased partitions, also as MinIO's "send in progress", which is one request there."""
     partitions = GaugeMetricFamily(
-        "bucketwire_target_leased_partitions", "Partitions that a worker has in hand.", labels=["type", "name"]
+        "bucketwire_target_leased_partitions", "Partitions that workers have leased.", labels=["type", "name"]
     )
-    each_of = GaugeMetricFamily(
+    minio = GaugeMetricFamily(
         "minio_notify_target_current_send_in_progress",
-        "Partitions that a worker has in hand.",
+        "Partitions that workers have leased.",
         labels=["target_id", "target_name"],
     )
-    for target, count in busy.items():
-        partitions.add_metric([target.type, target.name], count)
-        each_of.add_metric([target.name, target.type], count)
-    yield from (partitions, each_of)
+    for target, count in leased.items():
+        partitions.add_metric(_labels(target), count)
+        minio.add_metric([target.name, target.type], count)
+    yield from (partitions, minio)
     for prefix in _PREFIXES:
-        total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Partitions that workers have in hand.")
-        total.add_metric([], sum(busy.values()))
+        total = GaugeMetricFamily(f"{prefix}_current_send_in_progress", "Partitions that workers have leased.")
+        total.add_metric([], sum(leased.values()))
         yield total
 
 
-def _silences(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
-    silent = GaugeMetricFamily(
+def _heartbeat_ages(queues: Sequence[heartbeats.Queue], now: int) -> Metric:
+    ages = GaugeMetricFamily(
         "bucketwire_target_worker_heartbeat_age_seconds",
-        "Since a worker last answered on the target's queue, which each is asked every 15 seconds.",
+        "Seconds since a worker last answered on the target's queue, which is probed every 15 seconds.",
         labels=["type", "name"],
     )
     for queue in queues:
-        silent.add_metric([queue.target.type, queue.target.name], queue.silent(now) / 1000)
-    return silent
+        ages.add_metric(_labels(queue.target), queue.silent(now) / 1000)
+    return ages
 
 
-def _drift(found: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
+def _drift(results: Sequence[tuple[TargetId, str, int, int]]) -> Iterator[Metric]:
     labels = ["type", "name", "bucket"]
     drift = GaugeMetricFamily(
         "bucketwire_reconcile_drift", "Entries that the last reconciliation left missing or wrong.", labels=labels
     )
     ended = GaugeMetricFamily(
-        "bucketwire_reconcile_finished_timestamp_seconds", "When it ended, in seconds since 1970.", labels=labels
+        "bucketwire_reconcile_finished_timestamp_seconds", "End of the last run, seconds since 1970.", labels=labels
     )
-    for target, bucket, finished, entries in found:
-        drift.add_metric([target.type, target.name, bucket], entries)
-        ended.add_metric([target.type, target.name, bucket], finished / 1000)
+    for target, bucket, finished, entries in results:
+        drift.add_metric([*_labels(target), bucket], entries)
+        ended.add_metric([*_labels(target), bucket], finished / 1000)
     yield from (drift, ended)
 
 
 def _difference(audits: Sequence[Audit]) -> Metric:
-    """Nothing before the first audit: a 0 would be a claim."""
+    """Return the mismatches; no samples before the first audit, because 0 would not be true."""
     gauge = GaugeMetricFamily(
         "bucketwire_target_counter_mismatch_events",
-        "Pending by the counters less pending in the log; not 0 is a defect.",
+        "Pending events by the counters minus those in the log; anything but 0 is a defect.",
         labels=["type", "name"],
     )
     for each in audits:
-        gauge.add_metric([each.counters.target.type, each.counters.target.name], each.difference)
+        gauge.add_metric(_labels(each.counters.target), each.difference)
     return gauge
 
 
 class _Named(Metric):
-    """A family whose samples bear its name as it is: the client library would end a counter's in `_total`."""
+    """A metric whose samples have exactly its name; the client library would add `_total` to a counter's."""
 
     def __init__(self, name: str, documentation: str, labels: Sequence[str], kind: str) -> None:
-        # MinIO's counters do not end in _total, which the exposition of a "counter" insists on.
+        # MinIO's counters do not end in _total, which the exposition format requires of a "counter".
         super().__init__(name, documentation, "unknown" if kind == "counter" else kind)
         self.labels = labels
 

@@ -1,4 +1,4 @@
-"""Replays: deliver retained events to a target again, from a range of time and by filter."""
+"""Begin, list and cancel replays: deliver retained events to a target again."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
 from app.outbox.markers import NEVER
 
 routes = Blueprint("replays", __name__)
-_LAST = 2**31 - 1  # the most that the table's numbers can be
+_LAST = 2**31 - 1  # the greatest number that the table can have
 
 
 @routes.get("/v1/replays")
@@ -30,7 +30,7 @@ def ls() -> Response:
     """List the replays.
     ---
     get:
-      summary: Every replay, newest first
+      summary: List every replay, newest first
       security: [{token: [read]}]
       responses:
         200: {description: the replays, content: {application/json: {schema: Replays}}}
@@ -47,30 +47,30 @@ def begin() -> Response:
     post:
       summary: Deliver retained events to a target again
       description: >-
-        Events that are still pending come anyway and are not part of it. Needs a selection, or `all`. How many events
-        the selection has is not known at the beginning: `replayed` and `progress` grow while it runs.
+        Pending events are delivered anyway and are not part of the replay. Needs a selection, or `all`. The number of
+        selected events is not known in advance: `replayed` and `progress` grow while the replay runs.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: NewReplay}}}
       responses:
         201: {description: the replay, content: {application/json: {schema: Replay}}}
         default: Problem
     """
-    given = json_object(request)
-    refuse_unknown(given, ("target", "since", "before", "bucket", "prefix", "events", "all"))
-    names = given.get("events") or []
+    body = json_object(request)
+    refuse_unknown(body, ("target", "since", "before", "bucket", "prefix", "events", "all"))
+    names = body.get("events") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:Put"], or leave it out')
+        raise bad_value("events", "is not a list of event names", 'write ["s3:ObjectCreated:Put"], or omit it')
     selection = Selection(
-        since=parsed_time("since", given.get("since"), 0),
-        before=parsed_time("before", given.get("before"), NEVER),
-        bucket=parsed_text("bucket", given.get("bucket")),
-        prefix=parsed_text("prefix", given.get("prefix")),
+        since=parsed_time("since", body.get("since"), 0),
+        before=parsed_time("before", body.get("before"), NEVER),
+        bucket=parsed_text("bucket", body.get("bucket")),
+        prefix=parsed_text("prefix", body.get("prefix")),
         names=tuple(names),
     )
-    if selection == Selection() and given.get("all") is not True:
-        raise bad_value("all", "is not set and nothing else is", 'say which events, or {"all": true}')
+    if selection == Selection() and body.get("all") is not True:
+        raise bad_value("all", "is not set, and no selection is", 'give a selection, or {"all": true}')
     return json_response(
-        _replay_json(services().replays.begin(parsed_target("target", given.get("target")), selection)), 201
+        _replay_json(services().replays.begin(parsed_target("target", body.get("target")), selection)), 201
     )
 
 
@@ -80,12 +80,13 @@ def cancel(number: int) -> Response:
     """Cancel a replay.
     ---
     delete:
-      summary: End a replay where it is; what it has delivered or parked stays so, and one that is over stays as it is
+      summary: Cancel a replay at its current position
+      description: Events that it has delivered or parked are kept. A finished replay does not change. Idempotent.
       security: [{token: [admin]}]
       parameters:
         - {name: number, in: path, required: true, schema: {type: integer}, description: the replay's number}
       responses:
-        200: {description: the replay as it is now, content: {application/json: {schema: Replay}}}
+        200: {description: the replay, content: {application/json: {schema: Replay}}}
         default: Problem
     """
     try:

@@ -1,4 +1,4 @@
-"""Rules: which events go to which target."""
+"""List, add and remove rules, which decide the targets of an event."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
-from app.outbox.registry import StoredRule, UnknownTarget
+from app.outbox.rules import StoredRule
+from app.outbox.targets import UnknownTarget
 from app.rules.model import Rule, check
 
 routes = Blueprint("rules", __name__)
-_LAST = 2**31 - 1  # the most that the table's numbers can be
+_LAST = 2**31 - 1  # the greatest number that the table can have
 _MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id")
 
 
@@ -23,10 +24,10 @@ def ls() -> Response:
     """List the rules.
     ---
     get:
-      summary: Every rule, or those of one bucket, oldest first
+      summary: List every rule, or those of one bucket, oldest first
       security: [{token: [read]}]
       parameters:
-        - {name: bucket, in: query, schema: Text, description: only the rules that name this bucket}
+        - {name: bucket, in: query, schema: Text, description: return only the rules that name this bucket}
       responses:
         200: {description: the rules, content: {application/json: {schema: Rules}}}
         default: Problem
@@ -42,7 +43,8 @@ def add() -> Response:
     """Add a rule.
     ---
     post:
-      summary: Add a rule; the same rule again is the same number
+      summary: Add a rule
+      description: Idempotent; an equal rule is not added again, and its number is returned.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: NewRule}}}
       responses:
@@ -63,12 +65,13 @@ def remove(number: int) -> Response:
     """Remove a rule.
     ---
     delete:
-      summary: Remove a rule; events recorded before still go where it said
+      summary: Remove a rule
+      description: Events that were recorded before are still delivered to its target.
       security: [{token: [admin]}]
       parameters:
         - {name: number, in: path, required: true, schema: {type: integer}, description: the rule's number}
       responses:
-        204: {description: it is gone}
+        204: {description: the rule is removed}
         default: Problem
     """
     if number > _LAST or not services().registry.remove_rules([number]):
@@ -76,18 +79,19 @@ def remove(number: int) -> Response:
     return Response(status=204)
 
 
-def _rule(given: dict[str, Any]) -> Rule:
-    refuse_unknown(given, _MEMBERS)
-    names = given.get("events", [])
+def _rule(body: dict[str, Any]) -> Rule:
+    refuse_unknown(body, _MEMBERS)
+    names = body.get("events", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise bad_value("events", "is no list of event names", 'write ["s3:ObjectCreated:*"], or ["*"] for every event')
+        hint = 'write ["s3:ObjectCreated:*"], or ["*"] for every event'
+        raise bad_value("events", "is not a list of event names", hint)
     rule = Rule(
-        bucket=parsed_text("bucket", given.get("bucket")),
+        bucket=parsed_text("bucket", body.get("bucket")),
         events=tuple(names),
-        prefix=parsed_text("prefix", given.get("prefix")),
-        suffix=parsed_text("suffix", given.get("suffix")),
-        target=parsed_target("target", given.get("target")),
-        rule_id=parsed_text("rule_id", given.get("rule_id")),
+        prefix=parsed_text("prefix", body.get("prefix")),
+        suffix=parsed_text("suffix", body.get("suffix")),
+        target=parsed_target("target", body.get("target")),
+        rule_id=parsed_text("rule_id", body.get("rule_id")),
     )
     check([rule])
     return rule

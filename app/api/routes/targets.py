@@ -1,27 +1,26 @@
-"""Targets: what is configured, how each stands, its counters, and a trial of it."""
+"""List, change, pause and test targets."""
 
 import uuid
-from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, READ, needs
-from app.api.errors import ApiProblem
+from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, format_time, json_response, parsed_flag, parsed_text, refuse_unknown
+from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
 from app.api.services import services
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, merged, redacted, texts
 from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
-from app.outbox.delivery.counters import TargetCounters, read_counters, snapshot
+from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
 from app.outbox.engine.database import now_ms
 from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import QueueFull
 from app.outbox.log.recorder import Recorder
-from app.outbox.registry import StoredTarget, UnknownTarget
+from app.outbox.targets import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
 
@@ -32,13 +31,13 @@ def ls() -> Response:
     """List the targets.
     ---
     get:
-      summary: Every target with its settings, its state and its counters
+      summary: List every target with its settings, state and counters
       security: [{token: [read]}]
       responses:
         200: {description: the targets, content: {application/json: {schema: Targets}}}
         default: Problem
     """
-    return json_response({"targets": _described(services().registry.targets())})
+    return json_response({"targets": _described()})
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
@@ -47,7 +46,7 @@ def show(type_name: str, name: str) -> Response:
     """Show a target.
     ---
     get:
-      summary: One target with its settings, its state and its counters
+      summary: Return a target with its settings, state and counters
       security: [{token: [read]}]
       parameters: [target_type, target_name]
       responses:
@@ -65,24 +64,24 @@ def put(type_name: str, name: str) -> Response:
     put:
       summary: Create a target, or replace its settings
       description: >
-        The body holds the settings by their names, as texts or JSON values. A secret given back as it was shown
-        (`*redacted*`) stays as it is; any other setting that is left out goes back to its default.
+        The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that
+        is sent as `*redacted*` is kept. A changed target is tried at once, and takes effect within a second.
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
       requestBody: {required: true, content: {application/json: {schema: Settings}}}
       responses:
-        200: {description: the target as it is now, content: {application/json: {schema: Target}}}
+        200: {description: the changed target, content: {application/json: {schema: Target}}}
         201: {description: the new target, content: {application/json: {schema: Target}}}
         default: Problem
     """
     target = _target(type_name, name)
-    given = json_object(request)
+    settings = json_object(request)
     try:
         stored = services().registry.target(target)
     except UnknownTarget:
-        services().registry.put(target, given)
+        services().registry.put(target, settings)
         return json_response(_one(target), 201)
-    services().registry.put(target, _replaced(stored, given))
+    services().registry.put(target, _with_kept_secrets(stored, settings))
     return json_response(_one(target))
 
 
@@ -93,15 +92,17 @@ def remove(type_name: str, name: str) -> Response:
     ---
     delete:
       summary: Remove a target
-      description: Refused while rules name it, events wait for it or dead letters are left, unless forced.
+      description: >
+        Refused with 409 while rules name the target, or it has undelivered events or dead letters, unless `force` is
+        set; then `lost` lists what was deleted with it.
       security: [{token: [admin]}]
       parameters:
         - target_type
         - target_name
         - {name: force, in: query, schema: {type: boolean, default: false},
-           description: lose its rules, its undelivered events and its dead letters}
+           description: "also delete its rules, undelivered events and dead letters"}
       responses:
-        200: {description: it is gone, content: {application/json: {schema: Removed}}}
+        200: {description: the target is removed, content: {application/json: {schema: Removed}}}
         default: Problem
     """
     refuse_unknown(request.args, ("force",))
@@ -115,7 +116,7 @@ def pause(type_name: str, name: str) -> Response:
     """Pause a target.
     ---
     post:
-      summary: Deliver nothing to a target until it is resumed; its events wait
+      summary: Stop deliveries to a target until it is resumed; its events wait
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
       requestBody: {required: true, content: {application/json: {schema: Reason}}}
@@ -123,10 +124,10 @@ def pause(type_name: str, name: str) -> Response:
         200: {description: the target, content: {application/json: {schema: Target}}}
         default: Problem
     """
-    given = json_object(request)
-    refuse_unknown(given, ("reason",))
+    body = json_object(request)
+    refuse_unknown(body, ("reason",))
     target = _target(type_name, name)
-    services().registry.pause(target, parsed_text("reason", given.get("reason")) or "paused through the API")
+    services().registry.pause(target, parsed_text("reason", body.get("reason")) or "paused through the API")
     return json_response(_one(target))
 
 
@@ -136,7 +137,7 @@ def resume(type_name: str, name: str) -> Response:
     """Resume a target.
     ---
     post:
-      summary: End a target's pause, or the wait before the next try of one that is unavailable
+      summary: End a target's pause, and close its circuit breaker
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
       requestBody: {required: true, content: {application/json: {schema: Nothing}}}
@@ -156,24 +157,22 @@ def test(type_name: str, name: str) -> Response:
     """Send a test event.
     ---
     post:
-      summary: Record a marked test event that goes to this target alone, whatever the rules say
+      summary: Record a marked test event for this target only, independent of the rules
       description: >
-        It goes the ordinary way, behind what waits for the target already; `history` is where to see what became of
-        it. A namespace gets a PUT and the DELETE of the same object, so that nothing of them stays.
+        It is delivered like any other event, after those that are pending; `history` is the address of its delivery
+        state. A namespace gets a PUT and the DELETE of the same object, so that it keeps nothing of them.
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
       requestBody: {required: true, content: {application/json: {schema: Nothing}}}
       responses:
-        202: {description: it is recorded, content: {application/json: {schema: Trial}}}
+        202: {description: the test event is recorded, content: {application/json: {schema: TargetTest}}}
         default: Problem
     """
     refuse_unknown(json_object(request), ())
     target = _target(type_name, name)
     registry = services().registry
     stored = registry.target(target)
-    state, reason = stored.standing
-    if state in ("disabled", "broken"):
-        raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
+    check_active(stored)
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
     events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
@@ -183,7 +182,7 @@ def test(type_name: str, name: str) -> Response:
         raise receipt
     arn = target.arn(services().settings.region)
     if isinstance(receipt, QueueFull) or receipt.discarded:
-        raise ApiProblem("queue-full", f"{arn} has no room for a test event", {"targets": [arn]})
+        raise ApiProblem("queue-full", f"the queue of {arn} is full; no test event was recorded", {"targets": [arn]})
     return json_response(
         {
             "target": arn,
@@ -197,29 +196,29 @@ def test(type_name: str, name: str) -> Response:
 
 
 def _target(type_name: str, name: str) -> TargetId:
-    settings_type(type_name)  # names the types that there are
+    settings_type(type_name)  # raises for an unknown type
     return TargetId(type_name, name)
 
 
 def _one(target: TargetId) -> dict[str, Any]:
-    return _described([services().registry.target(target)])[0]
+    return _described(target)[0]
 
 
-def _described(stored: Sequence[StoredTarget]) -> list[dict[str, Any]]:
-    with snapshot(services().database) as connection:
-        counters = {entry.target: entry for entry in read_counters(connection)}
+def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
+    with services().database.snapshot() as connection:
+        statuses = read_status(connection, target)
     now = now_ms()
-    return [_target_json(one, counters[one.target], now) for one in stored if one.target in counters]
+    return [_target_json(status, now) for status in statuses]
 
 
-def _target_json(stored: StoredTarget, counters: TargetCounters, now: int) -> dict[str, Any]:
-    state, reason = stored.standing
+def _target_json(status: TargetStatus, now: int) -> dict[str, Any]:
+    stored, counters = status.stored, status.counters
     return {
         "arn": stored.target.arn(services().settings.region),
         "type": stored.target.type,
         "name": stored.target.name,
-        "state": state,
-        "reason": reason,
+        "state": stored.state,
+        "reason": stored.state_reason,
         "resume_at": format_time(stored.resume_at),
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),
@@ -229,17 +228,15 @@ def _target_json(stored: StoredTarget, counters: TargetCounters, now: int) -> di
 
 
 def counters_json(counters: TargetCounters) -> dict[str, int]:
-    """A target's counters. matched = recorded + discarded; recorded is the sum of what follows it, but for
-    discarded.
-    """
+    """Return a target's counters; matched = recorded + discarded, and recorded is the sum of all but these two."""
     names = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
     return {name: getattr(counters, name) for name in names}
 
 
-def _replaced(stored: StoredTarget, given: dict[str, Any]) -> dict[str, Any]:
-    """What was given, with the secrets that were given back as they had been shown."""
+def _with_kept_secrets(stored: StoredTarget, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the new settings, with the stored secrets for those that were sent as `*redacted*`."""
     kind = stored.target.type
-    if not any(REDACTED in text for text in texts(kind, given).values()):
-        return given
-    whole = merged(kind, services().registry.texts(stored), given)
-    return {name: text for name, text in whole.items() if name in texts(kind, given)}
+    if not any(REDACTED in text for text in texts(kind, settings).values()):
+        return settings
+    whole = merged(kind, services().registry.texts(stored), settings)
+    return {name: text for name, text in whole.items() if name in texts(kind, settings)}

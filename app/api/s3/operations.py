@@ -21,7 +21,7 @@ from app.events.normalize import event_of
 from app.outbox.buckets import every_bucket, is_bucket, remove_bucket
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 from app.rules.model import BadRules
 from app.rules.notification_xml import (
     NAMESPACE,

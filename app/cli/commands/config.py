@@ -15,7 +15,8 @@ from app.config.errors import Problem
 from app.config.target_settings import BadSettings, from_config_json, merged, parse_line, parse_lines, to_line
 from app.config.targets.base import without_effect
 from app.manifest.document import Manifest
-from app.outbox.registry import ReadOnlyTarget, UnknownTarget
+from app.outbox.registry import ReadOnlyTarget
+from app.outbox.targets import UnknownTarget
 
 
 @click.group()

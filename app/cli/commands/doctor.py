@@ -123,7 +123,7 @@ def _check_targets(context: CommandContext) -> Iterator[Finding]:
     named = {rule.rule.target for rule in context.registry.rules()}
     targets = context.registry.targets()
     for stored in targets:
-        subject, (state, reason) = str(stored.target), stored.standing
+        subject, state, reason = str(stored.target), stored.state, stored.state_reason
         try:
             if not stored.problem:
                 context.registry.settings(stored)

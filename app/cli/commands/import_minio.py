@@ -16,7 +16,7 @@ from app.config.arn import TargetId
 from app.events.model import Event
 from app.manifest.document import Manifest
 from app.minio_import.queue_dir import QueueFile, files, read
-from app.outbox.delivery.counters import read_counters, snapshot
+from app.outbox.delivery.counters import read_counters
 from app.outbox.log.append import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
@@ -151,8 +151,8 @@ def _routing(context: CommandContext) -> Routing:
 
 def _check_queue_limits(context: CommandContext, deliveries: Counter[TargetId]) -> None:
     """Fail before anything is recorded if a target would exceed its queue_limit: its events would be discarded."""
-    with snapshot(context.database) as connection:
-        waiting = {counters.target: counters.pending + counters.parked for counters in read_counters(connection)}
+    with context.database.snapshot() as connection:
+        waiting = {counters.target: counters.undelivered for counters in read_counters(connection, oldest=False)}
     for target, count in deliveries.items():
         limit = context.registry.settings(context.registry.target(target)).effective_queue_limit
         if limit is not None and waiting.get(target, 0) + count > limit:

@@ -13,28 +13,28 @@ from app.config.arn import TargetId
 from app.outbox.delivery.replays import BadSelection, Replay, Selection, UnknownReplay, checked
 from app.outbox.markers import NEVER
 
-_PERIOD = 0.25  # seconds between two looks
+_INTERVAL = 0.25  # seconds between two queries of the progress
 _OPTIONS = {"events": "--event", "bucket": "--bucket", "prefix": "--prefix"}
 
 
 @click.group(invoke_without_command=True)
-@click.option("--target", type=TARGET, help="To which target, as type:name or ARN.")
-@click.option("--since", type=TIME, help="Received since then, such as 2h or 2026-11-21T14:00:00Z.")
-@click.option("--before", type=TIME, help="Received before then.")
-@click.option("--bucket", default="", help="Of this bucket.")
-@click.option("--prefix", default="", help="Of objects whose key begins so.")
-@click.option("--event", "event_words", default="", help="put, delete, get, …, or event names, divided by commas.")
-@click.option("--all", "everything", is_flag=True, help="Every event that is retained.")
-@click.option("--list", "listing", is_flag=True, help="Show the replays there were instead.")
-@click.option("--wait", is_flag=True, help="Until it is over. Ctrl-C ends the waiting, not the replay.")
+@click.option("--target", type=TARGET, help="The target, as type:name or ARN.")
+@click.option("--since", type=TIME, help="Only events received since this time, such as 2h or 2026-11-21T14:00:00Z.")
+@click.option("--before", type=TIME, help="Only events received before this time.")
+@click.option("--bucket", default="", help="Only events of this bucket.")
+@click.option("--prefix", default="", help="Only events of objects whose key has this prefix.")
+@click.option("--event", "event_words", default="", help="put, delete, get, …, or event names, comma-separated.")
+@click.option("--all", "everything", is_flag=True, help="Every retained event.")
+@click.option("--list", "listing", is_flag=True, help="List the replays instead.")
+@click.option("--wait", is_flag=True, help="Wait until the replay is finished. Ctrl-C stops waiting, not the replay.")
 @with_context_or_url
 def replay(
     context: CommandContext, target: TargetId | None, since: int | None, before: int | None, bucket: str, prefix: str,
     event_words: str, everything: bool, listing: bool, wait: bool,
 ) -> None:  # fmt: skip
-    """Deliver a target's retained events again, in order, under the ids they had.
+    """Deliver a target's retained events again, in order and with the same ids.
 
-    What the target has not got yet comes anyway and is not part of the replay.
+    Pending events are delivered anyway and are not part of the replay.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return
@@ -48,13 +48,13 @@ def replay(
             "progress": "progress",
             "done": "finished",
         }
-        context.rows([_row(each) for each in replays.list()], columns, "no replays")
+        context.rows([_row(replay) for replay in replays.list()], columns, "no replays")
         return
     if target is None:
         raise click.UsageError("name the target: --target type:name")
     selection = Selection(since or 0, before or NEVER, bucket, prefix, plain_names(event_words))
     if everything == (selection != Selection()):
-        raise click.UsageError("say which events: options such as --since or --prefix, or --all alone")
+        raise click.UsageError("select events: options such as --since or --prefix, or only --all")
     try:
         begun = replays.begin(target, checked(selection))
     except BadSelection as error:
@@ -65,25 +65,23 @@ def replay(
             f"replay {ended.replay_id}: {count_noun(ended.replayed, 'event')} delivered or parked", **_row(ended)
         )
         return
-    context.done(
-        f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows how far it has come", **_row(begun)
-    )
+    context.done(f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows its progress", **_row(begun))
 
 
 @replay.command()
 @click.argument("number", metavar="ID", type=click.IntRange(1, 2**31 - 1))
 @with_context_or_url
 def cancel(context: CommandContext, number: int) -> None:
-    """End the replay of this number where it is.
+    """Cancel the replay with this number at its current position.
 
-    What it has delivered or parked stays so; the target's new events go on at once.
+    Events that it has delivered or parked are kept; the target's new events are delivered at once.
     """
     try:
         ended = context.replays.cancel(number)
     except UnknownReplay as error:
         raise CommandError(str(error)) from None
-    what = "is cancelled" if ended.cancelled_at else "was over already"
-    context.done(f"replay {number} {what}: {count_noun(ended.replayed, 'event')} delivered or parked", **_row(ended))
+    state = "is cancelled" if ended.cancelled_at else "was already finished"
+    context.done(f"replay {number} {state}: {count_noun(ended.replayed, 'event')} delivered or parked", **_row(ended))
 
 
 def _wait(context: CommandContext, begun: Replay) -> Replay:
@@ -92,7 +90,7 @@ def _wait(context: CommandContext, begun: Replay) -> Replay:
     with bar(context) as shown:
         task = shown.add_task(f"replay {begun.replay_id}", total=1.0)
         while not replay.finished:
-            time.sleep(_PERIOD)
+            time.sleep(_INTERVAL)
             replay = context.replays.get(begun.replay_id)
             shown.update(task, completed=replay.progress)
     return replay

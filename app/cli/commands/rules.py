@@ -10,7 +10,8 @@ from app.cli_common.output import count_noun
 from app.cli_common.param_types import TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
-from app.outbox.registry import StoredRule, UnknownTarget
+from app.outbox.rules import StoredRule
+from app.outbox.targets import UnknownTarget
 from app.rules.model import EVERY_BUCKET, Rule, check, event_names
 
 _DEFAULT = "put,delete,get"

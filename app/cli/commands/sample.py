@@ -5,7 +5,7 @@ import orjson
 
 from app.cli.context import CommandContext, with_context
 from app.cli_common.errors import CommandError
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 from app.supervisor import embedded_redis
 from app.supervisor.embedded_broker import SAMPLE
 

@@ -6,7 +6,7 @@ import click
 
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.param_types import format_age, iso
-from app.outbox.delivery.counters import read_counters, snapshot
+from app.outbox.delivery.counters import TargetStatus, read_status
 from app.outbox.engine.database import now_ms
 
 
@@ -24,30 +24,30 @@ def status(context: CommandContext) -> None:
 
 
 def _local_rows(context: CommandContext) -> list[dict[str, Any]]:
-    stored = {row.target: row for row in context.registry.targets()}
-    with snapshot(context.database) as connection:
-        counters = read_counters(connection)
+    with context.database.snapshot() as connection:
+        statuses = read_status(connection)
     now = now_ms()
-    return [
-        {
-            "target": str(each.target),
-            "arn": each.target.arn(context.settings.region),
-            "state": stored[each.target].standing[0],
-            "matched": each.matched,
-            "recorded": each.recorded,
-            "delivered": each.delivered,
-            "superseded": each.superseded,
-            "pending": each.pending,
-            "parked": each.parked,
-            "dead": each.dead,
-            "purged": each.purged,
-            "discarded": each.discarded,
-            "oldest": iso(each.oldest),
-            "waiting": format_age(each.oldest, now),
-        }
-        for each in counters
-        if each.target in stored  # else it was created a moment ago
-    ]
+    return [_row(status, context.settings.region, now) for status in statuses]
+
+
+def _row(status: TargetStatus, region: str, now: int) -> dict[str, Any]:
+    stored, counters = status.stored, status.counters
+    return {
+        "target": str(stored.target),
+        "arn": stored.target.arn(region),
+        "state": stored.state,
+        "matched": counters.matched,
+        "recorded": counters.recorded,
+        "delivered": counters.delivered,
+        "superseded": counters.superseded,
+        "pending": counters.pending,
+        "parked": counters.parked,
+        "dead": counters.dead,
+        "purged": counters.purged,
+        "discarded": counters.discarded,
+        "oldest": iso(counters.oldest),
+        "waiting": format_age(counters.oldest, now),
+    }
 
 
 def _remote_rows(described: list[dict[str, Any]]) -> list[dict[str, Any]]:

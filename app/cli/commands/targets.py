@@ -11,7 +11,7 @@ from app.cli_common.output import printable
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, BadSettings, redacted
-from app.outbox.registry import StoredTarget
+from app.outbox.targets import StoredTarget
 
 
 @click.group()
@@ -110,13 +110,12 @@ def test(context: CommandContext, which: TargetId) -> None:
 
 def facts(context: CommandContext, stored: StoredTarget) -> dict[str, Any]:
     """Return a target's identity and state."""
-    state, reason = stored.standing
     return {
         "target": str(stored.target),
         "arn": stored.target.arn(context.region),
-        "state": state,
+        "state": stored.state,
         "origin": stored.origin,
-        "reason": reason,
+        "reason": stored.state_reason,
     }
 
 

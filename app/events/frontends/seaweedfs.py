@@ -31,17 +31,17 @@ def records(event: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the change as MinIO's records: none if it concerns no object, two for a rename. Raises `BadRecord`."""
     kind, path = text(event, "event_type"), text(event, "key")
     old, new = find(event, "message", "old_entry"), find(event, "message", "new_entry")
-    made: tuple[dict[str, Any] | None, ...]
+    records: tuple[dict[str, Any] | None, ...]
     match kind:
         case "create" | "update":
-            made = (_record(event, _PUT, path, new),)
+            records = (_record(event, _PUT, path, new),)
         case "delete":
-            made = (_record(event, _DELETE, path, old),)
+            records = (_record(event, _DELETE, path, old),)
         case "rename":
-            made = (_record(event, _DELETE, path, old or new), _record(event, _COPY, _renamed(event, path), new))
+            records = (_record(event, _DELETE, path, old or new), _record(event, _COPY, _renamed(event, path), new))
         case _:
             raise BadRecord("event_type", f"is {excerpt(kind)}; it must be create, update, delete or rename")
-    return tuple(record for record in made if record is not None)
+    return tuple(record for record in records if record is not None)
 
 
 def _renamed(event: Mapping[str, Any], path: str) -> str:

@@ -6,18 +6,20 @@ recorded = delivered + superseded + pending + parked + dead + purged
 An event that a replay delivers again counts as recorded once more, when the replay reaches it.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
+from app.outbox.targets import StoredTarget, find_target, stored_target
 
+# The counters that are sums over a target's cursors, and their columns.
+_SUMS = {"delivered": "delivered", "superseded": "superseded", "dead_lettered": "dead", "replayed": "replayed"}
 _LOOKS = 10  # windows of the log that are searched for the oldest pending event
 
 
@@ -42,64 +44,79 @@ class TargetCounters:
         return self.recorded - self.delivered - self.superseded - self.parked - self.dead - self.purged
 
     @property
+    def undelivered(self) -> int:
+        """Events recorded and not yet delivered: pending and parked (the backlog)."""
+        return self.pending + self.parked
+
+    @property
     def matched(self) -> int:
         """All events that matched a rule of the target."""
         return self.recorded + self.discarded
 
 
-def read_counters(connection: sa.Connection, *, oldest: bool = True) -> list[TargetCounters]:
-    """Return the counters of every target; consistent if the connection's transaction reads a snapshot."""
-    t, c = tables.targets.c, tables.cursors.c
-    settled = (
-        sa.select(
-            c.target_id,
-            sa.func.sum(c.delivered).label("delivered"),
-            sa.func.sum(c.superseded).label("superseded"),
-            sa.func.sum(c.dead).label("dead_lettered"),
-            sa.func.sum(c.replayed).label("replayed"),
-        )
-        .group_by(c.target_id)
-        .subquery()
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """A target and its counters, read at the same moment."""
+
+    stored: StoredTarget
+    counters: TargetCounters
+
+
+def read_counters(
+    connection: sa.Connection, target_id: int | None = None, *, oldest: bool = True
+) -> list[TargetCounters]:
+    """Return the counters of every target, or of one; consistent if the connection's transaction reads a snapshot.
+
+    Without `oldest`, that member is 0, which saves a few queries for each target.
+    """
+    return [status.counters for status in _statuses(connection, target_id, oldest=oldest)]
+
+
+def read_status(connection: sa.Connection, target: TargetId | None = None) -> list[TargetStatus]:
+    """Return every target, or one, with its counters, sorted by type and name. Raises `UnknownTarget`."""
+    target_id = None if target is None else find_target(connection, target).row_id
+    return _statuses(connection, target_id, oldest=True)
+
+
+def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool) -> list[TargetStatus]:
+    rows = connection.execute(_select_status(target_id)).all()
+    return [TargetStatus(stored_target(row), _counters(connection, row, oldest=oldest)) for row in rows]
+
+
+def _select_status(target_id: int | None) -> sa.Select[Any]:
+    """Build the query for every target, or one, with the sums over its cursors and the numbers of its other rows."""
+    t, c, p, d = tables.targets.c, tables.cursors.c, tables.parked.c, tables.dead_letters.c
+    joined: sa.FromClause = tables.targets
+    columns: list[sa.ColumnElement[int]] = []
+    for of_target, values in (
+        (c.target_id, {name: sa.func.sum(c[column]) for name, column in _SUMS.items()}),
+        (p.target_id, {"parked": sa.func.count()}),
+        (d.target_id, {"dead": sa.func.count()}),
+    ):
+        grouped = sa.select(of_target, *(value.label(name) for name, value in values.items())).group_by(of_target)
+        if target_id is not None:
+            grouped = grouped.where(of_target == target_id)
+        counts = grouped.subquery()
+        joined = joined.outerjoin(counts, counts.c.target_id == t.id)
+        columns += [sa.func.coalesce(counts.c[name], 0).label(name) for name in values]
+    query = sa.select(tables.targets, *columns).select_from(joined).order_by(t.type, t.name)
+    return query if target_id is None else query.where(t.id == target_id)
+
+
+def _counters(connection: sa.Connection, row: Any, *, oldest: bool) -> TargetCounters:
+    counters = TargetCounters(
+        target=TargetId(row.type, row.name),
+        recorded=row.recorded + int(row.replayed),
+        delivered=int(row.delivered),
+        superseded=int(row.superseded),
+        parked=row.parked,
+        dead=row.dead,
+        purged=row.purged,
+        discarded=row.discarded,
+        oldest=0,
+        dead_lettered=int(row.dead_lettered),
     )
-    counts = {
-        table: sa.select(sa.func.count()).select_from(table).where(table.c.target_id == t.id).scalar_subquery()
-        for table in (tables.parked, tables.dead_letters)
-    }
-    query = (
-        sa.select(
-            t.id, t.type, t.name, t.discarded, t.purged,
-            (t.recorded + sa.func.coalesce(settled.c.replayed, 0)).label("recorded"),
-            sa.func.coalesce(settled.c.delivered, 0).label("delivered"),
-            sa.func.coalesce(settled.c.superseded, 0).label("superseded"),
-            sa.func.coalesce(settled.c.dead_lettered, 0).label("dead_lettered"),
-            counts[tables.parked].label("parked"),
-            counts[tables.dead_letters].label("dead"),
-        )
-        .join_from(tables.targets, settled, settled.c.target_id == t.id, isouter=True)
-        .order_by(t.type, t.name)
-    )  # fmt: skip
-    rows = connection.execute(query).all()
-    found = [
-        TargetCounters(
-            target=TargetId(row.type, row.name),
-            recorded=int(row.recorded),
-            delivered=int(row.delivered),
-            superseded=int(row.superseded),
-            parked=row.parked,
-            dead=row.dead,
-            purged=row.purged,
-            discarded=row.discarded,
-            oldest=0,
-            dead_lettered=int(row.dead_lettered),
-        )
-        for row in rows
-    ]
-    if not oldest:
-        return found
-    return [
-        replace(counters, oldest=_oldest_undelivered(connection, row.id, counters.pending))
-        for row, counters in zip(rows, found, strict=True)
-    ]
+    return replace(counters, oldest=_oldest_undelivered(connection, row.id, counters.pending)) if oldest else counters
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +137,11 @@ def audit(database: Database) -> list[Audit]:
 
     Reads a snapshot, so that concurrent deliveries do not cause a difference. The cost grows with the backlog.
     """
-    with snapshot(database) as connection:
-        ids: Mapping[TargetId, int] = {
-            TargetId(row.type, row.name): row.id
-            for row in connection.execute(sa.select(tables.targets.c.id, tables.targets.c.type, tables.targets.c.name))
-        }
+    with database.snapshot() as connection:
         return [
-            Audit(counters, _pending(connection, ids[counters.target]))
-            for counters in read_counters(connection, oldest=False)
+            Audit(status.counters, _pending(connection, status.stored.row_id))
+            for status in _statuses(connection, None, oldest=False)
         ]
-
-
-@contextmanager
-def snapshot(database: Database) -> Iterator[sa.Connection]:
-    """Yield a connection whose SELECTs all read the same snapshot."""
-    with database.engine.connect() as connection:
-        if database.dialect == "sqlite":
-            connection.execution_options(snapshot=True)  # of the WAL: no writer waits for it
-        else:
-            # For this transaction only: resetting the connection when it is returned could fail.
-            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-        yield connection
 
 
 def _pending(connection: sa.Connection, target_id: int) -> int:
@@ -170,12 +171,12 @@ def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int)
     first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
     partitions = [partition for partition, _ in _positions(connection, target_id)]
     parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
-    places = [(partition, seq) for partition, seq in parked if seq is not None]
+    positions = [(partition, seq) for partition, seq in parked if seq is not None]
     if pending > 0:
-        places += _first_pending(connection, target_id)
+        positions += _first_pending(connection, target_id)
     received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))
-    found = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in places)
-    return min((at for at in found if at is not None), default=0)
+    times = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in positions)
+    return min((at for at in times if at is not None), default=0)
 
 
 def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
@@ -185,7 +186,7 @@ def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int,
     them. Then the last event up to the end of the search is returned instead, which is older than any pending event.
     """
     e = tables.events.c
-    head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+    head = log_head.read(connection).last_seq
     at = {partition: position for partition, position in _positions(connection, target_id) if position < head}
     for _ in range(_LOOKS):
         looks = [Look(target_id, partition, after, after + WINDOW) for partition, after in at.items() if after < head]

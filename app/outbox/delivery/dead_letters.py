@@ -124,9 +124,9 @@ def _is_event() -> sa.ColumnElement[bool]:
 
 def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
     d, e, t = tables.dead_letters.c, tables.events.c, tables.targets.c
-    wanted = columns or (tables.dead_letters, e.name, e.bucket, e.key, e.record, t.type, t.name.label("target_name"))
+    selected = columns or (tables.dead_letters, e.name, e.bucket, e.key, e.record, t.type, t.name.label("target_name"))
     query = (
-        sa.select(*wanted)
+        sa.select(*selected)
         .join_from(tables.dead_letters, tables.targets, d.target_id == t.id)
         .join(tables.events, _is_event())
         .where(d.last_tried >= which.since, d.last_tried < which.before)

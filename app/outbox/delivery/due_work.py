@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
@@ -38,7 +38,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     cursor has been moved over those.
     """
     with database.reading() as connection:
-        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+        head = log_head.read(connection).last_seq
         rows = connection.execute(_free(now)).all()
         parked = first_due(connection, [(row.id, row.partition) for row in rows])
     ahead: dict[tuple[int, int], list[int]] = {}
@@ -85,7 +85,7 @@ def _free(now: int) -> sa.Select[Any]:
         .where(other.c.replay_id > WHOLE_LOG)
         .correlate(tables.cursors)
     )
-    held = (
+    leased = (
         sa.exists()
         .where(other.c.target_id == c.target_id, other.c.replay_id == WHOLE_LOG, other.c.leased_until >= now)
         .correlate(tables.cursors)
@@ -95,6 +95,6 @@ def _free(now: int) -> sa.Select[Any]:
         .add_columns(redelivery.label("redelivery"), replay.label("replay"))
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, c.leased_until < now)
-        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~held)))
+        .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)
     )

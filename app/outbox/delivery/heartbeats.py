@@ -100,13 +100,13 @@ def queues(connection: sa.Connection) -> list[Queue]:
 def queues_to_probe(database: Database, now: int) -> list[Queue]:
     """Return the queues to probe now and record them as probed. Deletes the heartbeats of removed targets."""
     with database.reading() as connection:
-        found = queues(connection)
+        served = queues(connection)
         gone = _gone(connection)
     if gone:
         with database.writing() as connection:
             connection.execute(tables.heartbeats.delete().where(tables.heartbeats.c.name.in_(gone)))
-    every = max(EVERY, _LEAST_APART * len(found))
-    due = [queue for queue in found if queue.due(now, every)]
+    every = max(EVERY, _LEAST_APART * len(served))
+    due = [queue for queue in served if queue.due(now, every)]
     for queue in due:
         if queue.asked > queue.answered >= queue.unanswered:
             record(database, f"{_SILENT}{queue.row_id}", queue.asked)

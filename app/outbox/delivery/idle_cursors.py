@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.engine.database import Database
@@ -34,7 +34,7 @@ def advance_cursors(database: Database, isolation: TargetIsolation, now: int) ->
     """
     c = tables.cursors.c
     with database.reading() as connection:
-        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+        head = log_head.read(connection).last_seq
         rows = connection.execute(
             sa.select(c.target_id, c.partition, c.position).where(
                 c.replay_id == WHOLE_LOG, c.leased_until < now, c.position < head - _BEHIND

@@ -4,9 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-import sqlalchemy as sa
-
-from app.outbox import tables
+from app.outbox import log_head
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.outbox")
@@ -29,9 +27,9 @@ class TargetIsolation:
         the failure took. Raises `DatabaseUnavailable` if the database answers no queries. `work` may be called twice
         for a target, so it must be idempotent.
         """
-        wanted = list(target_ids)
-        together = [target for target in wanted if target not in self._failed]
-        alone = [target for target in wanted if target in self._failed]
+        targets = list(target_ids)
+        together = [target for target in targets if target not in self._failed]
+        alone = [target for target in targets if target in self._failed]
         if len(together) > 1:
             try:
                 work(together)
@@ -62,4 +60,4 @@ class TargetIsolation:
     def _check(self) -> None:
         """Raise the database's error if it does not answer at all."""
         with self._database.reading() as connection:
-            connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
+            log_head.read(connection)

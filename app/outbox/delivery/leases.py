@@ -161,10 +161,10 @@ class Leases:
                 return None
             probing = row.breaker != "closed"
             if probing:
-                held = sa.select(c.partition).where(
+                leased = sa.select(c.partition).where(
                     _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
                 )
-                if row.resume_at > now or connection.execute(held).first():
+                if row.resume_at > now or connection.execute(leased).first():
                     # Its wake-up is used up. If these partitions stayed offered, none could probe for `lease_ms`.
                     spent = sa.and_(_log_cursors(row.id), c.partition.in_(partitions), c.lease_token == OFFERED)
                     connection.execute(tables.cursors.update().where(spent).values(lease_token="", leased_until=0))

@@ -130,10 +130,10 @@ def object_key(logged: LoggedEvent) -> ObjectKey:
 
 def histories(events: Iterable[LoggedEvent]) -> dict[ObjectKey, list[Entry]]:
     """Return the events that change a bucket's content, by key."""
-    found: dict[ObjectKey, list[Entry]] = {}
+    by_object: dict[ObjectKey, list[Entry]] = {}
     for logged in events:
         event = logged.event
         if content_change(event.name) is not ContentChange.NOTHING:
             entry = Entry(logged.seq, event.name, event.version, event.sequencer)
-            found.setdefault(object_key(logged), []).append(entry)
-    return found
+            by_object.setdefault(object_key(logged), []).append(entry)
+    return by_object

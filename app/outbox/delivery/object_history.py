@@ -8,7 +8,6 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
-from app.outbox.delivery.counters import snapshot
 from app.outbox.engine.database import Database
 from app.outbox.log.append import key_hash
 from app.outbox.markers import WHOLE_LOG
@@ -44,7 +43,7 @@ class RecordedEvent:
 def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[RecordedEvent]:
     """Return the object's last `limit` events, oldest first; empty if the log has none (any more)."""
     e, t, c, p, d = tables.events.c, tables.targets.c, tables.cursors.c, tables.parked.c, tables.dead_letters.c
-    with snapshot(database) as connection:  # sees an event that is moved between tables in one of them
+    with database.snapshot() as connection:  # sees an event that is moved between tables in one of them
         query = (
             sa.select(tables.events)
             .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)

@@ -92,7 +92,7 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
     return True
 
 
-def first_due(connection: sa.Connection, places: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
+def first_due(connection: sa.Connection, cursors: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
     """Return when the first parked event of each target and partition is due (ms), if there is any.
 
     Reads one index row for each. The numbers are literals, because MySQL and MariaDB read every parked event of the
@@ -100,21 +100,21 @@ def first_due(connection: sa.Connection, places: Iterable[tuple[int, int]]) -> d
     """
     quoted = connection.dialect.identifier_preparer.quote("partition")
     first: dict[tuple[int, int], int] = {}
-    for some in _few(list(places)):
+    for part in _few(list(cursors)):
         union = " UNION ALL ".join(
-            f"SELECT {target_id:d} AS target_id, {place:d} AS place, (SELECT MIN(not_before) FROM parked"  # noqa: S608
-            f" WHERE target_id = {target_id:d} AND {quoted} = {place:d}) AS due"
-            for target_id, place in some
+            f"SELECT {target_id:d} AS target_id, {partition:d} AS in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608
+            f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d}) AS due"
+            for target_id, partition in part
         )
         for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
             if row.due is not None:
-                first[row.target_id, row.place] = row.due
+                first[row.target_id, row.in_partition] = row.due
     return first
 
 
-def _few(places: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
-    for start in range(0, len(places), _AT_ONCE):
-        yield places[start : start + _AT_ONCE]
+def _few(cursors: Sequence[tuple[int, int]]) -> Iterator[Sequence[tuple[int, int]]]:
+    for start in range(0, len(cursors), _AT_ONCE):
+        yield cursors[start : start + _AT_ONCE]
 
 
 class HeadRepair:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 
 from app.events.version_history import Holding
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
 from app.outbox.delivery.log_ahead import WINDOW, goes_to
 from app.outbox.delivery.logged_events import (
@@ -31,7 +31,6 @@ from app.outbox.versions.rows import ObjectKey
 
 _REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
 _LOOKS = 10  # windows of other targets' events that one batch scans in each partition
-_HEAD = sa.select(tables.log_head.c.last_seq)
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
     _P.target_id == sa.bindparam("target"),
@@ -114,7 +113,7 @@ class PartitionReader:
             return Batch((), {})
         share = max(1, limit // len(positions))
         # Read the head first: commits happen in the order of seq, so no event up to it can be missed.
-        head = self._connection.execute(_HEAD).scalar_one()
+        head = log_head.read(self._connection).last_seq
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
         # One SELECT for each partition, so that each scans its index in order and stops at its share.
@@ -135,11 +134,11 @@ class PartitionReader:
         for _ in range(_LOOKS):
             ends = position + WINDOW >= head
             until = NEVER if ends else position + WINDOW
-            wanted = share - len(events)
-            place = {"partition": partition, "position": position, "until": until, "share": wanted}
-            rows = self._connection.execute(self._ahead, place).all()
+            missing = share - len(events)
+            window = {"partition": partition, "position": position, "until": until, "share": missing}
+            rows = self._connection.execute(self._ahead, window).all()
             events += [logged_event(row, newest=self._newest) for row in rows]
-            if len(rows) == wanted:
+            if len(rows) == missing:
                 return events, events[-1].seq
             if ends:
                 # Events recorded since the head was read may be in the batch too.
@@ -156,9 +155,9 @@ class PartitionReader:
         if replay.position >= replay.window:
             replay.window = self._window(replay)
         query = self._ahead.where(*selected(replay))
-        place = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
+        window = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
         events = self._resolved(
-            [logged_event(row, newest=self._newest) for row in self._connection.execute(query, place)]
+            [logged_event(row, newest=self._newest) for row in self._connection.execute(query, window)]
         )
         return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
 
@@ -166,8 +165,8 @@ class PartitionReader:
         """Return the seq of the `_REPLAY_WINDOW`th event, of any target, after the replay's position."""
         e = tables.events.c
         last = sa.select(e.seq).where(e.partition == replay.partition, e.seq > replay.position, e.seq <= replay.until)
-        found = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
-        return replay.until if found is None else int(found)
+        seq = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
+        return replay.until if seq is None else int(seq)
 
     def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
         """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first."""
@@ -230,10 +229,10 @@ class PartitionReader:
             for logged, row in zip(events, rows, strict=True)
         ]
 
-    def refusals(self, asked: Set[LogPosition] = frozenset()) -> Refusals:
+    def refusals(self, known: Set[LogPosition] = frozenset()) -> Refusals:
         """Return when the target last confirmed a delivery, in any partition, and its refusals since.
 
-        `of_others` of the result is true if some refused events are not in `asked`.
+        `of_others` of the result is true if some refused events are not in `known`.
         """
         c, p = tables.cursors.c, tables.parked.c
         mine = self._lease.target_id
@@ -241,23 +240,23 @@ class PartitionReader:
             sa.select(sa.func.max(c.delivered_at)).where(c.target_id == mine)
         ).scalar_one()
         query = sa.select(p.partition, p.seq).where(p.target_id == mine, p.refused_at > (delivered_at or 0))
-        places = {(row.partition, row.seq) for row in self._connection.execute(query)}
-        return Refusals(delivered_at or 0, frozenset(partition for partition, _ in places), not places <= asked)
+        refused = {(row.partition, row.seq) for row in self._connection.execute(query)}
+        return Refusals(delivered_at or 0, frozenset(partition for partition, _ in refused), not refused <= known)
 
-    def standing(self, places: Sequence[LogPosition]) -> set[LogPosition]:
+    def parked_or_dead(self, positions: Sequence[LogPosition]) -> set[LogPosition]:
         """Return those of a replay's events that are already parked or dead letters of the target."""
-        found: set[LogPosition] = set()
+        known: set[LogPosition] = set()
         for table in (
             tables.dead_letters,
             tables.parked,
         ):  # in this order, a dead letter that is replayed concurrently is in one of them
-            for some in chunks(places):
+            for some in chunks(positions):
                 partitions, seqs = {partition for partition, _ in some}, [seq for _, seq in some]
                 query = sa.select(table.c.partition, table.c.seq).where(
                     table.c.target_id == self._lease.target_id, table.c.partition.in_(partitions), table.c.seq.in_(seqs)
                 )
-                found.update((row.partition, row.seq) for row in self._connection.execute(query))
-        return found
+                known.update((row.partition, row.seq) for row in self._connection.execute(query))
+        return known
 
     def redeliveries(self) -> list[Redelivery]:
         """Return the redeliveries requested for the lease's partitions, sorted by partition."""
@@ -287,14 +286,14 @@ class PartitionReader:
         """Return the bucket's content under the events' keys, by (bucket, key), as known from the target's events."""
         if self._versions is None:
             raise TypeError("only a mirror's reader knows what buckets hold")
-        found = self._versions.holdings(map(object_key, events))
-        return {(key.bucket, key.key): holding for key, holding in found.items()}
+        holdings = self._versions.holdings(map(object_key, events))
+        return {(key.bucket, key.key): holding for key, holding in holdings.items()}
 
-    def records(self, places: Iterable[LogPosition]) -> dict[LogPosition, str]:
+    def records(self, positions: Iterable[LogPosition]) -> dict[LogPosition, str]:
         """Return events' records as JSON text, from the log or from the copy made when they were purged."""
         e = tables.events.c
-        found: dict[LogPosition, str] = {}
-        for partition, seq in dict.fromkeys(places):
+        records: dict[LogPosition, str] = {}
+        for partition, seq in dict.fromkeys(positions):
             row = self._connection.execute(
                 sa.select(e.record).where(e.partition == partition, e.seq == seq)
             ).one_or_none()
@@ -304,8 +303,8 @@ class PartitionReader:
             else:
                 record = row.record if row is not None else None
             if record is not None:
-                found[partition, seq] = record
-        return found
+                records[partition, seq] = record
+        return records
 
     def _resolved(self, events: list[LoggedEvent]) -> list[LoggedEvent]:
         """Return the events with `newest` filled in where the query checked too few newer events to determine it."""

@@ -144,13 +144,13 @@ def _lock(connection: sa.Connection, lease: Lease, partition: int) -> None:
     """Lock the partition's cursor, and its events against purges, until the commit. Raises `LeaseLost`."""
     lock_tail(connection)  # a purge must not remove the events parked here
     c = tables.cursors.c
-    held = connection.execute(
+    updated = connection.execute(
         tables.cursors.update()
         .where(c.target_id == lease.target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
         .where(c.lease_token == lease.token)
         .values(lease_token=lease.token)
     )
-    if held.rowcount != 1:
+    if updated.rowcount != 1:
         raise LeaseLost(f"partition {partition} of target {lease.target_id}")
 
 

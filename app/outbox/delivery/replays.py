@@ -20,7 +20,7 @@ from app.outbox.delivery.settlement_store import finish_replay
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 
 _MOST_NAMES = 1000
 _LONGEST_BUCKET = 255
@@ -137,7 +137,7 @@ class Replays:
             cursors = [] if row_id is None else lock_cursors(connection, row_id)
             if not cursors:
                 raise UnknownTarget(target)
-            made = connection.execute(
+            inserted = connection.execute(
                 tables.replays.insert().values(
                     target_id=row_id,
                     created_at=now,
@@ -148,7 +148,7 @@ class Replays:
                     events=orjson.dumps(selection.names).decode(),
                 )
             )
-            replay_id = inserted_id(made)
+            replay_id = inserted_id(inserted)
             new = [
                 {"target_id": row_id, "partition": row.partition, "replay_id": replay_id}
                 | {"position": first - 1, "begins_after": first - 1, "until": row.position}
@@ -185,20 +185,20 @@ class Replays:
             if partitions:
                 connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
                 # As in `begin`, revoke the leases of workers that do not know of the change.
-                held = c.lease_token.not_in(["", OFFERED])
+                leased = c.lease_token.not_in(["", OFFERED])
                 connection.execute(
                     tables.cursors.update()
-                    .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(partitions), held)
+                    .where(c.target_id == target_id, c.replay_id == WHOLE_LOG, c.partition.in_(partitions), leased)
                     .values(lease_token=REVOKED)
                 )
         return self.get(replay_id)
 
     def get(self, replay_id: int) -> Replay:
         """Return the replay of this number. Raises `UnknownReplay`."""
-        found = self._read(tables.replays.c.id == replay_id)
-        if not found:
+        replays = self._read(tables.replays.c.id == replay_id)
+        if not replays:
             raise UnknownReplay(replay_id)
-        return found[0]
+        return replays[0]
 
     def list(self) -> Sequence[Replay]:
         """Return every replay, newest first."""

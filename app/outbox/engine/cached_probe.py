@@ -30,14 +30,14 @@ class _LastResult(Generic[T]):
     pid: int = field(default_factory=os.getpid)
     last: ProbeResult[T] = field(default_factory=ProbeResult)
     answered: float = float("-inf")
-    asked: Future[ProbeResult[T]] | None = None
+    running: Future[ProbeResult[T]] | None = None
     began: float = 0.0
 
 
 class CachedProbe(Generic[T]):
     """A value that is read again when it is older than `age` seconds, by one thread at a time in each process.
 
-    `look()` returns within `patience` seconds of the start of the query, even if the database hangs.
+    `get()` returns within `patience` seconds of the start of the query, even if the database hangs.
     """
 
     def __init__(self, read: Callable[[], T], *, age: float, patience: float) -> None:
@@ -47,28 +47,29 @@ class CachedProbe(Generic[T]):
         self._lock = threading.Lock()
         self._known: _LastResult[T] = _LastResult()
 
-    def look(self) -> ProbeResult[T]:
+    def get(self) -> ProbeResult[T]:
         """Return the value, read again if it is too old; without an answer in time, the last one with `NoAnswer`."""
         with self._lock:
             if self._known.pid != os.getpid():
                 self._known = _LastResult()
             known = self._known
-            if known.asked is None:
+            if known.running is None:
                 if time.monotonic() - known.answered < self._age:
                     return known.last
-                known.asked, known.began = Future(), time.monotonic()
-                threading.Thread(target=self._ask, args=(known, known.asked), name="glance", daemon=True).start()
-            asked, waits = known.asked, known.began + self._patience - time.monotonic()
+                known.running, known.began = Future(), time.monotonic()
+                query = (known, known.running)
+                threading.Thread(target=self._query, args=query, name="cached-probe", daemon=True).start()
+            running, waits = known.running, known.began + self._patience - time.monotonic()
         try:
-            return asked.result(max(0.0, waits))
+            return running.result(max(0.0, waits))
         except TimeoutError:
             return ProbeResult(known.last.value, NoAnswer(f"no answer from the database within {self._patience:g} s"))
 
-    def _ask(self, known: _LastResult[T], asked: Future[ProbeResult[T]]) -> None:
+    def _query(self, known: _LastResult[T], running: Future[ProbeResult[T]]) -> None:
         try:
-            look: ProbeResult[T] = ProbeResult(self._read())
-        except Exception as error:  # noqa: BLE001 - whoever looks decides what an error means
-            look = ProbeResult(known.last.value, error)
+            result: ProbeResult[T] = ProbeResult(self._read())
+        except Exception as error:  # noqa: BLE001 - the caller decides what an error means
+            result = ProbeResult(known.last.value, error)
         with self._lock:
-            known.last, known.answered, known.asked = look, time.monotonic(), None
-        asked.set_result(look)
+            known.last, known.answered, known.running = result, time.monotonic(), None
+        running.set_result(result)

@@ -1,8 +1,8 @@
 """Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -46,12 +46,12 @@ def refuses_value(error: BaseException) -> bool:
 
 def describe_error(error: BaseException) -> str:
     """Return the driver's error message in one line of up to 500 characters, without statement and values."""
-    words = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
-    return " ".join(words.split())[:500] or type(error).__name__
+    text = str(error.orig if isinstance(error, sa.exc.DBAPIError) else error)
+    return " ".join(text.split())[:500] or type(error).__name__
 
 
 class Database:
-    """Connections of two kinds: `writing()` commits or rolls back as a whole, `reading()` never locks.
+    """Connections: `writing()` commits or rolls back as a whole, `reading()` and `snapshot()` never lock.
 
     A statement that takes longer than `patience` seconds raises `DatabaseUnavailable`; with None it may take any time.
     Create the object in the process that uses it; a forked child must call `forked()` first.
@@ -88,6 +88,17 @@ class Database:
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()
+
+    @contextmanager
+    def snapshot(self) -> Iterator[sa.Connection]:
+        """Yield a connection whose SELECTs all read the same snapshot."""
+        with self.engine.connect() as connection:
+            if self.dialect == "sqlite":
+                connection.execution_options(snapshot=True)  # of the WAL: no writer waits for it
+            else:
+                # For this transaction only: resetting the connection when it is returned could fail.
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            yield connection
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:

@@ -9,7 +9,7 @@ import alembic.config
 import sqlalchemy as sa
 
 import migrations
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
 
 
@@ -22,7 +22,8 @@ def migrate(database: Database, revision: str = "head", *, partitions: int = 16)
         alembic.command.upgrade(_config(connection), revision)
         connection.commit()
         if sa.inspect(connection).has_table(tables.log_head.name):
-            _begin_log(connection, partitions)
+            log_head.create(connection, partitions)
+            connection.commit()
 
 
 def downgrade(database: Database, revision: str) -> None:
@@ -36,12 +37,6 @@ def _config(connection: sa.Connection) -> alembic.config.Config:
     config = alembic.config.Config(attributes={"connection": connection})
     config.set_main_option("script_location", str(Path(migrations.__file__).parent).replace("%", "%%"))
     return config
-
-
-def _begin_log(connection: sa.Connection, partitions: int) -> None:
-    if connection.execute(sa.select(tables.log_head.c.id)).first() is None:
-        connection.execute(tables.log_head.insert().values(id=1, last_seq=0, partitions=partitions, version=1))
-    connection.commit()
 
 
 _KEY = 0x6275636B6574  # "bucket" in ASCII: the key of our advisory lock

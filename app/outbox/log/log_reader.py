@@ -4,15 +4,15 @@ Reading takes no lock and skips no event, because commits happen in the order of
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
+from app.outbox.log_head import LogHead
 
 _e = tables.events.c
-_END = sa.select(tables.log_head.c.last_seq, tables.log_head.c.partitions)
 _PLACE = sa.select(_e.seq).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
 _BETWEEN = (
@@ -26,24 +26,17 @@ _BETWEEN = (
 )
 
 
-class LogEnd(NamedTuple):
-    """The log's last seq and its number of partitions."""
-
-    seq: int
-    partitions: int
-
-
-def log_end(database: Database) -> LogEnd:
-    """Return the log's end; reads one row of one table."""
+def log_end(database: Database) -> LogHead:
+    """Return the log's head, whose `last_seq` is the log's end; reads one row of one table."""
     with database.reading() as connection:
-        return LogEnd(*connection.execute(_END).one())
+        return log_head.read(connection)
 
 
 def position_of(database: Database, event_id: str) -> int | None:
     """Return the seq of an event, None if the log does not (or no longer) contain it."""
     with database.reading() as connection:
-        found: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
-    return found
+        seq: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
+    return seq
 
 
 def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
@@ -52,9 +45,9 @@ def events_between(database: Database, partitions: int, after: int, last: int) -
     There may be fewer events than seqs, because not every seq has an event.
     """
     with database.reading() as connection:
-        wanted = {"partitions": list(range(partitions)), "after": after, "last": last}
-        found: Sequence[Any] = connection.execute(_BETWEEN, wanted).all()
-    return found
+        window = {"partitions": list(range(partitions)), "after": after, "last": last}
+        rows: Sequence[Any] = connection.execute(_BETWEEN, window).all()
+    return rows
 
 
 def first_seq(database: Database, partitions: int) -> int:
@@ -80,7 +73,7 @@ class LogReader:
     def __init__(self, database: Database, since: int = 0) -> None:
         """Start at the log's end, or at the first event received at `since` or later (milliseconds since 1970)."""
         self._database = database
-        self.after = log_end(database).seq
+        self.after = log_end(database).last_seq
         if since:
             with database.reading() as connection:
                 first = connection.execute(_SINCE, {"since": since}).scalar_one()
@@ -88,10 +81,10 @@ class LogReader:
 
     def read(self, limit: int = 1000) -> Sequence[Any]:
         """Return up to `limit` of the next events, as `events_between` does; none at the log's end."""
-        found = log_end(self._database)
-        while self.after < found.seq:
-            last = min(self.after + limit, found.seq)
-            events = events_between(self._database, found.partitions, self.after, last)
+        end = log_end(self._database)
+        while self.after < end.last_seq:
+            last = min(self.after + limit, end.last_seq)
+            events = events_between(self._database, end.partitions, self.after, last)
             self.after = last
             if events:
                 return events

@@ -21,7 +21,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
@@ -81,7 +81,7 @@ def purge(
     """
     progress = progress or PurgeProgress()
     with database.reading() as connection:
-        partitions = connection.execute(sa.select(tables.log_head.c.partitions)).scalar_one()
+        partitions = log_head.read(connection).partitions
     removed, ends = 0, time.monotonic() + seconds
     for partition in Random().sample(range(partitions), partitions):  # noqa: S311 - so that none is always the last
         current = progress.of(partition)

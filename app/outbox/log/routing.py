@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.markers import NO_LIMIT
+from app.outbox.rules import rule_from_row
 from app.rules.matching import Matcher, compile_rules
-from app.rules.model import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +43,7 @@ def load_routing(connection: sa.Connection, version: int) -> Routing:
     ids = {row.id: TargetId(row.type, row.name) for row in rows}
     columns = (r.bucket, r.events, r.prefix, r.suffix, r.rule_id, r.target_id)
     rules = [
-        (
-            Rule(
-                bucket=row.bucket,
-                events=tuple(orjson.loads(row.events)),
-                prefix=row.prefix,
-                suffix=row.suffix,
-                target=ids[row.target_id],
-                rule_id=row.rule_id,
-            ),
-            row.target_id,
-        )
+        (rule_from_row(row, ids[row.target_id]), row.target_id)
         for row in connection.execute(sa.select(*columns).order_by(r.id))
         if row.target_id in ids
     ]

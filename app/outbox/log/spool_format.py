@@ -30,16 +30,16 @@ def encoded(events: Sequence[Event]) -> bytes:
 def decoded(content: bytes) -> Sequence[Event]:
     """Decode the events of a file. Raises `DamagedFile`."""
     head, _, body = content.partition(b"\n")
-    words = head.decode(errors="replace").split(" ")
-    if len(words) != 3 or words[0] != _FORMAT:
+    fields = head.decode(errors="replace").split(" ")
+    if len(fields) != 3 or fields[0] != _FORMAT:
         raise DamagedFile(f"it does not begin with {_FORMAT}")
-    if words[2] != hashlib.sha256(body).hexdigest():
+    if fields[2] != hashlib.sha256(body).hexdigest():
         raise DamagedFile("it is cut off or was changed: its digest does not fit")
     try:
-        held = orjson.loads(body)
-        events = [Event(**dict(zip(held["fields"], row, strict=True))) for row in held["rows"]]
-        if "traces" in held:
-            events = [event._replace(trace=trace) for event, trace in zip(events, held["traces"], strict=True)]
+        document = orjson.loads(body)
+        events = [Event(**dict(zip(document["fields"], row, strict=True))) for row in document["rows"]]
+        if "traces" in document:
+            events = [event._replace(trace=trace) for event, trace in zip(events, document["traces"], strict=True)]
         for event in events:
             _check_types(event)
     except (KeyError, TypeError, ValueError) as error:

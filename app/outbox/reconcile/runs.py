@@ -9,8 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.effects import ContentChange, content_change, is_concrete, names
 from app.events.model import Event
-from app.outbox import tables
-from app.outbox.delivery.counters import snapshot
+from app.outbox import log_head, tables
 from app.outbox.delivery.leases import replay_partitions
 from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.logged_events import selected
@@ -19,7 +18,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import chunks, key_hash
 from app.outbox.markers import WHOLE_LOG
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import find_target
 
 COUNTS = (
     "objects", "target_rows", "missing", "stale", "orphaned", "malformed", "unmatched", "in_flight", "unreadable",
@@ -82,7 +81,7 @@ class Reconciliations:
         with self._database.writing() as connection:
             now = database_now(connection)  # so that no host's own clock declares another host's run dead
             # Lock the log's head: if two runs start at once, the second one sees the first.
-            connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
+            log_head.lock(connection)
             same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state.in_(_DEAD_STATE))
             for row in connection.execute(sa.select(r.started_at, r.alive_until, r.state).where(*same)).all():
                 if row.alive_until > now:
@@ -181,14 +180,11 @@ def log_mark(database: Database, target: TargetId, bucket: str, *, event_names: 
 
     With `event_names`, only these events count.
     """
-    t, c, e, p, head = tables.targets.c, tables.cursors.c, tables.events.c, tables.parked.c, tables.log_head.c
+    c, e, p = tables.cursors.c, tables.events.c, tables.parked.c
     in_bucket = [e.bucket == bucket, e.name.in_(event_names)] if event_names else [e.bucket == bucket]
-    with snapshot(database) as connection:
-        query = sa.select(t.id).where(t.type == target.type, t.name == target.name)
-        target_id = connection.execute(query).scalar_one_or_none()
-        if target_id is None:
-            raise UnknownTarget(target)
-        seq = int(connection.execute(sa.select(head.last_seq)).scalar_one())
+    with database.snapshot() as connection:
+        target_id = find_target(connection, target).row_id
+        seq = log_head.read(connection).last_seq
         undelivered = (
             sa.select(e.key)
             .join(tables.cursors, sa.and_(c.partition == e.partition, e.seq > c.position))
@@ -217,7 +213,7 @@ def keys_recorded_since(database: Database, bucket: str, *, seq: int, received_a
     """Return the keys of the bucket's events after `seq`; with `received_at` (ms) also of those received since."""
     e = tables.events.c
     with database.reading() as connection:
-        partitions = connection.execute(sa.select(tables.log_head.c.partitions)).scalar_one()
+        partitions = log_head.read(connection).partitions
         # By partition, because the primary key begins with it: this reads only the new part of the log.
         later = sa.select(e.key).where(e.partition.in_(range(partitions)), e.seq > seq, e.bucket == bucket).distinct()
         keys = set(connection.execute(later).scalars())

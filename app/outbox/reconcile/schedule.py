@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.fields.cron import last_moment
 from app.events.buckets import is_bucket_name
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER
@@ -86,7 +86,7 @@ class Schedule:
                 return 0
         with self._database.writing() as connection:
             # Lock the log's head: if two processes check at once, the second one sees the first one's runs.
-            connection.execute(tables.log_head.update().values(last_seq=tables.log_head.c.last_seq))
+            log_head.lock(connection)
             rows = [_row(target, bucket, now) for target, bucket in _due(connection, pairs, now)]
             if rows:
                 connection.execute(tables.reconciliations.insert(), rows)

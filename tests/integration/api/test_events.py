@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
 from tests.support.builders import add_target, event, registry

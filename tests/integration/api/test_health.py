@@ -9,6 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
 from tests import services
@@ -47,7 +48,7 @@ def test_a_target_that_takes_nothing_and_a_queue_that_nobody_serves_make_nothing
         add_target(log, name)
     targets = registry(log)
     row_id = targets.target(TargetId("webhook", "away")).row_id
-    targets.unavailable(row_id, "no route", now_ms() + 60_000, probing=False, pause=False)
+    open_breaker(log, row_id, "no route", now_ms() + 60_000, probing=False)
     targets.pause(TargetId("webhook", "paused"), "a new disk")
     with log.writing() as connection:
         connection.execute(tables.targets.update().values(created_at=1))
@@ -83,7 +84,7 @@ def test_the_figures_are_those_of_the_counters(api: Api, database: Database) -> 
         connection.execute(tables.dead_letters.delete().where(tables.dead_letters.c.seq == 1))
         connection.execute(tables.targets.update().values(purged=1))
     api.post(body("c", "d", "e", "f"))
-    registry(database).unavailable(registry(database).target(target).row_id, "x", 1, probing=False, pause=False)
+    open_breaker(database, registry(database).target(target).row_id, "x", 1, probing=False)
     answer = api.client.get("/metrics")
     assert answer.headers["content-type"].startswith("text/plain")
     found = {

@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
@@ -122,7 +123,7 @@ def test_every_state_of_a_target_is_told_with_its_reason(plain: Api, plain_log: 
     assert state("one") == ("paused", "moving")
     assert plain.client.post("/v1/targets/webhook/one/resume", json={}).json()["state"] == "running"
     row = registry(plain_log).target(target).row_id
-    registry(plain_log).unavailable(row, "refused", 1_895_000_000_000, probing=False, pause=False)
+    open_breaker(plain_log, row, "refused", 1_895_000_000_000, probing=False)
     assert state("one") == ("unavailable", "refused")
     assert plain.client.get("/v1/targets/webhook/one").json()["resume_at"] == "2030-01-18T20:53:20.000Z"
     assert plain.client.post("/v1/targets/webhook/one/resume", json={}).json()["state"] == "running"

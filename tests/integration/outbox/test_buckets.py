@@ -65,10 +65,10 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
     events = [event(f"{number}") for number in range(30)]
     for start in range(0, 30, 7):
         Log(database).append([events[start : start + 7]])
-    last = log_end(database)
-    assert last.seq == 30
+    head = log_end(database)
+    assert head.last_seq == 30
     assert position_of(database, events[9].id) == 10
     assert position_of(database, "0" * 32) is None
-    found = events_between(database, last.partitions, 10, 20)
+    found = events_between(database, head.partitions, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
-    assert events_between(database, last.partitions, 30, 40) == []
+    assert events_between(database, head.partitions, 30, 40) == []

@@ -11,7 +11,6 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.delivery.counters import snapshot
 from app.outbox.engine.database import Database, DatabaseUnavailable, refuses_value
 from tests import services
 from tests.services import until
@@ -20,7 +19,7 @@ from tests.support.builders import add_target
 _FACES: dict[str, Callable[[Database], Any]] = {
     "reading": Database.reading,
     "writing": Database.writing,
-    "snapshot": snapshot,
+    "snapshot": Database.snapshot,
 }
 
 
@@ -75,11 +74,11 @@ def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_s
 
 
 def test_a_snapshot_sees_one_moment(database: Database) -> None:
-    with snapshot(database) as connection:
+    with database.snapshot() as connection:
         before = _targets(connection)
         add_target(database)
         assert _targets(connection) == before == 0
-    with snapshot(database) as connection:
+    with database.snapshot() as connection:
         assert _targets(connection) == 1
 
 

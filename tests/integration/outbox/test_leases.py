@@ -9,6 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import due_work, isolation
+from app.outbox.delivery.breaker_state import close_breaker, open_breaker
 from app.outbox.delivery.leases import Leases, grouped
 from app.outbox.delivery.log_ahead import Look
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
@@ -152,7 +153,7 @@ def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(databas
     _record(database)
     row = registry(database).target(target).row_id
     now = now_ms()
-    registry(database).unavailable(row, "refused", now + 500, probing=False, pause=False)
+    open_breaker(database, row, "refused", now + 500, probing=False)
     assert leases.offer(now) == []
     [offer] = leases.offer(now + 501)
     [partition] = offer.partitions
@@ -164,7 +165,7 @@ def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(databas
         leases.claim(_row_id(database, target), [(partition + 1) % 4, (partition + 2) % 4], "stale hint", now + 503)
         is None
     )
-    registry(database).available(row)
+    close_breaker(database, row)
     leases.release(lease)
     assert sum(len(one.partitions) for one in leases.offer(now + 504)) == 4
 

@@ -393,7 +393,7 @@ def test_a_request_waits_for_the_database_however_long_that_is_away(two: Two, ou
     newest = lose_the_lease(two)
     until(lambda: outage.asked > 3, 20, what="it is tried again and again")
     record(two, event("other"))
-    assert two.work_off() == "the outbox database is away", "nothing is claimed before the request is recorded"
+    assert two.work_off() == "the outbox database is unavailable", "nothing is claimed before the request is recorded"
     assert "other" not in [one.key for one in two.arrived]
     outage.over = True
     until(lambda: counted(two.database, tables.redeliveries) == 1, 20, what="recorded without being asked")
@@ -429,7 +429,7 @@ def test_a_request_that_the_disk_does_not_take_waits_in_memory(
 
     monkeypatch.setattr("workers.delivery.redelivery_requests.RedeliveryRequests._write", full)
     lose_the_lease(two)
-    assert two.work_off() == "the outbox database is away"
+    assert two.work_off() == "the outbox database is unavailable"
     outage.over = True
     two.stopped.redeliveries.close(10)  # a process that ends has some time left
     assert counted(two.database, tables.redeliveries) == 1

@@ -60,12 +60,12 @@ def test_an_outage_is_told_once_and_so_is_its_end(
     server.stop()
     for _ in range(3):
         assert context.drain(lambda _: None) == 0
-        assert context.deliver(target, PARTITIONS) == "the outbox database is away"
+        assert context.deliver(target, PARTITIONS) == "the outbox database is unavailable"
     [told] = caplog.messages
-    assert told.startswith("the outbox database is away: ")
+    assert told.startswith("the outbox database is unavailable: ")
     assert services.PASSWORD not in told
     server.start()
     assert context.deliver(target, PARTITIONS) == "nothing due"
-    assert caplog.messages[1:] == ["the outbox database is back"]
+    assert caplog.messages[1:] == ["the outbox database is available again"]
     assert context.drain(lambda _: None) == 0
     assert len(caplog.messages) == 2

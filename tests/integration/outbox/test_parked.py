@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
+from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import Lease, Offer
 from app.outbox.delivery.parked import HeadRepair, restore_heads
@@ -266,7 +267,7 @@ def test_a_reason_with_any_characters_is_stored_and_wedges_nothing(database: Dat
     assert letter.reason.isprintable()
     assert 10 < len(letter.reason) <= 2_000
     assert [one.id for one in courier.scripted.got] == [other.id]
-    registry(database).unavailable(_target_id(database), reason, now_ms(), probing=False, pause=False)
+    open_breaker(database, _target_id(database), reason, now_ms(), probing=False)
     assert registry(database).target(courier.target).reason == letter.reason
     registry(database).pause(courier.target, reason)
     assert registry(database).target(courier.target).reason == letter.reason

@@ -145,7 +145,7 @@ def test_what_a_dying_target_took_out_of_turn_is_not_sent_twice(database: Databa
     assert_counters_balance(database)
 
 
-def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_none(database: Database) -> None:
+def test_an_unexpected_error_of_an_adapter_counts_against_its_events_and_loses_none(database: Database) -> None:
     courier = Courier(database, add_target(database), schedule=RetrySchedule(base=0, cap=0, max_attempts=2))
 
     def broken(_: Event) -> Outcome:
@@ -154,7 +154,7 @@ def test_an_unforeseen_error_of_an_adapter_counts_against_its_events_and_loses_n
     courier.scripted.script = broken
     record(database, event("a"), event("b"))
     assert courier.run().counts["dead"] == 2
-    assert DeadLetters(database).list(Filter())[0].reason == "unforeseen ZeroDivisionError"
+    assert DeadLetters(database).list(Filter())[0].reason == "unexpected ZeroDivisionError"
     assert_counters_balance(database)
 
 

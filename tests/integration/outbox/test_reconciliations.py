@@ -19,7 +19,7 @@ from app.outbox.reconcile.runs import (
     log_mark,
     newest_sequencers,
 )
-from app.outbox.registry import UnknownTarget
+from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, event
 
 TARGET = TargetId("webhook", "x")

@@ -172,7 +172,7 @@ def test_a_replay_finds_a_dead_letter_also_while_that_is_replayed(database: Data
 
     with courier.store.reading(lease) as reader:
         sa.event.listen(database._reader, "after_cursor_execute", meanwhile)
-        assert reader.standing([place]) == {place}
+        assert reader.parked_or_dead([place]) == {place}
         sa.event.remove(database._reader, "after_cursor_execute", meanwhile)
     assert replayed
 
@@ -321,7 +321,7 @@ def test_a_replay_that_failed_for_a_while_sends_what_overtook_it_once_more(
     with monkeypatch.context() as patched:
 
         def fail(*_: object) -> None:
-            raise ValueError("unforeseen")
+            raise ValueError("unexpected")
 
         patched.setattr(PartitionReader, "load_replay", fail)
         newer = event("a")

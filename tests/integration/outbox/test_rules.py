@@ -8,7 +8,8 @@ from threading import Barrier
 import pytest
 
 from app.outbox.engine.database import Database
-from app.outbox.registry import Registry, StoredRule
+from app.outbox.registry import Registry
+from app.outbox.rules import StoredRule
 from app.rules.model import Rule
 from tests.support.builders import add_target, registry
 

@@ -2,25 +2,22 @@
 
 import contextlib
 import select
-import socket
 import ssl
 import time
 from itertools import takewhile
 from typing import Any
 
-from amqp import Connection, Message, spec
+from amqp import Message, spec
 from amqp.exceptions import AccessRefused, AMQPError
 from amqp.serialization import dumps
-from amqp.transport import SSLTransport
 
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
 from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
-from workers.targets import tls
+from workers.targets.amqp.connection import make_connection
 from workers.targets.batch import Batch
 from workers.targets.payloads import log
 
-CLIENT_NAME = "Bucketwire"
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
 _LOOK_EVERY = 64  # messages sent between two checks for the server's answers
@@ -30,7 +27,7 @@ class Blocked(AMQPError):
     """The server has blocked this connection and accepts no messages until it unblocks it."""
 
 
-class Link:
+class AmqpLink:
     """A connection, its channel, and the server's answers about the events of the current call.
 
     Every method raises `AMQPError` or `OSError` when the connection is no longer usable.
@@ -46,7 +43,7 @@ class Link:
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
         arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
         self._publish = dumps("Bssbb", arguments)
-        self._connection: Any = _connection(settings, place)  # Any: its stubs lack members used here
+        self._connection: Any = make_connection(settings, place)
         try:
             self._connection.on_blocked = self._on_blocked
             self._connection.on_unblocked = self._on_unblocked
@@ -200,52 +197,3 @@ class Link:
 
     def _on_unblocked(self) -> None:
         self.blocked = False
-
-
-class _TLSTransport(SSLTransport):
-    """A transport with the TLS context that all targets share; py-amqp would create its own."""
-
-    def __init__(self, host: str, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
-        super().__init__(host, **options)
-        self._context = context
-        self._server_name = server_name
-
-    def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
-        return self._context.wrap_socket(
-            sock, server_hostname=self._server_name or self.host, do_handshake_on_connect=False
-        )
-
-
-def _connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
-    host, port = place.address
-    options: Any = {}
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp would set it to one second
-        options[socket.TCP_USER_TIMEOUT] = int(settings.timeout * 1000)
-    connection: Any = Connection(
-        f"[{host.lower()}]:{port}" if ":" in host else f"{host}:{port}",
-        place.user,
-        place.password,
-        # Not left to py-amqp, which would choose EXTERNAL whenever the server offers it.
-        login_method="EXTERNAL" if place.external else "PLAIN",
-        virtual_host=place.vhost,
-        client_properties={"product": CLIENT_NAME, "connection_name": CLIENT_NAME},
-        connect_timeout=settings.timeout,
-        read_timeout=settings.timeout,
-        write_timeout=settings.timeout,
-        heartbeat=place.heartbeat,
-        socket_settings=options,
-    )
-    if place.tls:
-        context = tls.context(
-            settings.file("tls_ca"),
-            skip_verify=settings.tls_skip_verify,
-            client_cert=settings.file("client_cert"),
-            client_key=settings.file("client_key"),
-        )
-
-        def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> SSLTransport:
-            options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))
-            return _TLSTransport(host, context, place.server_name, connect_timeout=connect_timeout, **options)
-
-        connection.Transport = transport
-    return connection

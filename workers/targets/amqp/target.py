@@ -17,95 +17,50 @@ confirmed. Nothing sends heartbeats between two calls: a connection that was idl
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from amqp.exceptions import AMQPError, PreconditionFailed
 
 from app.config.targets.amqp import AmqpSettings
 from app.events.model import Event
-from workers.delivery.outcomes import Outcome, Unavailable
-from workers.targets.amqp.link import BLOCKED, Blocked, Link
-from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
+from workers.delivery.outcomes import Unavailable
+from workers.targets.amqp.link import BLOCKED, AmqpLink, Blocked
+from workers.targets.base import TargetUnavailable
+from workers.targets.link_target import LinkTarget
 from workers.targets.payloads import waves
 
 _TOO_LARGE = re.compile(r"message size [0-9]+ is larger than configured max size ([0-9]+)")
 
 
-class AmqpTarget:
-    """One server, one connection, one channel."""
+class AmqpTarget(LinkTarget[AmqpLink]):
+    """One server, one connection, one channel. Declares the exchange; the consumer declares queues and bindings."""
 
     def __init__(self, settings: AmqpSettings) -> None:
         self._settings = settings
         self._place = settings.place
-        self._where = f"AMQP server at {self._place.address}"
-        self._link: Link | None = None
+        super().__init__(f"AMQP server at {self._place.address}", (AMQPError, OSError))
 
-    def open(self) -> None:
-        """Connect, log in, and declare the exchange; the consumer declares queues and bindings."""
-        self._connect()
+    def _open_link(self) -> AmqpLink:
+        return AmqpLink(self._settings, self._place)
 
-    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Keep up to `window` messages unconfirmed, one per object; send none after the connection is lost."""
-        link = self._awake()
+    def _check(self, link: AmqpLink) -> None:
         if link.blocked:
             raise TargetUnavailable(f"{self._where}: {BLOCKED}")
-        batch = Batch(events, lease)
-        link.begin(batch)
-        try:
-            for group in [range(len(events))] if window == 1 else waves(events):
-                for index in group:
-                    link.send(index, window)
-                link.gather(0)
-        except (AMQPError, OSError) as error:
-            batch.lose(self._lost(link, error))
-        except BaseException:
-            self._link = None
-            link.drop()
-            raise
-        return batch.outcomes()
 
-    def close(self) -> None:
-        """Close the connection."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
+    def _groups(self, events: Sequence[Event], window: int) -> Iterable[Iterable[int]]:
+        return [range(len(events))] if window == 1 else waves(events)
 
-    def _connect(self) -> Link:
-        self.close()
-        try:
-            link = Link(self._settings, self._place)
-        except (AMQPError, OSError) as error:
-            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
-        self._link = link
-        return link
-
-    def _awake(self) -> Link:
-        """Return the link if it is still usable, else a new one: the server may have closed it or timed it out."""
-        link = self._link
-        if link is None or link.is_stale():
-            return self._connect()
-        try:
-            link.look()
-        except (AMQPError, OSError):
-            link.drop()
-            return self._connect()
-        return link
-
-    def _lost(self, link: Link, error: AMQPError | OSError) -> Unavailable:
-        """Return the outcome of the events that were sent and are neither confirmed nor refused."""
+    def _lost(self, link: AmqpLink, error: Exception, reason: str) -> Unavailable:
         # Keep a blocked link; otherwise each retry would leave its messages in the server's buffers.
         if not isinstance(error, Blocked):
-            self._link = None
-            link.drop()
-        words = f"{self._where}: {self._words(error)}"
+            self._drop(link)
         if isinstance(error, PreconditionFailed) and (limit := _TOO_LARGE.search(str(error))):
-            link.reject_larger(int(limit[1]), words)
-        return Unavailable(words)
+            link.reject_larger(int(limit[1]), reason)
+        return Unavailable(reason)
 
-    def _words(self, error: AMQPError | OSError) -> str:
+    def _describe_error(self, error: Exception) -> str:
         if isinstance(error, AMQPError):
             return f"{error.reply_text} ({error.reply_code})" if error.reply_code else str(error)
         if isinstance(error, TimeoutError):
             return f"no answer within {self._settings.timeout:g} s"
-        return error.strerror or str(error)
+        return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -7,46 +7,23 @@ docs/explanation/client-libraries.md).
 
 import importlib.metadata
 import re
-from dataclasses import dataclass
 from typing import Any
 
-import orjson
 from urllib3 import BaseHTTPResponse, Timeout
-from urllib3.exceptions import HTTPError, InvalidHeader, ReadTimeoutError
-from urllib3.util import SKIP_HEADER, Retry
+from urllib3.exceptions import HTTPError, ReadTimeoutError
+from urllib3.util import SKIP_HEADER
 
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.elasticsearch.answers import Answer, read_answer
+from workers.targets.http_errors import describe_http_error
 from workers.targets.http_pool import HttpPool, http_pool
 
 USER_AGENT = f"Bucketwire/{importlib.metadata.version('bucketwire')}"
 
 _LEAST_MAJOR = 7
-_SHOWN = 500
 _STREAMS_ONLY = "creates data streams only"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The node's answer: any status, and the body if it is JSON."""
-
-    status: int
-    reason: str
-    body: Any
-    product: str
-    retry_after: float | None
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the request succeeded."""
-        return 200 <= self.status <= 299
-
-    @property
-    def words(self) -> str:
-        """The node's own description of the error, or the status."""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
-        return error_words(error) or self.reason or "no reason given"
 
 
 class Node:
@@ -88,22 +65,22 @@ class Node:
         except ReadTimeoutError as error:
             raise TargetUnavailable(f"{self.where}: no answer within {self._settings.timeout:g} s") from error
         except HTTPError as error:
-            raise TargetUnavailable(f"{self.where}: {_words(error)}") from error
+            raise TargetUnavailable(f"{self.where}: {describe_http_error(error)}") from error
         return self._answer(response)
 
     def check(self) -> None:
         """Raise `TargetUnavailable` unless this is a server that can be written to."""
         answer = self._opened(self.request("GET", "/"), "the privilege monitor of the cluster is needed")
         version = answer.body.get("version") if isinstance(answer.body, dict) else None
-        found = str(version.get("number", "")) if isinstance(version, dict) else ""
-        if not found:
+        number = str(version.get("number", "")) if isinstance(version, dict) else ""
+        if not number:
             raise TargetUnavailable(f"{self.where}: what answers there is no Elasticsearch")
         is_opensearch = isinstance(version, dict) and version.get("distribution") == "opensearch"
         if not self._settings.opensearch and (is_opensearch or answer.product != "Elasticsearch"):
-            who = f"OpenSearch {found}" if is_opensearch else f"version {found} of something that does not name itself"
-            raise TargetUnavailable(f"{self.where}: this is {who}; set opensearch=on if it is meant")
-        if not is_opensearch and not _is_recent(found):
-            raise TargetUnavailable(f"{self.where}: version {found} is too old; {_LEAST_MAJOR} or later is needed")
+            server = f"OpenSearch {number}" if is_opensearch else f"version {number} of an unnamed server"
+            raise TargetUnavailable(f"{self.where}: this is {server}; set opensearch=on if it is meant")
+        if not is_opensearch and not _is_recent(number):
+            raise TargetUnavailable(f"{self.where}: version {number} is too old; {_LEAST_MAJOR} or later is needed")
 
     def take_index(self) -> None:
         """Check that the index exists and is fit for the format, or create it (as MinIO: §4.8).
@@ -113,13 +90,13 @@ class Node:
         name = self._settings.index
         answer = self.request("GET", f"/_resolve/index/{name}")
         if answer.status != 404:
-            found = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
-            if named(found.get("indices"), name):
+            resolved = self._opened(answer, "the privilege read or view_index_metadata of the index is needed").body
+            if named(resolved.get("indices"), name):
                 return
-            if alias := named(found.get("aliases"), name):
+            if alias := named(resolved.get("aliases"), name):
                 self._take_alias(alias.get("indices", []))
                 return
-            if named(found.get("data_streams"), name):
+            if named(resolved.get("data_streams"), name):
                 self._take_stream()
                 return
         self._create(name)
@@ -149,9 +126,9 @@ class Node:
 
     def _create(self, name: str) -> None:
         answer = self.request("PUT", f"/{name}")
-        if answer.is_good or (answer.status == 400 and "resource_already_exists" in answer.words):
+        if answer.is_good or (answer.status == 400 and "resource_already_exists" in answer.error):
             return
-        if _STREAMS_ONLY in answer.words:
+        if _STREAMS_ONLY in answer.error:
             self._take_stream()
             return  # the first document creates it
         self._opened(answer, f"create the index, or give the privilege create_index of {name}")
@@ -159,38 +136,16 @@ class Node:
     def _opened(self, answer: Answer, hint: str) -> Answer:
         if answer.is_good:
             return answer
-        said = f"answered {answer.status}: {answer.words}" + (f" ({hint})" if hint and answer.status == 403 else "")
-        raise TargetUnavailable(f"{self.where}: {said}", answer.retry_after)
+        problem = f"answered {answer.status}: {answer.error}" + (f" ({hint})" if hint and answer.status == 403 else "")
+        raise TargetUnavailable(f"{self.where}: {problem}", answer.retry_after)
 
     def _answer(self, response: BaseHTTPResponse) -> Answer:
-        try:
-            body = orjson.loads(response.data) if response.data else None
-        except orjson.JSONDecodeError:
-            body = None
-        answer = Answer(
-            response.status,
-            response.reason or "",
-            body,
-            response.headers.get("X-Elastic-Product", ""),
-            _retry_after(response),
-        )
+        answer = read_answer(response)
         if answer.status == 401:
-            raise TargetUnavailable(f"{self.where} answered 401: {answer.words} (check the login)")
-        if 300 <= answer.status <= 399 or (answer.is_good and body is None):
+            raise TargetUnavailable(f"{self.where} answered 401: {answer.error} (check the login)")
+        if 300 <= answer.status <= 399 or (answer.is_good and answer.body is None):
             raise TargetUnavailable(f"{self.where} answered {answer.status}, as no Elasticsearch would")
         return answer
-
-
-def error_words(error: object) -> str:
-    """Return an error's type, reason and root cause in one line."""
-    parts: list[str] = []
-    while isinstance(error, dict) and len(parts) < 5:
-        parts.append(f"{error.get('type', 'error')}: {error.get('reason', '')}")
-        error = error.get("caused_by")
-    if isinstance(error, str) and not parts:
-        parts.append(error)
-    shown = " ".join(", caused by ".join(parts).split())
-    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
 def named(found: object, name: str) -> dict[str, Any] | None:
@@ -202,16 +157,3 @@ def named(found: object, name: str) -> dict[str, Any] | None:
 def _is_recent(version: str) -> bool:
     match = re.match(r"[0-9]+", version)
     return match is not None and int(match[0]) >= _LEAST_MAJOR
-
-
-def _retry_after(response: BaseHTTPResponse) -> float | None:
-    try:
-        return Retry().get_retry_after(response)
-    except InvalidHeader:
-        return None
-
-
-def _words(error: HTTPError) -> str:
-    """Return the error as text, without urllib3's object names."""
-    words = str(error.args[-1] if error.args else error) or type(error).__name__
-    return words.rpartition(": Failed to establish a new connection: ")[2] or words

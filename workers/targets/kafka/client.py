@@ -6,14 +6,13 @@ through the only extension point that it has, the class of its client (`kafka_cl
 
 import gzip
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 from kafka import codec
-from kafka.errors import KafkaError, KafkaTimeoutError, for_code
+from kafka.errors import KafkaTimeoutError, for_code
 from kafka.net.compat import KafkaNetClient
 from kafka.net.inet import KafkaNetSocket
 from kafka.net.manager import KafkaConnectionManager
@@ -24,7 +23,6 @@ from kafka.record import default_records, legacy_records
 # Every failure is reported once, in an outcome; the library would log a line for each of its own retries.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
 
-_NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
 _USUAL_GZIP = 6  # as zlib, Java and Go; the library's default 9 is several times as slow for 5 % less
 _producing = threading.local()  # settings of the producer's own thread, which compresses batches
 
@@ -47,14 +45,14 @@ class Client(KafkaNetClient):  # type: ignore[misc]  # kafka-python ships no typ
         """Connect to the cluster. Raises `KafkaError` with the reason of the last broker that was tried."""
         # The library would try all brokers again until its time is over, and wait forever for a TLS handshake.
         deadline = time.monotonic() + self._patience
-        found = self._connections.bootstrap_async(self._patience * 1000)
-        while not found.is_done and not self._connections.all_failed and time.monotonic() < deadline:
-            self.poll(timeout_ms=50, future=found)
-        if found.succeeded():
+        bootstrapped = self._connections.bootstrap_async(self._patience * 1000)
+        while not bootstrapped.is_done and not self._connections.all_failed and time.monotonic() < deadline:
+            self.poll(timeout_ms=50, future=bootstrapped)
+        if bootstrapped.succeeded():
             self.trouble = None
             return
-        if found.failed() and not isinstance(found.exception, KafkaTimeoutError):
-            raise found.exception
+        if bootstrapped.failed() and not isinstance(bootstrapped.exception, KafkaTimeoutError):
+            raise bootstrapped.exception
         raise self.trouble or KafkaTimeoutError(f"no answer within {self._patience:g} s")
 
     def is_ready(self, node_id: Any, **options: Any) -> bool:
@@ -110,31 +108,8 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]  # kafka-pytho
 def missing_package(name: str) -> str:
     """Return the package that a codec needs and that is not installed, else an empty text."""
     needed = {"snappy": ("python-snappy", codec.snappy), "lz4": ("lz4", codec.lz4), "zstd": ("zstandard", codec.zstd)}
-    package, found = needed.get(name, ("", codec))
-    return "" if found else package
-
-
-def unwrapped(error: BaseException) -> BaseException:
-    """Return the broker's error if the library has only its number and name, in the text of a bare `KafkaError`.
-
-    The library does this with the broker's answer when the producer requests its id, before it sends anything.
-    """
-    found = _NUMBERED.search(str(error)) if type(error) is KafkaError else None
-    return for_code(int(found[1]))() if found else error
-
-
-def is_innocent(error: BaseException) -> bool:
-    """Return whether a message was refused only because the broker rejected another message of its batch.
-
-    Every other bare `KafkaError` is about the producer, not about a message.
-    """
-    return type(error) is KafkaError and "part of a batch" in str(error)
-
-
-def words(error: BaseException) -> str:
-    """Return an error of the library as text: its type, and the broker's message or else the library's own."""
-    said = str(error.args[0]) if error.args and error.args[0] else ""
-    return f"{type(error).__name__}: {said or getattr(error, 'description', None) or 'no reason given'}"
+    package, has_codec = needed.get(name, ("", codec))
+    return "" if has_codec else package
 
 
 def _gzip(payload: bytes) -> bytes:

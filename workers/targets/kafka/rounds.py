@@ -80,8 +80,8 @@ def partition_of(key: bytes, count: int) -> int:
     MinIO treats the hash as a signed number, divides rounding towards zero and drops the sign of the remainder.
     Producers that share a topic and rely on order by key must agree on this.
     """
-    found = fnv1a_32(key)
-    return (found if found < 0x80000000 else 0x100000000 - found) % count
+    hashed = fnv1a_32(key)
+    return (hashed if hashed < 0x80000000 else 0x100000000 - hashed) % count
 
 
 def make_lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[Line]:

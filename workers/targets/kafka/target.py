@@ -21,13 +21,11 @@ that was pending alone is blamed; all others are sent again, by a new producer a
 | no topic, no leader, too few replicas, no permission, no answer  | Unavailable, and nothing more is sent |
 """
 
-import socket
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from kafka import KafkaProducer
-from kafka import errors as kafka_errors
 from kafka.errors import KafkaError, KafkaTimeoutError
 from kafka.future import Future
 
@@ -37,26 +35,12 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.kafka.client import Client, is_innocent, missing_package, unwrapped, words
+from workers.targets.kafka.answers import TOO_LARGE, describe_error, outcome_of_error, unwrapped
+from workers.targets.kafka.client import Client, missing_package
+from workers.targets.kafka.config import BATCH_BYTES, producer_config
 from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
 
-CLIENT_NAME = "Bucketwire"
-
-_MECHANISMS = {"plain": "PLAIN", "sha256": "SCRAM-SHA-256", "sha512": "SCRAM-SHA-512"}
-_BATCH = 1_000_000  # bytes; a broker accepts 1,048,588 by default
 _HEADERS_SINCE = (0, 11)  # by the setting `version`, or by the broker's answer
-_REQUEST = 16 * 2**20  # a larger message is not even sent; a broker's limit is lower, and its error is clearer
-
-_TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
-_REFUSALS = (*_TOO_LARGE, kafka_errors.InvalidRecordError)
-_HINTS = {
-    kafka_errors.UnknownTopicOrPartitionError: "the topic is not there and the broker makes none by itself; create it",
-    kafka_errors.InvalidReplicationFactorError: "the broker cannot make the topic with the replicas it is set to",
-    kafka_errors.TopicAuthorizationFailedError: "the user needs Describe and Write on the topic",
-    kafka_errors.ClusterAuthorizationFailedError: "the user needs IdempotentWrite on the cluster; or idempotent=off",
-    kafka_errors.InvalidReceiveError: "does it want tls=on?",  # a TLS alert, read as the length of an answer
-    kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
-}
 
 
 class KafkaTarget:
@@ -68,7 +52,7 @@ class KafkaTarget:
         self._producer: Any = None
         self._client: Client | None = None
         self._stamp: object = None
-        self._room = _BATCH
+        self._room = BATCH_BYTES
         # From a batch's first message on: half a time limit to collect the others, a whole one for the answer.
         self._patience = settings.timeout * 1.5
 
@@ -112,7 +96,7 @@ class KafkaTarget:
         if package := missing_package(chosen.compression_codec):
             raise TargetUnavailable(f"compression_codec: {chosen.compression_codec} needs the package {package}")
         self._stamp = self._files()
-        config = self._config()
+        config = producer_config(chosen)
 
         def begun(**given: Any) -> Client:
             self._client = Client(level=chosen.compression_level, patience=chosen.timeout, **given)
@@ -129,46 +113,6 @@ class KafkaTarget:
         except BaseException:
             self.close()
             raise
-
-    def _config(self) -> dict[str, Any]:
-        chosen = self._settings
-        milliseconds = round(chosen.timeout * 1000)
-        config: dict[str, Any] = {
-            "bootstrap_servers": [str(broker) for broker in chosen.bootstrap],
-            "client_id": CLIENT_NAME,
-            "api_version": chosen.api_version,
-            "acks": "all",
-            "enable_idempotence": chosen.is_idempotent,
-            # Without idempotence only this preserves the order of the halves of a batch that was too large.
-            "max_in_flight_requests_per_connection": 5 if chosen.is_idempotent else 1,
-            "compression_type": None if chosen.compression_codec == "none" else chosen.compression_codec,
-            # A batch is sent when its round is complete, not while it is being filled.
-            "linger_ms": milliseconds // 2,
-            "delivery_timeout_ms": milliseconds + milliseconds // 2,
-            "request_timeout_ms": milliseconds,
-            "max_block_ms": milliseconds,
-            "batch_size": _BATCH,
-            "max_request_size": _REQUEST,
-            "reconnect_backoff_max_ms": 500,  # the default of 30 s would prolong every outage by as much
-            "metrics_enabled": False,
-            "socket_options": [
-                (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1),
-                (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-            ],
-            "security_protocol": ("SASL_" if chosen.sasl else "") + ("SSL" if chosen.tls else "PLAINTEXT"),
-        }
-        if chosen.sasl:
-            config["sasl_mechanism"] = _MECHANISMS[chosen.sasl_mechanism]
-            config["sasl_plain_username"] = chosen.sasl_username
-            config["sasl_plain_password"] = chosen.sasl_password
-        if chosen.tls:
-            config["ssl_context"] = tls.context(
-                chosen.tls_ca,
-                skip_verify=chosen.tls_skip_verify,
-                client_cert=chosen.client_tls_cert,
-                client_key=chosen.client_tls_key,
-            )
-        return config
 
     def _partitions(self) -> list[int]:
         try:
@@ -200,7 +144,7 @@ class KafkaTarget:
         for line, message in reversed(unclear):
             line.waiting.appendleft(message)
         largest = max(sum(message.size for message in messages) for _, messages in batches)
-        if len(sent) > 1 and client is not None and isinstance(client.trouble, _TOO_LARGE):
+        if len(sent) > 1 and client is not None and isinstance(client.trouble, TOO_LARGE):
             self._room = work.room = largest // 2  # permanently: the topic accepts less than the default
         elif unclear:
             work.room = largest // 2
@@ -233,21 +177,11 @@ class KafkaTarget:
 
     def _outcome(self, error: BaseException | None, message: Message) -> Outcome:
         error = unwrapped(error or KafkaTimeoutError())
-        reason = self._reason(error)
-        if isinstance(error, _REFUSALS):
-            return Rejected(f"{reason} (it has {len(message.key) + len(message.value)} bytes)")
-        if is_innocent(error) or type(error) in (kafka_errors.UnknownError, kafka_errors.CorruptRecordError):
-            return Failed(reason)
-        return Unavailable(reason)
+        return outcome_of_error(error, self._reason(error), len(message.key) + len(message.value))
 
     def _reason(self, error: BaseException) -> str:
-        if isinstance(error, KafkaTimeoutError) and self._client is not None and self._client.trouble is not None:
-            error = self._client.trouble
-        found = words(error)
-        hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")
-        if found.endswith("socket disconnected"):
-            hint = "brokers hang up on a wrong login" if self._settings.sasl else "does it want tls=on or sasl=on?"
-        return f"{self._where}: {found}" + (f" ({hint})" if hint else "")
+        trouble = None if self._client is None else self._client.trouble
+        return f"{self._where}: {describe_error(error, trouble, sasl=self._settings.sasl)}"
 
     def _files(self) -> object:
         chosen = self._settings

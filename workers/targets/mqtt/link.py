@@ -10,21 +10,12 @@ from paho.mqtt.reasoncodes import ReasonCode
 
 from app.config.targets.mqtt import MqttAddress, MqttSettings
 from app.events.trace import fields
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import Failed, Rejected
 from workers.targets.batch import Batch
+from workers.targets.mqtt.answers import ABOUT_ONE_MESSAGE, SILENT, outcome_of_code
 from workers.targets.mqtt.client import make_client, publish_properties
 from workers.targets.payloads import log
 
-_TOO_LARGE, _BAD_PAYLOAD, _SILENT = 0x95, 0x99, 0x8D
-_REFUSALS = {0x87: "not authorised", 0x90: "topic name invalid", 0x97: "quota exceeded"}
-_WORDS = _REFUSALS | {
-    0x80: "unspecified error",
-    0x83: "implementation specific error",
-    0x91: "packet identifier in use",
-    0x92: "packet identifier not found",
-    _TOO_LARGE: "packet too large",
-    _BAD_PAYLOAD: "payload format invalid",
-}
 _LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
 _LOOK_EVERY = 32  # messages queued before they are written
 
@@ -37,18 +28,7 @@ class Lost(Exception):
         self.dropped = dropped
 
 
-def verdict(code: int, words: str = "") -> Outcome:
-    """Return the outcome for the code that ends a message (MQTT 5, §2.4); `words` are the broker's reason."""
-    if code < 0x80:
-        return DELIVERED
-    said = f"{_WORDS.get(code, 'unknown reason')} (0x{code:02X})"
-    reason = f"the broker refused it: {said}: {words}" if words else f"the broker refused it: {said}"
-    if code in (_TOO_LARGE, _BAD_PAYLOAD):
-        return Rejected(reason)
-    return Unavailable(reason) if code in _REFUSALS else Failed(reason)
-
-
-class Link:
+class MqttLink:
     """A connection and the broker's answers about the events of the current call.
 
     Every method raises `Lost` or `OSError` when the connection is no longer usable.
@@ -179,7 +159,7 @@ class Link:
         index = self._unconfirmed.pop(mid, None)
         if index is None:
             return
-        self._batch.settle(index, verdict(code, words))
+        self._batch.settle(index, outcome_of_code(code, words))
 
     def _on_connect(self, _c: object, _u: object, _f: object, reason: ReasonCode, properties: Any) -> None:
         if reason.is_failure:
@@ -202,8 +182,8 @@ class Link:
     ) -> None:
         if flags.is_disconnect_packet_from_server:
             self._lost_because = f"{reason}{_reason_string(properties)}"
-            self._dropped = reason.value in (_TOO_LARGE, _BAD_PAYLOAD)
-        elif reason == _SILENT:
+            self._dropped = reason.value in ABOUT_ONE_MESSAGE
+        elif reason == SILENT:
             self._lost_because = f"no answer within the keep-alive interval of {self._client.keepalive} s"
             self._dropped = False
 
@@ -219,8 +199,8 @@ class Link:
 
 
 def _reason_string(properties: Any) -> str:
-    words = getattr(properties, "ReasonString", "")
-    return f": {words}" if words else ""
+    text = getattr(properties, "ReasonString", "")
+    return f": {text}" if text else ""
 
 
 def _left(deadline: float) -> float:

@@ -18,90 +18,43 @@ A paho client is never reused after a failure: it keeps unconfirmed messages and
 without our knowledge. The network is served within our calls, not by a thread: that takes half the CPU time.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from app.config.targets.mqtt import MqttSettings
 from app.events.model import Event
-from workers.delivery.outcomes import Outcome, Unavailable
-from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
-from workers.targets.batch import Batch
-from workers.targets.mqtt.link import Link, Lost
+from workers.delivery.outcomes import Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.link_target import LinkTarget
+from workers.targets.mqtt.link import Lost, MqttLink
 from workers.targets.payloads import waves
 
 
-class MqttTarget:
-    """One broker, one connection."""
+class MqttTarget(LinkTarget[MqttLink]):
+    """One broker, one connection; nothing is created."""
 
     def __init__(self, settings: MqttSettings) -> None:
         self._settings = settings
-        self._where = f"MQTT broker at {settings.place.address}"
-        self._link: Link | None = None
+        super().__init__(f"MQTT broker at {settings.place.address}", (Lost, OSError))
 
-    def open(self) -> None:
-        """Connect and log in; nothing is created."""
-        self._connect()
+    def _open_link(self) -> MqttLink:
+        return MqttLink(self._settings, self._settings.place)
 
-    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
-        """Keep up to `window` messages unconfirmed; send none after the topic is refused or the link is lost."""
-        link = self._awake()
-        batch = Batch(events, lease)
-        link.begin(batch)
+    def _groups(self, events: Sequence[Event], window: int) -> Iterable[Iterable[int]]:
         # The broker accepts messages that it cannot refuse in order, so an object's next message need not wait.
-        together = window == 1 or self._settings.version != "5" or not self._settings.qos
-        try:
-            for group in [range(len(events))] if together else waves(events):
-                for index in group:
-                    link.send(index, window)
-                link.gather(0)
-        except (Lost, OSError) as error:
-            batch.lose(self._lost(link, error))
-        except BaseException:
-            self._link = None
-            link.drop()
-            raise
-        return batch.outcomes()
+        can_refuse = self._settings.version == "5" and self._settings.qos
+        return waves(events) if can_refuse and window > 1 else [range(len(events))]
 
-    def close(self) -> None:
-        """Close the connection."""
-        link, self._link = self._link, None
-        if link is not None:
-            link.close()
-
-    def _connect(self) -> Link:
-        self.close()
-        try:
-            link = Link(self._settings, self._settings.place)
-        except (Lost, OSError) as error:
-            raise TargetUnavailable(f"{self._where}: {self._words(error)}") from error
-        self._link = link
-        return link
-
-    def _awake(self) -> Link:
-        """Return the link if it is still usable, else a new one: the broker may have closed it or timed it out."""
-        link = self._link
-        if link is None or link.is_stale():
-            return self._connect()
-        try:
-            link.look()
-        except (Lost, OSError):
-            link.drop()
-            return self._connect()
-        return link
-
-    def _lost(self, link: Link, error: Lost | OSError) -> Unavailable:
-        """Return the outcome of the events that were sent and are neither confirmed nor refused."""
-        self._link = None
-        link.drop()
-        words = f"{self._where}: {self._words(error)}"
+    def _lost(self, link: MqttLink, error: Exception, reason: str) -> Unavailable:
+        self._drop(link)
         if isinstance(error, Lost) and error.dropped:
             try:
                 self._connect()
             except TargetUnavailable as second:
-                return Unavailable(f"{words}; then {second.reason}")
-            link.fail_oldest(words)
-        return Unavailable(words)
+                return Unavailable(f"{reason}; then {second.reason}")
+            link.fail_oldest(reason)
+        return Unavailable(reason)
 
-    def _words(self, error: Lost | OSError) -> str:
+    def _describe_error(self, error: Exception) -> str:
         if isinstance(error, TimeoutError):
             return f"no answer within {self._settings.timeout:g} s"
         return (error.strerror if isinstance(error, OSError) else "") or str(error)

@@ -154,18 +154,18 @@ def _login(settings: MysqlSettings, dsn: Dsn) -> Connection:
 
 def _socket(dsn: Dsn, timeout: float) -> socket.socket:
     if not dsn.socket:
-        made = socket.create_connection((dsn.host, dsn.port), timeout)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return made
-    made = socket.socket(socket.AF_UNIX)
+        opened = socket.create_connection((dsn.host, dsn.port), timeout)
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return opened
+    opened = socket.socket(socket.AF_UNIX)
     try:
-        made.settimeout(timeout)
-        made.connect(dsn.socket)
+        opened.settimeout(timeout)
+        opened.connect(dsn.socket)
     except OSError:
-        made.close()
+        opened.close()
         raise
-    return made
+    return opened
 
 
 def _session(timeout: float, *, by_statement: bool) -> Iterator[str]:

@@ -9,16 +9,13 @@ This module works around four defects of nats-py 2.16, each shown by a test of `
 """
 
 import asyncio
-import base64
 import math
 import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import nkeys  # type: ignore[import-untyped]  # it ships no types
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
@@ -26,6 +23,7 @@ from app.config.targets.nats import NatsSettings
 from workers.delivery.outcomes import Rejected
 from workers.targets import tls
 from workers.targets.base import TargetUnavailable
+from workers.targets.nats.login import login_options
 
 T = TypeVar("T")
 
@@ -34,9 +32,6 @@ CLIENT_NAME = "Bucketwire"
 # More than the largest message (64 MB): `publish` never waits for buffer space, as this package limits pending bytes.
 _PENDING = 128 * 1024 * 1024
 _PING_INTERVAL = 120
-
-_DECORATED = re.compile(rb"-{3,}[^\n]*-{3,}\r?\n\s*(\S+)\s*\r?\n-{3,}[^\n]*-{3,}")
-_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 class Connection:
@@ -74,7 +69,7 @@ class Connection:
                     pending_size=_PENDING,
                     tls=context,
                     tls_handshake_first=chosen.tls_handshake_first,
-                    **self._login(),
+                    **login_options(chosen, self._secret),
                 )
         except (NatsError, OSError, TimeoutError, ValueError) as error:
             raise TargetUnavailable(f"{self.where}: {self._words(error)}") from error
@@ -166,37 +161,19 @@ class Connection:
     def _secret(self, text: str) -> Callable[[], str]:
         """Return a callback for nats-py, which calls it just before it sends the secret; TLS is checked then."""
 
-        def told() -> str:
+        def checked() -> str:
             self._insist_on_tls()
             return text
 
-        return told
-
-    def _login(self) -> dict[str, Any]:
-        chosen = self.settings
-        if chosen.token:
-            return {"token": self._secret(chosen.token)}
-        if chosen.username:
-            return {"user": self._secret(chosen.username), "password": self._secret(chosen.password)}
-        if chosen.nkey_seed:
-            found = _SEED.search(_read("nkey_seed", chosen.nkey_seed))
-            seed = _usable("nkey_seed", chosen.nkey_seed, found[1] if found else b"")
-            return {"nkeys_seed_str": seed.decode()}
-        if chosen.user_credentials:
-            parts = _DECORATED.findall(_read("user_credentials", chosen.user_credentials))
-            jwt, seed = parts if len(parts) == 2 else (b"", b"")
-            _usable("user_credentials", chosen.user_credentials, seed)
-            told = self._secret(jwt.decode())
-            return {"user_jwt_cb": lambda: told().encode(), "signature_cb": lambda nonce: _signed(seed, nonce)}
-        return {}
+        return checked
 
     def _words(self, error: Exception) -> str:
         """Return the error as a text for people."""
         if isinstance(error, TimeoutError) and not error.errno:
-            words = f"no answer within {self.settings.timeout:g} s"
+            text = f"no answer within {self.settings.timeout:g} s"
             if self.settings.uses_tls and not self.settings.tls_handshake_first:
-                words += " (a server that begins with TLS needs tls_handshake_first=on)"
-            return words
+                text += " (a server that begins with TLS needs tls_handshake_first=on)"
+            return text
         if isinstance(error, ssl.SSLError):
             return str(error)
         if isinstance(error, OSError):
@@ -204,26 +181,3 @@ class Connection:
             numbers = {int(number) for number in re.findall(r"\[Errno (\d+)\]", str(error))}
             return ", ".join(map(os.strerror, sorted(numbers))) or str(error)
         return str(error).removeprefix("nats: ").strip("'") or type(error).__name__
-
-
-def _read(key: str, file: str) -> bytes:
-    try:
-        return Path(file).read_bytes()
-    except OSError as error:
-        raise TargetUnavailable(f"{key}: {file} cannot be read: {error.strerror}") from error
-
-
-def _usable(key: str, file: str, seed: bytes) -> bytes:
-    try:
-        nkeys.from_seed(bytearray(seed)).wipe()
-    except (nkeys.NkeysError, ValueError) as error:
-        raise TargetUnavailable(f"{key}: {file} does not hold what it should: a user's NKEY seed") from error
-    return seed
-
-
-def _signed(seed: bytes, nonce: str) -> bytes:
-    pair = nkeys.from_seed(bytearray(seed))
-    try:
-        return base64.b64encode(pair.sign(nonce.encode()))
-    finally:
-        pair.wipe()

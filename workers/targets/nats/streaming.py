@@ -50,10 +50,10 @@ class Streaming:
         heartbeats, connection_id = client.new_inbox(), uuid.uuid4().hex
         await client.subscribe(heartbeats, cb=self._alive)
         await self._publishing.begin()
-        asked = encoded(
+        request = encoded(
             {_CLIENT_ID: self._id, _HEARTBEATS: heartbeats, _PROTOCOL: 1, _CONNECTION_ID: connection_id.encode()}
         )
-        answer = decoded(await self._ask(f"_STAN.discover.{self._settings.streaming_cluster_id}", asked))
+        answer = decoded(await self._ask(f"_STAN.discover.{self._settings.streaming_cluster_id}", request))
         if refusal := text(answer.get(_CONNECT_ERROR)):
             raise TargetUnavailable(f"{self._connection.where}: {refusal}")
         self._publish_to = f"{text(answer.get(_PUBLISH_TO))}.{self._settings.subject}"
@@ -81,10 +81,10 @@ class Streaming:
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
             return Unavailable(f"{where}: no NATS Streaming server listens any more")
         try:
-            said = decoded(answer.data)
+            fields = decoded(answer.data)
         except (LookupError, ValueError):
             return Unavailable(f"{where}: an acknowledgement cannot be read")
-        refusal = text(said.get(_ACK_ERROR))
+        refusal = text(fields.get(_ACK_ERROR))
         return Unavailable(f"{where}: {refusal}") if refusal else DELIVERED
 
     async def _ask(self, subject: str, asked: bytes) -> bytes:
@@ -106,14 +106,14 @@ class Streaming:
 
 def encoded(fields: dict[int, Value]) -> bytes:
     """Return a protobuf message of these fields."""
-    made = bytearray()
+    message = bytearray()
     for number, value in fields.items():
         if isinstance(value, int):
-            made += _varint(number << 3) + _varint(value)
+            message += _varint(number << 3) + _varint(value)
         else:
             content = value.encode() if isinstance(value, str) else value
-            made += _varint(number << 3 | 2) + _varint(len(content)) + content
-    return bytes(made)
+            message += _varint(number << 3 | 2) + _varint(len(content)) + content
+    return bytes(message)
 
 
 def decoded(message: bytes) -> dict[int, bytes | int]:
@@ -140,12 +140,12 @@ def text(value: bytes | int | None) -> str:
 
 
 def _varint(value: int) -> bytes:
-    made = bytearray()
+    content = bytearray()
     while value > 127:
-        made.append(value & 127 | 128)
+        content.append(value & 127 | 128)
         value >>= 7
-    made.append(value)
-    return bytes(made)
+    content.append(value)
+    return bytes(content)
 
 
 def _number(message: bytes, at: int) -> tuple[int, int]:

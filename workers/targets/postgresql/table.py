@@ -42,18 +42,18 @@ def take_table(cursor: extensions.cursor, name: str, format: str) -> Table:  # n
 
     Raises `TargetUnavailable` if the table does not fit the format, psycopg2's errors if the server refuses.
     """
-    found = _find(cursor, name)
-    if found is None:
+    relation = _find(cursor, name)
+    if relation is None:
         statement = sql.SQL("SAVEPOINT absent; CREATE TABLE IF NOT EXISTS {} ({})")
         try:
             cursor.execute(statement.format(sql.Identifier(name), sql.SQL(_LAYOUT[format][2])))
         except (psycopg2.errors.UniqueViolation, psycopg2.errors.DuplicateTable, psycopg2.errors.DuplicateObject):
             # Another worker was faster, which IF NOT EXISTS does not always detect.
             cursor.execute("ROLLBACK TO SAVEPOINT absent")
-        found = _find(cursor, name)
-    if found is None:
+        relation = _find(cursor, name)
+    if relation is None:
         raise TargetUnavailable(f"PostgreSQL: table {name} was created but is not on the search_path")
-    number, schema, kind = found
+    number, schema, kind = relation
     if schema in ("pg_catalog", "information_schema"):
         raise TargetUnavailable(f"PostgreSQL: {name} is a table of PostgreSQL's own ({schema}); choose another name")
     return _checked(cursor, name, format, number, kind)

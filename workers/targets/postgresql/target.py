@@ -11,27 +11,26 @@ fault is alone and is rejected with the server's message.
 
 import contextlib
 import functools
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import psycopg2
-from psycopg2 import extensions, sql
+from psycopg2 import extensions
 
 from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
-from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
-from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
-from workers.targets.payloads import change, collapse, mark_not_attempted, records, timestamp
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
+from workers.targets.base import LeaseCheck
 from workers.targets.postgresql.connection import connect, deadline, is_stale, reason
+from workers.targets.postgresql.statements import append, mirror
 from workers.targets.postgresql.table import Table, take_table
-from workers.targets.sql_batch import in_halves, set_apart
+from workers.targets.sql_batch import in_halves
+from workers.targets.sql_target import SqlTarget
 
 # Errors caused by the data of one event: data exception, integrity, check option, a limit, a trigger's own RAISE.
 _DATA_CLASSES = frozenset({"22", "23", "44", "54", "P0"})
 # With `off` the server answers COMMIT before anything is on disk; the other values are the operator's choice.
 _SYNCHRONOUS = "SELECT set_config('synchronous_commit', 'on', true) WHERE current_setting('synchronous_commit') = 'off'"
-_VERSION = "{Records,0,s3,object,versionId}"
 
 
 @dataclass(frozen=True)
@@ -42,66 +41,47 @@ class _Session:
     table: Table
 
 
-class PostgresTarget:
+class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
     """One table, one connection."""
 
     def __init__(self, settings: PostgresSettings) -> None:
+        super().__init__(psycopg2.Error)
         self._settings = settings
-        self._session: _Session | None = None
 
-    def open(self) -> None:
-        """Connect; create the table if it is missing, else check its columns and keys."""
-        self._connect()
-
-    def deliver(
-        self,
-        events: Sequence[Event],
-        window: int,  # noqa: ARG002 (one transaction)
-        lease: LeaseCheck = NO_LEASE,
-    ) -> Sequence[Outcome]:
-        """Write one transaction; either all of it is committed or none."""
-        session = self._session
-        if session is None or is_stale(session.connection):
-            session = self._connect()
-        try:
-            with session.connection.cursor() as cursor:
-                return set_apart(events, _unfit, functools.partial(self._write, cursor, session.table, lease))
-        except psycopg2.Error as error:
-            self.close()
-            return mark_not_attempted(events, [Unavailable(self._reason(error))] * len(events))
-        except LeaseExpired:
-            self.close()  # this rolls back
-            raise
-
-    def close(self) -> None:
-        """Close the connection; the server rolls back uncommitted changes."""
-        session, self._session = self._session, None
-        if session is not None:
-            with contextlib.suppress(psycopg2.Error):
-                session.connection.close()
-
-    def _connect(self) -> _Session:
-        self.close()
+    def _open_session(self) -> _Session:
         connection = connect(self._settings)
         try:
             with self._deadline(connection), connection.cursor() as cursor:
                 cursor.execute(self._begin())
                 table = take_table(cursor, self._settings.table_name, self._settings.format)
                 self._commit(cursor)
-        except psycopg2.Error as error:
-            connection.close()
-            raise TargetUnavailable(self._reason(error)) from error
-        except TargetUnavailable:
+        except BaseException:
             connection.close()
             raise
-        self._session = _Session(connection, table)
-        return self._session
+        return _Session(connection, table)
 
-    def _write(
-        self, cursor: extensions.cursor, table: Table, lease: LeaseCheck, events: Sequence[Event]
-    ) -> Sequence[Outcome]:
+    def _close_session(self, session: _Session) -> None:
+        with contextlib.suppress(psycopg2.Error):
+            session.connection.close()
+
+    def _is_stale(self, session: _Session) -> bool:
+        return is_stale(session.connection)
+
+    def _unfit(self, _: _Session, event: Event) -> Rejected | None:
+        """Reject U+0000: PostgreSQL's text type cannot hold it, and the driver would refuse the whole batch."""
+        if "\0" in event.path or "\0" in (event.version or ""):
+            return Rejected("PostgreSQL cannot hold U+0000, which the object's name contains")
+        return None
+
+    def _write(self, session: _Session, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
         if not events:
             return []
+        with session.connection.cursor() as cursor:
+            return self._write_transaction(cursor, session.table, lease, events)
+
+    def _write_transaction(
+        self, cursor: extensions.cursor, table: Table, lease: LeaseCheck, events: Sequence[Event]
+    ) -> Sequence[Outcome]:
         try:
             with self._deadline(cursor.connection):
                 self._apply(cursor, table, events, self._begin())
@@ -139,9 +119,9 @@ class PostgresTarget:
         """Apply the events; `first` and the first statement are one round trip."""
         if self._settings.format == "access":
             cursor.execute(first)
-            _append(cursor, table, events)
+            append(cursor, table, events)
             return
-        statements = [first.encode(), *_mirror(cursor, table, events)]
+        statements = [first.encode(), *mirror(cursor, table, events)]
         cursor.execute(b"; ".join(statements))
 
     def _begin(self) -> str:
@@ -168,56 +148,3 @@ def _is_data(error: psycopg2.Error, table: Table) -> bool:
     if (error.pgcode or "")[:2] not in _DATA_CLASSES:
         return False
     return error.pgcode != "23502" or error.diag.column_name in (table.key, table.value)
-
-
-def _unfit(event: Event) -> Rejected | None:
-    """Reject U+0000: PostgreSQL's text type cannot hold it, and the driver would refuse the whole batch."""
-    if "\0" in event.path or "\0" in (event.version or ""):
-        return Rejected("PostgreSQL cannot hold U+0000, which the object's name contains")
-    return None
-
-
-def _mirror(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> list[bytes]:
-    """Return the statements that leave the table as the events, applied one after the other, would."""
-    rows = collapse(change(event, "namespace") for event in events)
-    names = {
-        "table": sql.Identifier(table.name),
-        "key": sql.Identifier(table.key),
-        "value": sql.Identifier(table.value),
-        "type": sql.SQL(table.value_type),
-        "version": sql.Literal(_VERSION),
-    }
-    made: list[bytes] = []
-    if rows.documents:
-        # In the order of the keys, so that two writers of the same rows wait for each other without a deadlock.
-        statement = sql.SQL(
-            "INSERT INTO {table} ({key}, {value}) "
-            "SELECT k, v::{type} FROM unnest(%s::text[], %s::text[]) AS given(k, v) ORDER BY k "
-            "ON CONFLICT ({key}) DO UPDATE SET {value} = EXCLUDED.{value}"
-        ).format(**names)
-        made.append(cursor.mogrify(statement, (list(rows.documents), list(rows.documents.values()))))
-    if rows.removed:
-        statement = sql.SQL("DELETE FROM {table} WHERE {key} = ANY(%s::text[])").format(**names)
-        made.append(cursor.mogrify(statement, (list(rows.removed),)))
-    if rows.versions:
-        statement = sql.SQL(
-            "DELETE FROM {table} AS held USING unnest(%s::text[], %s::text[]) AS given(k, v) "
-            "WHERE held.{key} = given.k "
-            "AND coalesce(nullif(held.{value}::jsonb #>> {version}, ''), 'null') = given.v"
-        ).format(**names)
-        paths, versions = zip(*rows.versions, strict=True)
-        made.append(cursor.mogrify(statement, (list(paths), list(versions))))
-    return made
-
-
-def _append(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> None:
-    rows = "".join(f"{timestamp(event)}\t{_copied(records(event))}\n" for event in events)
-    statement = sql.SQL("COPY {} ({}, {}) FROM STDIN").format(
-        sql.Identifier(table.name), sql.Identifier(table.key), sql.Identifier(table.value)
-    )
-    cursor.copy_expert(statement, io.StringIO(rows))
-
-
-def _copied(value: str) -> str:
-    """Escape the four characters that have a meaning in COPY's text format."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")

@@ -1,0 +1,54 @@
+"""Read the stored rules and convert them from and to rows; `app.outbox.registry` changes them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.targets import find_target
+from app.rules.model import Rule
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule and its number, by which it can be removed."""
+
+    row_id: int
+    rule: Rule
+
+
+def read_rules(connection: sa.Connection, bucket: str | None = None) -> list[StoredRule]:
+    """Return every rule, or those of one bucket, oldest first."""
+    r, t = tables.rules.c, tables.targets.c
+    query = sa.select(tables.rules, t.type, t.name).join_from(tables.rules, tables.targets).order_by(r.id)
+    if bucket is not None:
+        query = query.where(r.bucket == bucket)
+    rows = connection.execute(query)
+    return [StoredRule(row.id, rule_from_row(row, TargetId(row.type, row.name))) for row in rows]
+
+
+def rule_from_row(row: Any, target: TargetId) -> Rule:
+    """Convert a row of the table of rules, whose `target_id` is that of the target."""
+    return Rule(
+        bucket=row.bucket,
+        events=tuple(orjson.loads(row.events)),
+        prefix=row.prefix,
+        suffix=row.suffix,
+        target=target,
+        rule_id=row.rule_id,
+    )
+
+
+def rule_to_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
+    """Return the columns of a new row. Raises `UnknownTarget`."""
+    return {
+        "bucket": rule.bucket,
+        "rule_id": rule.rule_id,
+        "events": orjson.dumps(rule.events).decode(),
+        "prefix": rule.prefix,
+        "suffix": rule.suffix,
+        "target_id": find_target(connection, rule.target).row_id,
+    }

@@ -1,0 +1,88 @@
+"""Read the configured targets; `app.outbox.registry` changes them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.engine.database import Database
+
+
+class UnknownTarget(LookupError):
+    """No target of that type and name is configured."""
+
+    def __init__(self, target: TargetId) -> None:
+        super().__init__(f"there is no target {target}; `bucketwire target ls` shows those there are")
+        self.target = target
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTarget:
+    """A row of the table of targets; `values` are its settings as texts, with sealed secrets."""
+
+    row_id: int
+    target: TargetId
+    values: Mapping[str, str]
+    origin: str
+    problem: str
+    enabled: bool
+    paused: bool
+    breaker: str
+    failures: int
+    resume_at: int
+    reason: str
+
+    @property
+    def state(self) -> str:
+        """The target's state: `running`, `unavailable`, `paused`, `disabled` or `broken`."""
+        if self.problem:
+            return "broken"
+        if not self.enabled:
+            return "disabled"
+        if self.paused:
+            return "paused"
+        return "running" if self.breaker == "closed" else "unavailable"
+
+    @property
+    def state_reason(self) -> str:
+        """Why the target is in its state; empty for `running`."""
+        return self.problem or ("" if self.state == "running" else self.reason)
+
+
+def stored_target(row: Any) -> StoredTarget:
+    """Convert a row with every column of the table of targets."""
+    return StoredTarget(
+        row_id=row.id,
+        target=TargetId(row.type, row.name),
+        values=orjson.loads(row.settings),
+        origin=row.origin,
+        problem=row.problem,
+        enabled=bool(row.enabled),
+        paused=bool(row.paused),
+        breaker=row.breaker,
+        failures=row.failures,
+        resume_at=row.resume_at,
+        reason=row.reason,
+    )
+
+
+def find_target(connection: sa.Connection, target: TargetId) -> StoredTarget:
+    """Return one target. Raises `UnknownTarget`."""
+    t = tables.targets.c
+    row = connection.execute(
+        sa.select(tables.targets).where(t.type == target.type, t.name == target.name)
+    ).one_or_none()
+    if row is None:
+        raise UnknownTarget(target)
+    return stored_target(row)
+
+
+def enabled_targets(database: Database) -> list[TargetId]:
+    """Return the enabled targets, including paused ones: a worker may have to serve them."""
+    t = tables.targets.c
+    with database.reading() as connection:
+        return [TargetId(row.type, row.name) for row in connection.execute(sa.select(t.type, t.name).where(t.enabled))]

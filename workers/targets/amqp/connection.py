@@ -1,0 +1,63 @@
+"""Create connections to an AMQP server by py-amqp: login, TLS, time limits."""
+
+import socket
+import ssl
+from typing import Any
+
+from amqp import Connection
+from amqp.transport import SSLTransport
+
+from app.config.targets.amqp import AmqpAddress, AmqpSettings
+from workers.targets import tls
+
+CLIENT_NAME = "Bucketwire"
+
+
+class _TLSTransport(SSLTransport):
+    """A transport with the TLS context that all targets share; py-amqp would create its own."""
+
+    def __init__(self, host: str, context: ssl.SSLContext, server_name: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._context = context
+        self._server_name = server_name
+
+    def _wrap_socket(self, sock: socket.socket, **_: Any) -> ssl.SSLSocket:
+        return self._context.wrap_socket(
+            sock, server_hostname=self._server_name or self.host, do_handshake_on_connect=False
+        )
+
+
+def make_connection(settings: AmqpSettings, place: AmqpAddress) -> Any:
+    """Return a connection that is not connected yet; Any, because py-amqp's stubs lack members that are used."""
+    host, port = place.address
+    options: Any = {}
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it, and py-amqp would set it to one second
+        options[socket.TCP_USER_TIMEOUT] = int(settings.timeout * 1000)
+    connection: Any = Connection(
+        f"[{host.lower()}]:{port}" if ":" in host else f"{host}:{port}",
+        place.user,
+        place.password,
+        # Not left to py-amqp, which would choose EXTERNAL whenever the server offers it.
+        login_method="EXTERNAL" if place.external else "PLAIN",
+        virtual_host=place.vhost,
+        client_properties={"product": CLIENT_NAME, "connection_name": CLIENT_NAME},
+        connect_timeout=settings.timeout,
+        read_timeout=settings.timeout,
+        write_timeout=settings.timeout,
+        heartbeat=place.heartbeat,
+        socket_settings=options,
+    )
+    if place.tls:
+        context = tls.context(
+            settings.file("tls_ca"),
+            skip_verify=settings.tls_skip_verify,
+            client_cert=settings.file("client_cert"),
+            client_key=settings.file("client_key"),
+        )
+
+        def transport(host: str, connect_timeout: float, _: object, *timeouts: float, **options: Any) -> SSLTransport:
+            options |= dict(zip(("read_timeout", "write_timeout"), timeouts, strict=True))
+            return _TLSTransport(host, context, place.server_name, connect_timeout=connect_timeout, **options)
+
+        connection.Transport = transport
+    return connection

@@ -1,0 +1,97 @@
+"""Send documents by `_bulk` requests: divide them, and blame the right one if a request is refused as a whole."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.batch import Batch
+from workers.targets.elasticsearch.answers import outcome_of_item
+from workers.targets.elasticsearch.node import Node
+
+_PORTION = 10_000_000  # bytes of a request; a server accepts 100 MB, and is fastest with a tenth of that
+
+
+class Operation(NamedTuple):
+    """One object's part of a `_bulk` request: an action, and the document if there is one, as lines.
+
+    `indexes` are those of the object's events that it represents. A `conditional` action names the document's version.
+    """
+
+    path: str
+    indexes: Sequence[int]
+    action: bytes
+    document: bytes = b""
+    conditional: bool = False
+
+    @property
+    def size(self) -> int:
+        """Its bytes in a request."""
+        return len(self.action) + len(self.document)
+
+
+class Bulk:
+    """`_bulk` requests of up to 10 MB, less once a server has refused one as too large."""
+
+    def __init__(self, settings: ElasticsearchSettings) -> None:
+        self._most_bytes = _PORTION
+        # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
+        patience = max(1, round(settings.timeout * 800))
+        self._path = f"/{settings.index}/_bulk?filter_path=errors,items.*.status,items.*.error&timeout={patience}ms"
+        self._where = f"Elasticsearch index {settings.index}"
+
+    def send(self, node: Node, operations: Sequence[Operation], batch: Batch, at_once: int) -> list[Outcome]:
+        """Return an outcome for each operation; after a request with a refused one, send no more."""
+        outcomes: list[Outcome] = []
+        for portion in _portions(operations, self._most_bytes, at_once):
+            try:
+                outcomes += self._send(node, portion, batch)
+            except TargetUnavailable as error:
+                outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
+            if any(isinstance(outcome, Unavailable) for outcome in outcomes[-len(portion) :]):
+                outcomes += [NOT_ATTEMPTED] * (len(operations) - len(outcomes))
+                break
+        return outcomes
+
+    def _send(self, node: Node, operations: Sequence[Operation], batch: Batch) -> list[Outcome]:
+        """Make one request for the operations that may be sent; if it is refused as a whole, send its halves."""
+        chosen = set(batch.begin([index for operation in operations for index in operation.indexes]))
+        allowed = [not chosen.isdisjoint(operation.indexes) for operation in operations]
+        if not all(allowed):
+            free = [operation for operation, may in zip(operations, allowed, strict=True) if may]
+            settled = iter(self._send(node, free, batch) if free else ())
+            return [next(settled) if may else NOT_ATTEMPTED for may in allowed]
+        body = b"".join(part for operation in operations for part in (operation.action, operation.document))
+        answer = node.request("POST", self._path, body, lines=True)
+        if answer.is_good:
+            items = answer.body.get("items", ())
+            if len(items) != len(operations):
+                raise TargetUnavailable(f"{node.where} answered for {len(items)} of {len(operations)} documents")
+            if not answer.body.get("errors", True):
+                return [DELIVERED] * len(operations)
+            return [
+                outcome_of_item(self._where, item, conditional=operation.conditional)
+                for operation, item in zip(operations, items, strict=True)
+            ]
+        reason = f"{node.where} answered {answer.status}: {answer.error}"
+        if answer.status not in (400, 413):
+            raise TargetUnavailable(reason, answer.retry_after)
+        if len(operations) == 1:
+            return [Rejected(reason)]
+        if answer.status == 413:
+            self._most_bytes = max(1, len(body) // 2)  # permanently: the server, or a proxy, accepts no larger requests
+        middle = len(operations) // 2
+        return self._send(node, operations[:middle], batch) + self._send(node, operations[middle:], batch)
+
+
+def _portions(operations: Sequence[Operation], most_bytes: int, at_once: int) -> Iterator[Sequence[Operation]]:
+    """Yield parts of at most `most_bytes` (more only for a single operation) and `at_once` operations."""
+    start = size = 0
+    for index, operation in enumerate(operations):
+        if index > start and (size + operation.size > most_bytes or index - start == at_once):
+            yield operations[start:index]
+            start, size = index, 0
+        size += operation.size
+    if start < len(operations):
+        yield operations[start:]

@@ -1,0 +1,140 @@
+"""Write an index that mirrors the buckets: one document for each object (format namespace)."""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+from app.config.targets.elasticsearch import ElasticsearchSettings
+from app.events.highwayhash import document_ids
+from app.events.model import Effect, Event
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.batch import Batch
+from workers.targets.elasticsearch.answers import CHANGED, describe_error
+from workers.targets.elasticsearch.bulk import Bulk, Operation
+from workers.targets.elasticsearch.node import Node
+from workers.targets.payloads import Rows, change, collapse, text, version_name
+
+_LONGEST_ID = 512
+_READ_AT_ONCE = 1_000
+_TRIES = 3  # for a version that changes between reading and removing
+
+
+class Mirror:
+    """The documents of one index, one for each object of the events."""
+
+    def __init__(self, settings: ElasticsearchSettings, bulk: Bulk) -> None:
+        self._bulk = bulk
+        self._hashed_ids = settings.id_style == "hash"
+        self._where = f"Elasticsearch index {settings.index}"
+        fields = "Records.s3.object.key,Records.s3.object.versionId"
+        self._read = f"/{settings.index}/_mget?_source_includes={fields}"
+
+    def write(self, node: Node, batch: Batch, at_once: int) -> None:
+        """Write one document per object. If one is rejected, the object's previous event is written instead."""
+        ids = self._ids(batch)
+        waiting = [index for index, event in enumerate(batch.events) if event.path in ids]
+        while waiting and not batch.is_over:
+            rows = collapse(change(batch.events[index], "namespace") for index in waiting)
+            settled = self._write(node, rows, ids, batch, waiting, at_once)
+            blamed: set[str] = set()
+            left: list[int] = []
+            for index in reversed(waiting):
+                event = batch.events[index]
+                outcome = settled.get(event.path, DELIVERED)
+                if not isinstance(outcome, Rejected):
+                    if outcome is not NOT_ATTEMPTED:
+                        batch.settle(index, outcome)
+                elif event.path not in blamed and _caused(event, rows):
+                    blamed.add(event.path)
+                    batch.settle(index, outcome)
+                else:
+                    left.append(index)
+            waiting = left[::-1]
+
+    def _ids(self, batch: Batch) -> dict[str, bytes]:
+        """Return the id of each path as JSON text; reject events of paths that cannot have one."""
+        paths = list(dict.fromkeys(event.path for event in batch.events))
+        if self._hashed_ids:
+            return {path: b'"%s"' % id_.encode() for path, id_ in zip(paths, document_ids(paths), strict=True)}
+        sizes = {path: len(path.encode()) for path in paths}
+        for index, event in enumerate(batch.events):
+            if (size := sizes[event.path]) > _LONGEST_ID:
+                reason = f"the id would have {size} of at most {_LONGEST_ID} bytes; id_style=hash has no such limit"
+                batch.settle(index, Rejected(f"{self._where}: {reason}"))
+        return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
+
+    def _write(
+        self, node: Node, rows: Rows, ids: Mapping[str, bytes], batch: Batch, waiting: Sequence[int], at_once: int
+    ) -> dict[str, Outcome]:
+        """Write the combined result of the waiting events; a path missing from the result needed no change."""
+        indexes: dict[str, list[int]] = {}
+        for index in waiting:
+            indexes.setdefault(batch.events[index].path, []).append(index)
+        operations = [
+            Operation(path, indexes[path], b'{"index":{"_id":%s}}\n' % ids[path], document.encode() + b"\n")
+            for path, document in rows.documents.items()
+        ]
+        operations += [Operation(path, indexes[path], b'{"delete":{"_id":%s}}\n' % ids[path]) for path in rows.removed]
+        settled: dict[str, Outcome] = {}
+        versions: dict[str, set[str]] = {}
+        for path, version in rows.versions:
+            versions.setdefault(path, set()).add(version)
+        for _ in range(_TRIES):
+            settled = {path: outcome for path, outcome in settled.items() if path not in versions}
+            removals = self._removals(node, versions, ids, indexes)
+            if isinstance(removals, Unavailable):
+                settled |= dict.fromkeys(versions, removals)
+            else:
+                operations += removals
+            outcomes = self._bulk.send(node, operations, batch, at_once)
+            settled |= zip((operation.path for operation in operations), outcomes, strict=True)
+            operations = []
+            versions = {path: named for path, named in versions.items() if settled.get(path) is CHANGED}
+            if not versions:
+                break
+        return settled
+
+    def _removals(
+        self,
+        node: Node,
+        versions: Mapping[str, Set[str]],
+        ids: Mapping[str, bytes],
+        indexes: Mapping[str, Sequence[int]],
+    ) -> list[Operation] | Unavailable:
+        """Return removals of the documents that describe one of the versions, unless they change meanwhile."""
+        operations: list[Operation] = []
+        paths = list(versions)
+        for start in range(0, len(paths), _READ_AT_ONCE):
+            part = paths[start : start + _READ_AT_ONCE]
+            try:
+                answer = node.request("POST", self._read, b'{"ids":[%s]}' % b",".join(ids[path] for path in part))
+            except TargetUnavailable as error:
+                return Unavailable(error.reason, error.retry_after)
+            if not answer.is_good:
+                hint = " (the privilege read of the index is needed)" if answer.status == 403 else ""
+                return Unavailable(f"{node.where} answered {answer.status}: {answer.error}{hint}", answer.retry_after)
+            for path, document in zip(part, answer.body["docs"], strict=True):
+                problem = describe_error(document.get("error"))
+                if problem and "index_not_found" not in problem:
+                    return Unavailable(f"{self._where}: {problem}")
+                if _version(document) in versions[path]:
+                    state = b'"if_seq_no":%d,"if_primary_term":%d' % (document["_seq_no"], document["_primary_term"])
+                    action = b'{"delete":{"_id":%s,%s}}\n' % (ids[path], state)
+                    operations.append(Operation(path, indexes[path], action, conditional=True))
+        return operations
+
+
+def _caused(event: Event, rows: Rows) -> bool:
+    """Return whether the last such event of its object is the one whose row was rejected."""
+    if event.path in rows.documents:
+        return event.effect is Effect.UPSERT
+    return event.effect in (Effect.REMOVE, Effect.REMOVE_VERSION)
+
+
+def _version(document: Mapping[str, Any]) -> str | None:
+    """Return the version in a document; None if there is no document, or others wrote it."""
+    try:
+        object_ = document["_source"]["Records"][0]["s3"]["object"]
+        return version_name(object_.get("versionId")) if "key" in object_ else None
+    except (LookupError, TypeError, AttributeError):
+        return None

@@ -1,0 +1,74 @@
+"""Publish with core NATS: messages, and a PING whose answer shows that the server has read them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from nats.errors import Error as NatsError
+
+from app.events.model import Event
+from app.events.trace import fields
+from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.targets.base import TargetUnavailable
+from workers.targets.batch import Batch
+from workers.targets.nats.acks import Message, headed
+from workers.targets.nats.connection import Connection
+from workers.targets.payloads import log
+
+# A PING follows after this many bytes: what is written without one must be sent within the time limit.
+_PORTION = 1_000_000
+
+
+class Core:
+    """Messages, and a PING whose answer shows that the server has read them."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def begin(self) -> None:
+        """Do nothing."""
+
+    async def end(self) -> None:
+        """Do nothing."""
+
+    async def deliver(self, batch: Batch, window: int) -> None:
+        """Publish portion by portion."""
+        try:
+            for portion in _portions(map(self._message, batch.events), window):
+                chosen = set(batch.begin([index for index, _ in portion]))
+                await self._publish(batch, [each for each in portion if each[0] in chosen])
+        except TargetUnavailable as error:
+            batch.lose(Unavailable(error.reason))
+
+    async def _publish(self, batch: Batch, messages: Sequence[tuple[int, Message]]) -> None:
+        connection = self._connection
+        client = connection.client
+        sent = []
+        try:
+            for index, message in messages:
+                if message.size > client.max_payload:
+                    batch.settle(index, connection.too_large(message.size))
+                    continue
+                await client.publish(message.subject, message.data, headers=message.headers)
+                sent.append(index)
+        except NatsError as error:
+            raise connection.failed(error) from error
+        if sent:
+            await connection.confirm()
+            batch.settle_all(sent, DELIVERED)
+
+    def _message(self, event: Event) -> Message:
+        subject, body = self._connection.settings.subject, log(event).encode()
+        if event.trace and self._connection.has_headers:
+            return headed(subject, body, dict(fields(event.trace)))
+        return Message(subject, body)
+
+
+def _portions(messages: Iterable[Message], window: int) -> Iterator[list[tuple[int, Message]]]:
+    portion: list[tuple[int, Message]] = []
+    size = 0
+    for index, message in enumerate(messages):
+        if portion and (len(portion) == window or size + message.size > _PORTION):
+            yield portion
+            portion, size = [], 0
+        portion.append((index, message))
+        size += message.size
+    yield portion

@@ -1,0 +1,61 @@
+"""Publish to a JetStream stream, which acknowledges each message."""
+
+import orjson
+from nats.aio.msg import Msg
+
+from app.events.model import Event
+from app.events.trace import fields
+from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets.batch import Batch
+from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
+from workers.targets.nats.connection import Connection
+from workers.targets.payloads import log
+
+# JetStream's error for a message beyond the stream's max_msg_size (err_code JSStreamMessageExceedsMaximumErr).
+_EXCEEDS_STREAM = 10054
+
+
+class JetStream:
+    """Messages that a stream acknowledges."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._subject = connection.settings.subject
+        self._publishing = Acknowledged(connection, self)
+
+    async def begin(self) -> None:
+        """Subscribe to acknowledgements. A missing stream is detected only when publishing."""
+        await self._publishing.begin()
+
+    async def end(self) -> None:
+        """Do nothing."""
+
+    async def deliver(self, batch: Batch, window: int) -> None:
+        """Keep up to `window` messages unacknowledged."""
+        await self._publishing.deliver(batch, window)
+
+    def message(self, event: Event, _number: int) -> Message:
+        """Return the envelope, with the id by which the stream detects duplicates."""
+        headers = {"Nats-Msg-Id": event.id}
+        if event.trace:
+            headers |= fields(event.trace)
+        return headed(self._subject, log(event).encode(), headers)
+
+    def outcome(self, answer: Msg) -> Outcome:
+        """Return the outcome in the stream's answer."""
+        where = self._connection.where
+        if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
+            return Unavailable(
+                f"{where}: no JetStream stream takes subject {self._subject!r}; make one, such as by "
+                f"`nats stream add EVENTS --subjects={self._subject}`, or enable JetStream in the server"
+            )
+        try:
+            body = orjson.loads(answer.data)
+            error = body.get("error")
+            if error is None and body["stream"]:
+                return DELIVERED
+            code, description = error.get("err_code"), error["description"]
+        except (ValueError, LookupError, TypeError, AttributeError):
+            return Unavailable(f"{where}: who answered on subject {self._subject!r} is no JetStream stream")
+        reason = f"{where}: JetStream: {description} (error {code})"
+        return Rejected(reason) if code == _EXCEEDS_STREAM else Unavailable(reason)

@@ -1,0 +1,84 @@
+"""What the SQL targets share: one table, one connection, and one transaction for each call."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Generic, TypeVar
+
+from app.events.model import Event
+from workers.delivery.outcomes import Outcome, Rejected, Unavailable
+from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, TargetUnavailable
+from workers.targets.payloads import mark_not_attempted
+from workers.targets.sql_batch import set_apart
+
+S = TypeVar("S")  # a session: an open connection, and the table that it reaches
+E = TypeVar("E", bound=Exception)
+
+
+class SqlTarget(ABC, Generic[S, E]):
+    """One table, one connection. `driver_error` is the base of the driver's errors."""
+
+    def __init__(self, driver_error: type[E]) -> None:
+        self._driver_error = driver_error
+        self._session: S | None = None
+
+    @abstractmethod
+    def _open_session(self) -> S:
+        """Connect, and create or check the table. Raises `TargetUnavailable` or the driver's errors."""
+
+    @abstractmethod
+    def _close_session(self, session: S) -> None:
+        """Close the connection; never raises."""
+
+    @abstractmethod
+    def _is_stale(self, session: S) -> bool:
+        """Return whether the connection is lost, or its certificate files have changed."""
+
+    @abstractmethod
+    def _unfit(self, session: S, event: Event) -> Rejected | None:
+        """Reject an event that the server or the driver could not take, and that would fail the whole batch."""
+
+    @abstractmethod
+    def _write(self, session: S, lease: LeaseCheck, events: Sequence[Event]) -> Sequence[Outcome]:
+        """Write one transaction. Raises the driver's errors if it is not committed."""
+
+    @abstractmethod
+    def _reason(self, error: E) -> str:
+        """Return one of the driver's errors as text, with the table."""
+
+    def open(self) -> None:
+        """Connect; create the table if it is missing, else check its columns and keys."""
+        self._connect()
+
+    def deliver(
+        self,
+        events: Sequence[Event],
+        window: int,  # noqa: ARG002 (one transaction)
+        lease: LeaseCheck = NO_LEASE,
+    ) -> Sequence[Outcome]:
+        """Write one transaction; either all of it is committed or none."""
+        session = self._session
+        if session is None or self._is_stale(session):
+            session = self._connect()
+        try:
+            return set_apart(events, partial(self._unfit, session), partial(self._write, session, lease))
+        except self._driver_error as error:
+            self.close()
+            return mark_not_attempted(events, [Unavailable(self._reason(error))] * len(events))
+        except LeaseExpired:
+            self.close()  # this rolls back
+            raise
+
+    def close(self) -> None:
+        """Close the connection; the server rolls back uncommitted changes."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._close_session(session)
+
+    def _connect(self) -> S:
+        self.close()
+        try:
+            session = self._session = self._open_session()
+        except self._driver_error as error:
+            raise TargetUnavailable(self._reason(error)) from error
+        return session

@@ -1,0 +1,211 @@
+"""Webhook: each event, or `events_per_post` together, is a POST to an HTTP endpoint (reference §4.2).
+
+Delivered means: the endpoint answered with a status from 200 to 299. Redirects are never followed.
+
+| answer                                                    | outcome                                              |
+|-----------------------------------------------------------|------------------------------------------------------|
+| 2xx                                                       | Delivered                                            |
+| 410                                                       | Unavailable, and the target is paused                |
+| 401, 403, 407, 429, 502, 503, 504                         | Unavailable, with Retry-After; nothing more is sent  |
+| 3xx, 404, 405, 408, other 5xx, no answer in time          | Failed                                               |
+| third consecutive request without an answer in time       | Failed, and Unavailable for all that would follow    |
+| other 4xx                                                 | Rejected, with the first bytes of the answer         |
+| not reached: name, connection, TLS, private address       | Unavailable                                          |
+| connection lost before the answer                         | Failed if the endpoint still listens, else Unavailable |
+
+The Failed or Rejected of a request with several events does not apply to any single event: each is sent again alone.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from urllib3 import Timeout
+from urllib3.exceptions import ConnectTimeoutError, HTTPError
+from urllib3.exceptions import TimeoutError as HTTPTimeoutError
+
+from app.config.targets.webhook import WebhookSettings
+from app.events.model import Event
+from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
+from workers.targets import tls
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
+from workers.targets.batch import Batch
+from workers.targets.http_errors import describe_http_error
+from workers.targets.http_pool import HttpPool, PrivateAddressError, http_pool
+from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
+from workers.targets.webhook.request import RequestFormat
+
+MOST_THREADS = 64
+
+_UNANSWERED = 3  # consecutive requests without an answer in time, after which no more are sent
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    """An open endpoint, and the state of the certificate files with which it was opened."""
+
+    http: HttpPool
+    requests: RequestFormat
+    stamp: object
+
+
+@dataclass
+class _Call:
+    """One call of `deliver`; `unanswered` counts consecutive requests without an answer in time.
+
+    `hangs` is the outcome of unsent events, once there are too many such requests.
+    """
+
+    endpoint: _Endpoint
+    batch: Batch
+    unanswered: int = 0
+    hangs: Unavailable | None = None
+
+
+class WebhookTarget:
+    """One endpoint: a pool of kept-alive connections and, if several requests may be open, a pool of threads."""
+
+    def __init__(self, settings: WebhookSettings) -> None:
+        self._settings = settings
+        self._endpoint: _Endpoint | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
+        self._secrets = [*settings.auth_token.split(), *settings.signing_secrets]
+
+    def open(self) -> None:
+        """Check that the endpoint accepts a TCP, and for https a TLS, connection; send no request (as MinIO: §4.2)."""
+        self._connect()
+
+    def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
+        """Send one request at a time in order, or one per object in up to `window` (at most 64) threads."""
+        endpoint = self._endpoint
+        if endpoint is None or endpoint.stamp != self._files():
+            endpoint = self._connect()
+        try:
+            endpoint.http.guard_behind_proxy()
+        except PrivateAddressError as error:
+            raise TargetUnavailable(f"{endpoint.http.where}: {error}") from error
+        call = _Call(endpoint, Batch(events, lease))
+        if window == 1:
+            self._send_in_order(call, range(len(events)))
+        else:
+            self._send_at_once(call, window)
+        if call.hangs is not None:
+            call.batch.settle_all(call.batch.unsettled(), call.hangs)
+        return call.batch.outcomes()
+
+    def close(self) -> None:
+        """Close the connections and end the threads, which are idle between calls."""
+        endpoint, self._endpoint = self._endpoint, None
+        threads, self._threads = self._threads, None
+        if threads is not None:
+            threads.shutdown(wait=True)
+        if endpoint is not None:
+            endpoint.http.close()
+
+    def _connect(self) -> _Endpoint:
+        self.close()
+        chosen = self._settings
+        stamp = self._files()
+        context = tls.context(
+            chosen.tls_ca,
+            skip_verify=chosen.tls_skip_verify,
+            client_cert=chosen.client_cert,
+            client_key=chosen.client_key,
+        )
+        requests = RequestFormat(chosen)
+        http = http_pool(chosen.endpoint, context, guarded=not chosen.allow_private, connections=MOST_THREADS)
+        try:
+            http.check(chosen.timeout)
+        except HTTPError as error:
+            http.close()
+            raise TargetUnavailable(f"{http.where}: {describe_http_error(error)}") from error
+        self._endpoint = _Endpoint(http, requests, stamp)
+        return self._endpoint
+
+    def _send_at_once(self, call: _Call, window: int) -> None:
+        events = call.batch.events
+        chains: dict[str, list[int]] = {}
+        for index, event in enumerate(events):
+            chains.setdefault(event.path, []).append(index)
+        waiting = deque(chains.values())
+
+        def take_chains() -> None:
+            while waiting:
+                chosen: list[int] = []
+                while len(chosen) < self._settings.events_per_post:
+                    try:
+                        chosen += waiting.popleft()
+                    except IndexError:  # another thread was faster
+                        break
+                self._send_in_order(call, sorted(chosen))
+
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(MOST_THREADS, thread_name_prefix="webhook")
+        threads = min(window, MOST_THREADS, len(chains), -(-len(events) // self._settings.events_per_post))
+        running: list[Future[None]] = []
+        try:
+            for _ in range(threads):
+                running.append(self._threads.submit(take_chains))  # noqa: PERF401 (an interruption must find them)
+            for each in running:
+                each.result()
+        finally:
+            # No request may outlive the call, even if this thread is interrupted.
+            call.batch.stop()
+            wait(running)
+
+    def _send_in_order(self, call: _Call, indexes: Sequence[int]) -> None:
+        many = self._settings.events_per_post
+        for start in range(0, len(indexes), many):
+            some = call.batch.begin(indexes[start : start + many])
+            if not some or self._is_settled(call, some):
+                continue
+            for index in some:  # sending each event alone finds the one to blame
+                if alone := call.batch.begin([index]):
+                    self._is_settled(call, alone)
+
+    def _is_settled(self, call: _Call, indexes: Sequence[int]) -> bool:
+        """Return whether one request settled them all; not so if several are refused where one may be to blame."""
+        outcome = self._send(call, [call.batch.events[index] for index in indexes])
+        if len(indexes) > 1 and isinstance(outcome, Failed | Rejected):
+            return False
+        call.batch.settle_all(indexes, outcome)
+        return True
+
+    def _send(self, call: _Call, events: Sequence[Event]) -> Outcome:
+        http = call.endpoint.http
+        body, headers = call.endpoint.requests.build(events)
+        try:
+            response = http.pool.urlopen(
+                "POST",
+                http.target,
+                body=body,
+                headers=headers,
+                retries=False,
+                redirect=False,
+                assert_same_host=False,
+                timeout=self._timeout,
+                preload_content=False,
+                decode_content=False,
+            )
+        except HTTPError as error:
+            if isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError):
+                return self._too_late(call)
+            return outcome_of_error(http, error, self._settings.timeout)
+        call.unanswered = 0
+        return outcome_of_answer(http.where, response, read_answer(response, self._settings.timeout), self._secrets)
+
+    def _too_late(self, call: _Call) -> Outcome:
+        """Return the outcome of a timeout: one slow event fails; several in a row mean that the endpoint hangs."""
+        call.unanswered += 1
+        reason = f"{call.endpoint.http.where}: no answer within {self._settings.read_timeout} s"
+        if call.unanswered >= _UNANSWERED:
+            hangs = f"not tried: {reason}, {call.unanswered} times in a row"
+            call.hangs = Unavailable(hangs, unreachable=True)
+            call.batch.stop()
+        return Failed(reason)
+
+    def _files(self) -> object:
+        chosen = self._settings
+        return tls.stamp(chosen.tls_ca, chosen.client_cert, chosen.client_key)
