@@ -15,7 +15,7 @@ from app.events.parsing import parse
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Receipt
 from app.outbox.log.recorder import Recorder
-from app.outbox.reconcile.runs import Reconciliation, Reconciliations, UnlessChanged
+from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
 
 logger = logging.getLogger("bucketwire.api")
 routes = Blueprint("reconciliations", __name__)
@@ -81,20 +81,20 @@ def repair(type_name: str, name: str) -> Response:
         raise bad_value("target", f"is {state}" + (f" ({reason})" if reason else ""), "it gets no events so")
     body = read_body(request, services().settings.body_limit)
     events = parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits).events
-    log = UnlessChanged(services().database, target, after)
-    receipts, refused = Recorder(services().database, log).record_most(events)
+    recorder = Recorder(services().database, only_target=target, guard=unchanged_since(after))
+    receipts, refused = recorder.record_most(events)
     for event, reason in refused[:_LOGGED]:
         logger.warning("the database refuses event %s: %s", event.id, reason)
     arn = target.arn(services().settings.region)
-    taken = [receipt for receipt in receipts if isinstance(receipt, Receipt) and not receipt.discarded]
+    taken = [receipt for receipt in receipts if isinstance(receipt, Receipt)]
     if len(taken) < len(receipts):
         raise ApiProblem("queue-full", f"{arn} has no room for all of these; send the rest later", {"targets": [arn]})
     if refused and len(refused) == len(events):
         raise ApiProblem(
             "bad-events", "the database cannot hold a value of each of these; the API's log has its reasons"
         )
-    counts = {name: sum(getattr(receipt, name) for receipt in taken) for name in ("recorded", "repeated")}
-    return json_response(counts | {"overtaken": log.overtaken, "refused": len(refused)}, 202)
+    counts = {name: sum(getattr(receipt, name) for receipt in taken) for name in ("recorded", "repeated", "overtaken")}
+    return json_response(counts | {"refused": len(refused)}, 202)
 
 
 def _json(each: Reconciliation) -> dict[str, Any]:

@@ -6,7 +6,7 @@ recorded ids) is exact until the commit.
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -35,12 +35,18 @@ _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
 _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
+# Given the transaction, under the lock of the log's head, and events that are not in the log yet: the ids of those that
+# must not be recorded.
+Guard = Callable[[sa.Connection, Sequence[Event]], Collection[str]]
+
+
 @dataclass(slots=True)
 class Receipt:
-    """The result of one request's events, which the frontend gets as the response."""
+    """The result of one request's events, which the frontend gets as the response. The guard refused `overtaken`."""
 
     recorded: int = 0
     repeated: int = 0
+    overtaken: int = 0
     matched: Counter[TargetId] = field(default_factory=Counter)
     discarded: Counter[TargetId] = field(default_factory=Counter)
 
@@ -74,14 +80,23 @@ class Log:
         self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
 
     def append(
-        self, requests: Sequence[Sequence[Event]], *, promised: bool = False, routed: bool = True
+        self,
+        requests: Sequence[Sequence[Event]],
+        *,
+        promised: bool = False,
+        routed: bool = True,
+        only_target: TargetId | None = None,
+        guard: Guard | None = None,
     ) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit, and return an answer for each request, in order.
 
         An event whose id is already in the log counts as repeated and changes nothing. `promised` requests were already
         answered with 2xx and are not rejected: a target with `queue_full=reject` exceeds its limit for them. Without
-        `routed`, the events go to no target, independent of the rules: only listeners receive them. Raises
-        `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
+        `routed`, the events go to no target, independent of the rules: only listeners receive them. With `only_target`,
+        they go to this target alone, independent of the rules, or to none if it is removed or disabled; a request for
+        which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken.
+
+        Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
         wanted = sum(map(len, requests))
         if not wanted:
@@ -89,22 +104,27 @@ class Log:
         self._check_sizes(requests)
         # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
         expected = self._routing
-        matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
+        by_rules = routed and only_target is None
+        matched = {event.id: expected.targets(event) for events in requests for event in events} if by_rules else {}
         with self._database.writing() as connection:
-            first, partitions = self._take(connection, wanted)
+            first, partitions = self._reserve(connection, wanted)
             if self._routing is not expected:
                 matched.clear()
-            known = _known(connection, {event.id for events in requests for event in events})
-            requests = self._chosen(connection, requests, known)
+            by_id = {event.id: event for events in requests for event in events}
+            known = _known(connection, by_id)
+            fresh = [event for event in by_id.values() if event.id not in known]
+            overtaken = guard(connection, fresh) if guard is not None else ()
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
             routing = self._routing if routed else Routing.empty()
-            intake = BatchBuilder(routing, matched, known, room, first, partitions, now_ms())
-            answers = [intake.take(events) for events in requests]
-            insert(connection, tables.events, intake.rows)
-            _count(connection, intake)
-            buckets = self._buckets.new(connection, intake.buckets(), now_ms())
+            if only_target is not None:
+                routing = routing.only(only_target)
+            batch = BatchBuilder(routing, matched, known, room, first, partitions, now_ms(), overtaken)
+            answers = [batch.take(events) for events in requests]
+            insert(connection, tables.events, batch.rows)
+            _count(connection, batch)
+            buckets = self._buckets.new(connection, batch.buckets(), now_ms())
         self._buckets.add(buckets)
         return answers
 
@@ -114,16 +134,7 @@ class Log:
         if most is not None and any(is_larger(event, most) for events in requests for event in events):
             raise Unstorable(f"an event has more than the {most} bytes that the database takes")
 
-    def _chosen(
-        self,
-        connection: sa.Connection,  # noqa: ARG002 (for logs that look before they take)
-        requests: Sequence[Sequence[Event]],
-        known: set[str],  # noqa: ARG002 (as above)
-    ) -> Sequence[Sequence[Event]]:
-        """Select the events to record from those requested; called under the head's lock."""
-        return requests
-
-    def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
+    def _reserve(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
         if connection.dialect.update_returning:
             row = connection.execute(_RESERVE_RETURNING, {"wanted": wanted}).one()
         else:
@@ -175,6 +186,7 @@ class BatchBuilder:
         first: int,
         partitions: int,
         now: int,
+        overtaken: Collection[str] = (),
     ) -> None:
         self._routing = routing
         self._matched = matched
@@ -183,12 +195,16 @@ class BatchBuilder:
         self._seq = first
         self._partitions = partitions
         self._now = now
+        self._overtaken = overtaken
         self.rows: list[dict[str, Any]] = []
         self.recorded: Counter[int] = Counter()
         self.discarded: Counter[int] = Counter()
 
     def take(self, events: Sequence[Event]) -> Receipt | QueueFull:
         """Add one request's events, or reject all of them if a target's queue is full."""
+        asked = len(events)
+        if self._overtaken:
+            events = [event for event in events if event.id not in self._overtaken]
         fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
         for event in events:
             if event.id not in self._known and event.id not in fresh:
@@ -197,7 +213,7 @@ class BatchBuilder:
         full = self._refusing(fresh.values())
         if full:
             return QueueFull(full)
-        receipt = Receipt(recorded=len(fresh), repeated=len(events) - len(fresh))
+        receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
         self._known.update(fresh)
         for event, matched in fresh.values():
             taken = []
@@ -250,18 +266,18 @@ class BatchBuilder:
         return row
 
 
-def _known(connection: sa.Connection, ids: set[str]) -> set[str]:
+def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for some in chunks(list(ids)):
         found.update(connection.execute(_SELECT_KNOWN, {"ids": some}).scalars())
     return found
 
 
-def _count(connection: sa.Connection, intake: BatchBuilder) -> None:
-    touched = tuple(sorted(intake.recorded.keys() | intake.discarded.keys()))
+def _count(connection: sa.Connection, batch: BatchBuilder) -> None:
+    touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
     if touched:
-        counts = {f"recorded_{target}": intake.recorded[target] for target in touched}
-        counts |= {f"discarded_{target}": intake.discarded[target] for target in touched}
+        counts = {f"recorded_{target}": batch.recorded[target] for target in touched}
+        counts |= {f"discarded_{target}": batch.discarded[target] for target in touched}
         connection.execute(_counting(touched), counts)
 
 
