@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from app.config.arn import UNNAMED, TargetId
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields import fields
-from app.config.targets.base import TargetSettings
+from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import TYPES, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
 _END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
 _QUOTES = ("", '"', "'", "\"'")
+_QUOTES_OF_WORDS = ('"', "'", "\"'", "")
 
 
 def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
@@ -62,14 +63,14 @@ def parse_lines(text: str) -> list[tuple[TargetId, dict[str, str]]]:
 
 
 def to_line(target: TargetId, values: Mapping[str, str], *, redact: bool = True) -> str:
-    """Write the line that sets a target, keys in the order of their declaration.
+    """Write the line that sets a target as MinIO writes it: its type's own keys before those of every target.
 
     With `redact`, secrets are `*redacted*`: setting such a line keeps the stored secrets. Raises `BadSettings` for a
     value that cannot be written in a line.
     """
     cls = settings_type(target.type)
     texts = fields.redact(cls, values) if redact else values
-    order = {name: position for position, name in enumerate(fields.fields_of(cls))}
+    order = {name: position for position, name in enumerate(ordered_fields(cls))}
     head = cls.section if target.name == UNNAMED else f"{cls.section}:{target.name}"
     ordered = sorted(texts.items(), key=lambda item: order.get(item[0], len(order)))
     return " ".join([head, *(f"{name}={_quote(name, text)}" for name, text in ordered)])
@@ -113,10 +114,15 @@ def _parse_value(name: str, text: str, start: int) -> tuple[str, int]:
 
 
 def _quote(name: str, text: str) -> str:
-    if text == "":
-        return '""'
-    # A backslash before the end of a line would continue it.
-    for quote in _QUOTES[text.endswith("\\") :] if not re.search(r"[\r\n]", text) else ():
+    if re.search(r"[\r\n]", text):
+        quotes: tuple[str, ...] = ()
+    elif re.search(r"\s", text):
+        quotes = _QUOTES_OF_WORDS  # `mc --json` reads a value with spaces only within double quotes
+    else:
+        quotes = _QUOTES
+    for quote in quotes:
+        if not quote and text.endswith("\\"):
+            continue  # before the end of a line it would continue the line
         written = quote + text + quote[::-1]
         try:
             # Parse it alone and with a key after it, to check that the value is not mixed up with its neighbours.

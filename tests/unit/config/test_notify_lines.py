@@ -81,9 +81,14 @@ def test_the_problems_of_all_lines_are_told_with_their_numbers() -> None:
 def test_a_line_is_written_without_its_secrets() -> None:
     values = {"password": "hunter2", "key": "a key", "address": "h:1", "enable": "on", "user": ""}
     line = to_line(TargetId("redis", "x"), values)
-    assert line == f'notify_redis:x enable=on address=h:1 key=a key user="" password={REDACTED}'
+    assert line == f'notify_redis:x enable=on address=h:1 key="a key" user= password={REDACTED}'
     assert "hunter2" in to_line(TargetId("redis", "x"), values, redact=False)
     assert to_line(TargetId("postgresql", "_"), {"table": "t"}) == "notify_postgres table=t"
+
+
+def test_a_types_own_keys_are_written_before_those_of_every_target() -> None:
+    values = {"comment": "c", "queue_limit": "5", "key": "k", "enable": "off"}
+    assert to_line(TargetId("redis", "x"), values) == "notify_redis:x enable=off key=k queue_limit=5 comment=c"
 
 
 def test_a_line_that_was_written_without_secrets_does_not_overwrite_them() -> None:
