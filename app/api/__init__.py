@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
-    _add_s3_face(app, made)
+    _add_signed_apps(app, made)
     with suppress(TokensUnknown):
         made.tokens.required()  # cached now, in case the database becomes unavailable before the first request
     if made.feeder is not None:
@@ -47,7 +47,9 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def _add_s3_face(app: Flask, made: services.Services) -> None:
-    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
+def _add_signed_apps(app: Flask, made: services.Services) -> None:
+    # Imported here: botocore takes 0.1 s to load, which no command of the CLI should pay.
+    from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
+    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
-    app.wsgi_app = Front(S3App(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    app.wsgi_app = Front(S3App(made), AdminApp(made), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -1,9 +1,9 @@
 """Encrypt and decrypt bodies of MinIO's admin API with the secret key of the caller.
 
 A body is `salt (32) | algorithm (1) | nonce (8)` and a stream of sealed chunks of 16 KiB, each with a tag of 16 bytes.
-The key is derived from the secret key. The nonce of a chunk ends in its number, from 1; what is authenticated with it is
-0x00, or 0x80 for the last chunk, and the tag of an empty text under number 0. So no chunk can be changed, moved, left
-out or added.
+The key is derived from the secret key. The nonce of a chunk ends in its number, from 1; what is authenticated with it
+is 0x00, or 0x80 for the last chunk, and the tag of an empty text under number 0. So no chunk can be changed, moved,
+left out or added.
 
 The derivation costs 64 MiB, whatever the body says: the format fixes it. One at a time is derived in a process.
 """

@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping
 
 from app.config.arn import UNNAMED, TargetId
-from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields import fields
-from app.config.targets.base import TargetSettings, ordered_fields
-from app.config.targets.registry import TYPES, settings_type
+from app.config.targets.base import ordered_fields
+from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
@@ -31,7 +31,7 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
     head = _SECTION.match(text)
     if not head:
         raise _bad("line", "is empty", "write notify_<type>[:<name>] key=value …")
-    cls = _type_of(head["section"])
+    cls = section_type(head["section"])
     try:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)
     except BadValue as error:
@@ -74,13 +74,6 @@ def to_line(target: TargetId, values: Mapping[str, str], *, redact: bool = True)
     head = cls.section if target.name == UNNAMED else f"{cls.section}:{target.name}"
     ordered = sorted(texts.items(), key=lambda item: order.get(item[0], len(order)))
     return " ".join([head, *(f"{name}={_quote(name, text)}" for name, text in ordered)])
-
-
-def _type_of(section: str) -> type[TargetSettings]:
-    sections = {cls.section: cls for cls in TYPES.values()}
-    if section not in sections:
-        raise _bad(section, "is not a known section", did_you_mean(section, list(sections)))
-    return sections[section]
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
