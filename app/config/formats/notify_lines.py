@@ -2,7 +2,8 @@
 
 As in MinIO, a value may contain spaces without quotes; `"…"` or `'…'` around it, or one pair of each, is removed.
 Unlike MinIO, a quoted value is never split, and an unknown key is refused instead of becoming part of the previous
-value.
+value. A shell removes the quotes around `connection_string="host=h port=1"`: the keywords of libpq that follow an
+unquoted connection string belong to it.
 """
 
 import re
@@ -11,12 +12,13 @@ from collections.abc import Mapping
 from app.config.arn import UNNAMED, TargetId
 from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields import fields
-from app.config.targets.base import ordered_fields
+from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
 _END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
+_NO_INNER_KEYS: Mapping[str, frozenset[str]] = {}
 _QUOTES = ("", '"', "'", "\"'")
 _QUOTES_OF_WORDS = ('"', "'", "\"'", "")
 
@@ -36,7 +38,7 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)
     except BadValue as error:
         raise BadSettings([Problem("name", head["name"], error.problem, error.hint)]) from None
-    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :]))
+    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :], _inner_keys(cls)))
     if problems:
         raise BadSettings([_add_quoting_hint(problem) for problem in problems], str(target))
     return target, {"enable": "on"} | values
@@ -76,7 +78,12 @@ def to_line(target: TargetId, values: Mapping[str, str], *, redact: bool = True)
     return " ".join([head, *(f"{name}={_quote(name, text)}" for name, text in ordered)])
 
 
-def _parse_pairs(text: str) -> dict[str, str]:
+def _inner_keys(cls: type[TargetSettings]) -> dict[str, frozenset[str]]:
+    """Return the settings whose values are pairs themselves, with the keys of those."""
+    return {name: key.kind.pairs for name, key in fields.fields_of(cls).items() if key.kind.pairs}
+
+
+def _parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
     pairs: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -84,15 +91,15 @@ def _parse_pairs(text: str) -> dict[str, str]:
         if not match:
             raise _bad("line", "has text that is not key=value", "write key=value, without spaces around the =")
         name = match[1]
-        value, position = _parse_value(name, text, match.end())
+        value, position = _parse_value(name, text, match.end(), inner.get(name, frozenset()))
         if name in pairs:
             raise _bad(name, "is given twice", "give it once")
         pairs[name] = value
     return pairs
 
 
-def _parse_value(name: str, text: str, start: int) -> tuple[str, int]:
-    """Parse a value; return it and the position of the next key."""
+def _parse_value(name: str, text: str, start: int, inner_keys: frozenset[str]) -> tuple[str, int]:
+    """Parse a value, which may contain `inner_keys`; return it and the position of the next key."""
     quote = text[start : start + 1]
     if quote in ('"', "'"):
         end = re.compile(f"{quote}(?:{_END.pattern})").search(text, start + 1)
@@ -102,8 +109,11 @@ def _parse_value(name: str, text: str, start: int) -> tuple[str, int]:
         if quote == '"' and len(inner) > 1 and inner[0] == inner[-1] == "'":
             inner = inner[1:-1].strip()
         return inner, end.end()
-    end = _END.search(text, start)
-    return (text[start : end.start()], end.end()) if end else (text[start:], len(text))
+    for end in _END.finditer(text, start):
+        following = _KEY.match(text, end.end())
+        if not following or following[1] not in inner_keys:
+            return text[start : end.start()], end.end()
+    return text[start:], len(text)
 
 
 def _quote(name: str, text: str) -> str:

@@ -24,7 +24,7 @@ class Answer(io.BytesIO):
         pass
 
 
-@pytest.mark.parametrize("size", (0, *SIZES))
+@pytest.mark.parametrize("size", [0, *SIZES])
 def test_minio_py_reads_what_is_written_here(size: int) -> None:
     text = os.urandom(size)
     assert crypto.decrypt(Answer(encrypt(text, SECRET)), SECRET) == text  # type: ignore[arg-type]

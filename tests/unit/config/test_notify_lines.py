@@ -29,6 +29,16 @@ LINES: list[tuple[str, TargetId, dict[str, str]]] = [
         TargetId("postgresql", "_"),
         ON | {"connection_string": "host=h port=5432 dbname=d", "table": "t"},
     ),
+    (
+        "notify_postgres connection_string=host=h port=5432 user=me password=p dbname=d sslmode=off table=t user=you",
+        TargetId("postgresql", "_"),
+        ON
+        | {
+            "connection_string": "host=h port=5432 user=me password=p dbname=d sslmode=off",
+            "table": "t",
+            "username": "you",
+        },
+    ),
     ("notify_redis:x \\\n   address=\"h\" \\\n   key=\"k\"", TargetId("redis", "x"), ON | {"address": "h", "key": "k"}),
     ("notify_redis", TargetId("redis", "_"), ON),
 ]  # fmt: skip
@@ -55,7 +65,8 @@ def test_a_line_sets_a_target(line: str, target: TargetId, values: dict[str, str
         ("notify_redis adress=h", "did you mean address"),
         ("notify_redis Address=h", "did you mean address"),
         ("notify_webhook endpoint=http://h/x bogus=1", "bogus: is not a known setting"),
-        ("notify_postgres connection_string=host=h dbname=d", "put that value in double quotes"),
+        ("notify_postgres connection_string=host=h dbnam=d", "put that value in double quotes"),
+        ("notify_redis key=a host=h", "host: is not a known setting"),
     ],
 )
 def test_what_is_no_line_is_refused_and_never_swallowed(line: str, why: str) -> None:
