@@ -3,15 +3,15 @@
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import httpx
 import orjson
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
 from spark_jobs.jobs.drift import DRIFT
 from spark_jobs.jobs.repair_events import repair_event, request_body
@@ -54,14 +54,14 @@ class Api:
         `timeout` is how long (s) the API may be unavailable, `rate` is events per second.
         """
         path = f"/v1/targets/{target.type}/{target.name}/events"
-        with self._client() as client:
-            yield EventSender(client, path, {"after": after}, rate, timeout)
+        with self._session() as session:
+            yield EventSender(session, path, {"after": after}, rate, timeout)
 
     @contextmanager
     def to_matching_targets(self, *, rate: float, timeout: float = _RETRY_TIMEOUT) -> Iterator["EventSender"]:
         """Send events to the targets that the rules name."""
-        with self._client() as client:
-            yield EventSender(client, "/v1/events", {}, rate, timeout)
+        with self._session() as session:
+            yield EventSender(session, "/v1/events", {}, rate, timeout)
 
     def post_repairs(
         self, findings: DataFrame, *, bucket: str, target: TargetId, after: int, listed_at: int, limits: RepairLimits,
@@ -82,16 +82,21 @@ class Api:
                 recorded += receipt["recorded"] + receipt["repeated"]
         return recorded
 
-    def _client(self) -> httpx.Client:
-        headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+    @contextmanager
+    def _session(self) -> Iterator[ApiSession]:
+        try:
+            session = ApiSession(self.url, self.token)
+        except (InvalidToken, InvalidUrl) as error:
+            raise NotPosted(str(error)) from None
+        with closing(session):
+            yield session
 
 
 class EventSender:
     """Send batches of events over one connection; each is retried until its outcome is known."""
 
-    def __init__(self, client: httpx.Client, path: str, params: Mapping[str, int], rate: float, timeout: float) -> None:
-        self._client, self._path, self._params = client, path, params
+    def __init__(self, session: ApiSession, path: str, params: Mapping[str, int], rate: float, timeout: float) -> None:
+        self._session, self._path, self._params = session, path, params
         self._rate, self._timeout = rate, timeout
         self._next_send = time.monotonic()
 
@@ -128,14 +133,14 @@ class EventSender:
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                response = self._client.post(self._path, params=self._params, content=content, headers=headers)
-            except httpx.HTTPError as error:
-                reason = f"{self._client.base_url} does not answer: {error}"
+                response = self._session.request("POST", self._path, params=self._params, data=content, headers=headers)
+            except ApiUnavailable as error:
+                reason = str(error)
             else:
-                if response.is_success:
+                if is_success(response):
                     receipt: Mapping[str, Any] = response.json()
                     return receipt
-                reason = f"{self._client.base_url} answered {response.status_code}: {response.text[:500]}"
+                reason = f"{self._session.url} answered {response.status_code}: {response.text[:500]}"
                 if response.status_code < 500:
                     raise NotPosted(reason)
                 if ":queue-full" in response.text:

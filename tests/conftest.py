@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
 
 from tests import services
+from tests.support import server_logs
 
+_LOGGED = pytest.StashKey[dict[Path, int]]()
 OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
 
 
@@ -24,6 +27,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What has the longest files begins first, so that no process is left alone with one of them at the end."""
     long = ("acceptance", "spark")
     items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note how long the servers' logs are when a test begins."""
+    item.stash[_LOGGED] = server_logs.sizes(services.logs)
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Name the logs of the servers that logged something during a failed test; under CI=true, print their ends."""
+    report: Any = yield
+    if report.failed:
+        files = server_logs.keep(item.nodeid, services.logs, item.stash[_LOGGED])
+        lines = 15 if os.environ.get("CI") == "true" else 0
+        if files:
+            said = "\n".join("\n".join([str(file), *server_logs.tail(file, lines)]) for file in files)
+            report.sections.append(("what the servers logged", said))
+    return report
 
 
 @pytest.fixture(scope="session")

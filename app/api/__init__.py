@@ -39,7 +39,7 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
-    _add_s3_api(app, opened)
+    _add_signed_apps(app, opened)
     with suppress(TokensUnknown):
         opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
     if opened.feeder is not None:
@@ -47,7 +47,9 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def _add_s3_api(app: Flask, opened: services.Services) -> None:
-    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415 - loads botocore: 0.1 s that no command of the CLI should pay
+def _add_signed_apps(app: Flask, opened: services.Services) -> None:
+    # Imported here: botocore takes 0.1 s to load, which no command of the CLI should pay.
+    from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
+    from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
-    app.wsgi_app = Front(S3App(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    app.wsgi_app = Front(S3App(opened), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

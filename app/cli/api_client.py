@@ -5,8 +5,7 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import quote
 
-import httpx
-
+from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.cli_common.errors import CommandError
 from app.config.arn import TargetId, parse_arn
 from app.config.target_settings import redacted
@@ -14,8 +13,6 @@ from app.manifest.document import Manifest
 from app.outbox.rules import StoredRule
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.rules.model import Rule
-
-_TIMEOUT = 60  # seconds; the API reports an unavailable database after ten
 
 
 class ApiClient:
@@ -25,18 +22,15 @@ class ApiClient:
     """
 
     def __init__(self, url: str, token: str = "") -> None:
-        if not token.isascii() or any(not char.isprintable() or char == " " for char in token):
-            raise CommandError("the token is invalid: it contains characters that are not allowed in a token")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._client = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT)
-        except (httpx.InvalidURL, ValueError):
-            raise CommandError(f"{url!r} is not a valid URL; write --url http://host:8730") from None
+            self._session = ApiSession(url, token)
+        except (InvalidToken, InvalidUrl) as error:
+            raise CommandError(str(error)) from None
         self._url = url
 
     def close(self) -> None:
         """Close the connection."""
-        self._client.close()
+        self._session.close()
 
     @cached_property
     def described(self) -> list[dict[str, Any]]:
@@ -105,10 +99,10 @@ class ApiClient:
     def request(self, method: str, path: str, *, target: TargetId | None = None, **options: Any) -> Any:
         """Send a request and return its response's JSON. `target` is the one that an unknown-target error names."""
         try:
-            answer = self._client.request(method, path, **options)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise CommandError(f"{self._url} does not answer: {error or type(error).__name__}") from None
-        if answer.is_success:
+            answer = self._session.request(method, path, **options)
+        except ApiUnavailable as error:
+            raise CommandError(str(error)) from None
+        if is_success(answer):
             return answer.json() if answer.content else None
         try:
             problem = answer.json()

@@ -33,7 +33,7 @@ class CommandContext(ServiceContext):
         """The service at `--url`, None without one. Raises `CommandError`."""
         if not self._url:
             return None
-        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads httpx, which commands on the database do not need
+        from app.cli.api_client import ApiClient  # noqa: PLC0415 - loads requests, which commands on the database do not need
 
         return ApiClient(self._url, self._token)
 

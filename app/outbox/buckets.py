@@ -75,6 +75,10 @@ class Remembered:
     def __init__(self) -> None:
         self._names: set[str] = set()
 
+    def include(self, names: set[str]) -> bool:
+        """Return whether all these buckets are known to be in the table."""
+        return names <= self._names
+
     def clear(self) -> None:
         """Empty the cache; needed when another process may have removed a bucket."""
         self._names.clear()

@@ -13,6 +13,31 @@ MYSQL = {"mysql_charset": "utf8mb4", "mysql_collate": "utf8mb4_bin", "mysql_engi
 LONG_TEXT = sa.Text().with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
+BEGIN_APPEND = """
+CREATE FUNCTION begin_append(
+    known_version bigint, wanted bigint, ids bpchar[], target_ids integer[], counts bigint[], ceilings bigint[]
+) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+    first_seq bigint;
+BEGIN
+    UPDATE log_head SET last_seq = last_seq + wanted WHERE id = 1 AND version = known_version
+        RETURNING last_seq - wanted + 1 INTO first_seq;
+    IF first_seq IS NULL OR EXISTS (SELECT FROM events WHERE id = ANY (ids)) THEN
+        RETURN NULL;
+    END IF;
+    IF ceilings IS NOT NULL AND EXISTS (
+        SELECT FROM unnest(target_ids, counts, ceilings) AS added (id, number, ceiling)
+        JOIN targets ON targets.id = added.id WHERE targets.recorded + added.number > added.ceiling
+    ) THEN
+        RETURN NULL;
+    END IF;
+    UPDATE targets SET recorded = targets.recorded + added.number
+        FROM unnest(target_ids, counts) AS added (id, number) WHERE targets.id = added.id;
+    RETURN first_seq;
+END
+$$
+"""
+
 
 def upgrade() -> None:
     op.create_table(
@@ -276,9 +301,13 @@ def upgrade() -> None:
     op.create_index("ix_rules_bucket", "rules", ["bucket"], unique=False)
     op.create_index("ix_rules_target_id", "rules", ["target_id"], unique=False)
     op.bulk_insert(sa.table("log_tail", sa.column("id", sa.Integer)), [{"id": 1}])
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute(BEGIN_APPEND)
 
 
 def downgrade() -> None:
+    if op.get_bind().dialect.name == "postgresql":
+        op.execute("DROP FUNCTION begin_append")
     op.drop_table("rules")
     op.drop_table("replays")
     op.drop_table("redeliveries")

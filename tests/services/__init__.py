@@ -25,7 +25,7 @@ from tests.services.messaging import (
     nsqd,
 )
 from tests.services.proxy import Proxy, proxy
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, free_port, need, new_folder, until
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, free_port, logs, need, new_folder, until
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
@@ -56,6 +56,7 @@ __all__ = [
     "elasticsearch",
     "free_port",
     "kafka",
+    "logs",
     "mariadb",
     "minio",
     "mosquitto",

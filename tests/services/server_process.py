@@ -28,6 +28,7 @@ LOOPBACK = "127.0.0.1"
 USER = "alice"
 PASSWORD = "s3cret"
 
+logs: dict[Path, str] = {}  # of every server that this test process has made, with its name
 _issued: set[int] = set()
 _numbers = itertools.count(1)
 
@@ -164,6 +165,7 @@ class Server:
         self.check()
         self.folder = new_folder(self.name)
         self.log = self.folder / "log"
+        logs[self.log] = self.name
         self.port = free_port()
         self.prepare()
 

@@ -31,15 +31,21 @@ _PARENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A statement or a COMMIT: the tables that it reads, and those that it writes, locks or publishes."""
+    """A statement or a COMMIT: the tables that it reads, and those that it writes, locks or publishes.
+
+    One that is `both` is a transaction of its own.
+    """
 
     text: str
     reads: frozenset[str] = frozenset()
     writes: frozenset[str] = frozenset()
     commit: bool = False
+    both: bool = False
 
     def conflicts(self, other: "Step") -> bool:
         """Whether the order of the two can matter."""
+        if self.both or other.both:
+            return bool(self.writes & (other.reads | other.writes) or other.writes & self.reads)
         if self.commit and other.commit:
             return False
         if self.commit or other.commit:
@@ -53,6 +59,8 @@ class Step:
 def parsed(statement: str) -> Step:
     """What a statement touches."""
     text = " ".join(statement.split())
+    if "begin_append(" in text:
+        return Step(text, writes=frozenset(("log_head", "targets", "events")), both=True)
     tables = _TABLE.findall(text)
     verb = text.split(" ", 1)[0].upper()
     if verb == "INSERT":
@@ -124,7 +132,7 @@ class Side:
     def _before_statement(self, connection: sa.Connection, _cursor: object, statement: str, *_: object) -> None:
         if threading.current_thread() is self._thread:
             step = parsed(statement)
-            if step.writes:
+            if not step.both:
                 self._written |= step.writes
             self._stop(connection, step)
 

@@ -62,6 +62,7 @@ class World:
     lease: Lease
     parked: "Prepared"
     pending: "Prepared"
+    log: Log  # which has appended to this outbox last
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
     base: frozenset[tuple[int, str]]
     delivered: set[tuple[int, str]] = field(default_factory=set)  # row id of the opened target, and event id
@@ -130,7 +131,7 @@ def build(database: Database) -> World:
     base = frozenset((row_id, one.id) for one in courier.scripted.got)
     assert [len(rows[name]) for name in ("parked", "dead_letters")] == [1, 2]
     letters = frozenset((row["target_id"], row["partition"], row["seq"]) for row in rows["dead_letters"])
-    return World(database, target, row_id, lease, parked, pending, rows, base, letters=letters)
+    return World(database, target, row_id, lease, parked, pending, log, rows, base, letters=letters)
 
 
 def _apart() -> tuple[str, str]:
@@ -173,7 +174,10 @@ Operation = Callable[[Worker, World], None]
 def append(worker: Worker, world: World) -> None:
     """A frontend's request with one event of each object."""
     k, j = _apart()
-    Log(worker.context.database).append([[event(k), event(j)]])
+    log = Log(worker.context.database)
+    # As after its first append: what a log remembers, whatever the runs before have changed.
+    vars(log).update(copy.deepcopy({name: kept for name, kept in vars(world.log).items() if name != "_database"}))
+    log.append([[event(k), event(j)]])
 
 
 def offer(worker: Worker, world: World) -> None:

@@ -15,7 +15,7 @@ from app.events.parsing import parse
 from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Receipt
 from app.outbox.log.recorder import Recorder
-from app.outbox.reconcile.runs import Reconciliation, Reconciliations, UnlessChanged
+from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
 
 logger = logging.getLogger("bucketwire.api")
 routes = Blueprint("reconciliations", __name__)
@@ -79,19 +79,20 @@ def repair(type_name: str, name: str) -> Response:
     check_active(services().registry.target(target))
     body = read_body(request, services().settings.body_limit)
     events = parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits).events
-    log = UnlessChanged(services().database, target, after)
-    receipts, refused = Recorder(services().database, log).record_most(events)
+    recorder = Recorder(services().database, only_target=target, guard=unchanged_since(after))
+    receipts, refused = recorder.record_most(events)
     for event, reason in refused[:_LOGGED]:
         logger.warning("the database refuses event %s: %s", event.id, reason)
     arn = target.arn(services().settings.region)
-    recorded = [receipt for receipt in receipts if isinstance(receipt, Receipt) and not receipt.discarded]
+    recorded = [receipt for receipt in receipts if isinstance(receipt, Receipt)]
     if len(recorded) < len(receipts):
         detail = f"the queue of {arn} has no capacity for all of these events; send them again later"
         raise ApiProblem("queue-full", detail, {"targets": [arn]})
     if refused and len(refused) == len(events):
         raise ApiProblem("bad-events", "the database refuses every one of these events; the API's log has its reasons")
-    counts = {name: sum(getattr(receipt, name) for receipt in recorded) for name in ("recorded", "repeated")}
-    return json_response(counts | {"overtaken": log.overtaken, "refused": len(refused)}, 202)
+    names = ("recorded", "repeated", "overtaken")
+    counts = {name: sum(getattr(receipt, name) for receipt in recorded) for name in names}
+    return json_response(counts | {"refused": len(refused)}, 202)
 
 
 def _json(run: Reconciliation) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
 from app.outbox.engine.database import now_ms
-from app.outbox.log.addressed import AddressedLog
 from app.outbox.log.append import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.targets import StoredTarget, UnknownTarget
@@ -176,12 +175,11 @@ def test(type_name: str, name: str) -> Response:
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
     events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
-    log = AddressedLog(services().database, target)
-    [receipt] = Recorder(services().database, log).record([events])
+    [receipt] = Recorder(services().database, only_target=target).record([events])
     if isinstance(receipt, Exception):
         raise receipt
     arn = target.arn(services().settings.region)
-    if isinstance(receipt, QueueFull) or receipt.discarded:
+    if isinstance(receipt, QueueFull):
         raise ApiProblem("queue-full", f"the queue of {arn} is full; no test event was recorded", {"targets": [arn]})
     return json_response(
         {

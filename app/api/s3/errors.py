@@ -1,4 +1,4 @@
-"""The error responses of the S3 API: S3's XML, with the codes and statuses of MinIO."""
+"""The errors of the S3 API and of MinIO's admin API, with the codes and statuses of MinIO; S3's are written as XML."""
 
 import secrets
 from collections.abc import Mapping
@@ -38,6 +38,12 @@ CODES: Mapping[str, tuple[int, str]] = {
     "SlowDown": (503, "There are too many listeners; please try again later."),
     "UnsupportedNotification": (400, "Only queue notifications are supported."),
     "XAmzContentSHA256Mismatch": (400, "The provided 'x-amz-content-sha256' header does not match what was computed."),
+    "XMinioAdminConfigBadJSON": (400, "The body cannot be decrypted or read."),
+    "XMinioAdminConfigEnvOverridden": (400, "The target is set by environment variables; change it there."),
+    "XMinioAdminConfigTooLarge": (400, "The body is too large."),
+    "XMinioAdminInvalidArgument": (400, "Invalid arguments specified."),
+    "XMinioConfigError": (400, "The settings cannot be used."),
+    "XMinioConfigNotFoundError": (404, "There is no such target."),
     "XMinioInvalidResourceName": (400, 'Resource name contains bad components such as ".." or ".".'),
 }
 

@@ -1,6 +1,6 @@
 """`bucketwire config …`: targets as lines of `notify_<type>[:<name>] key=value …`, as in `mc admin config`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -12,11 +12,10 @@ from app.cli_common.errors import CommandError
 from app.cli_common.output import printable
 from app.config.arn import TargetId
 from app.config.errors import Problem
-from app.config.target_settings import BadSettings, from_config_json, merged, parse_line, parse_lines, to_line
+from app.config.target_settings import BadSettings, from_config_json, parse_line, parse_lines, to_line
 from app.config.targets.base import without_effect
+from app.manifest.changes import changed, joined
 from app.manifest.document import Manifest
-from app.outbox.registry import ReadOnlyTarget
-from app.outbox.targets import UnknownTarget
 
 
 @click.group()
@@ -36,10 +35,8 @@ def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None,
     """
     if bool(line) == bool(source):
         raise click.UsageError("give a line or --file")
-    settings: dict[TargetId, dict[str, str]] = {}
-    for target, values in parse_lines(source.read()) if source else [_parse_words(line)]:
-        settings[target] = settings.get(target, {}) | values
-    put_all(context, [change(context, target, values) for target, values in settings.items()], dry_run=dry_run)
+    lines = parse_lines(source.read()) if source else [_parse_words(line)]
+    put_all(context, changed(context.chosen, joined(lines)), dry_run=dry_run)
 
 
 @config.command()
@@ -97,7 +94,7 @@ def import_(context: CommandContext, path: Path, dry_run: bool) -> None:
     parsed = from_config_json(document)
     if parsed.problems:
         raise BadSettings(parsed.problems)
-    put_all(context, [change(context, target, values) for target, values in parsed.targets.items()], dry_run=dry_run)
+    put_all(context, changed(context.chosen, parsed.targets), dry_run=dry_run)
 
 
 @config.command()
@@ -111,25 +108,8 @@ def reseal(context: CommandContext) -> None:
     context.done(f"encrypted the secrets of {count} targets again", targets=count)
 
 
-def change(context: CommandContext, target: TargetId, values: Mapping[str, str]) -> tuple[TargetId, dict[str, str]]:
-    """Return the target and all its texts after setting `values`. Raises `BadSettings` or `ReadOnlyTarget`."""
-    try:
-        stored = context.chosen.target(target)
-    except UnknownTarget:
-        before: dict[str, str] = {}
-    else:
-        if stored.origin == "environment" and stored.enabled:
-            raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change the variables")
-        before = context.chosen.texts(stored)
-    try:
-        return target, merged(target.type, before, values)
-    except BadSettings as error:
-        raise error.about(str(target)) from None
-
-
-def put_all(context: CommandContext, changes: Iterable[tuple[TargetId, Mapping[str, str]]], *, dry_run: bool) -> None:
+def put_all(context: CommandContext, targets: Mapping[TargetId, Mapping[str, str]], *, dry_run: bool) -> None:
     """Set targets to these texts, all or none, or only show the changes. Raises `BadSettings`."""
-    targets = dict(changes)
     plan = context.apply(Manifest(targets), dry_run=dry_run)
     for target, values in targets.items():
         for sentence in without_effect(values):

@@ -4,13 +4,14 @@ from typing import Any
 
 import click
 
-from app.cli.commands.config import change, put_all
+from app.cli.commands.config import put_all
 from app.cli.commands.processes import TARGET_TEST, exec_process
 from app.cli.context import CommandContext, with_context, with_context_or_url
 from app.cli_common.output import printable
 from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, BadSettings, redacted
+from app.manifest.changes import changed
 from app.outbox.targets import StoredTarget
 
 
@@ -62,7 +63,7 @@ def set_(context: CommandContext, which: TargetId, pairs: tuple[str, ...], dry_r
         if not separator:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
         values[key] = value
-    put_all(context, [change(context, which, {"enable": "on"} | values)], dry_run=dry_run)
+    put_all(context, changed(context.chosen, {which: {"enable": "on"} | values}), dry_run=dry_run)
 
 
 @target.command()

@@ -28,6 +28,7 @@ class FieldType(Generic[T]):
     holds_secrets = False  # whether a value may contain a secret; it may then be a reference to a secret
     has_colons = False  # whether a value may begin with `env:` or `file:` without being a reference
     separator = ""  # between the values of a list, for types that are lists
+    pairs: ClassVar[frozenset[str]] = frozenset()  # the keys of a value that is `key=value key=value` itself
 
     def parse(self, text: str) -> T:
         """Parse a text without surrounding spaces. Raises `BadValue`."""

@@ -2,22 +2,25 @@
 
 As in MinIO, a value may contain spaces without quotes; `"…"` or `'…'` around it, or one pair of each, is removed.
 Unlike MinIO, a quoted value is never split, and an unknown key is refused instead of becoming part of the previous
-value.
+value. A shell removes the quotes around `connection_string="host=h port=1"`: the keywords of libpq that follow an
+unquoted connection string belong to it.
 """
 
 import re
 from collections.abc import Mapping
 
 from app.config.arn import UNNAMED, TargetId
-from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields import fields
-from app.config.targets.base import TargetSettings
-from app.config.targets.registry import TYPES, settings_type
+from app.config.targets.base import TargetSettings, ordered_fields
+from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
 _END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
+_NO_INNER_KEYS: Mapping[str, frozenset[str]] = {}
 _QUOTES = ("", '"', "'", "\"'")
+_QUOTES_OF_WORDS = ('"', "'", "\"'", "")
 
 
 def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
@@ -30,12 +33,12 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
     head = _SECTION.match(text)
     if not head:
         raise _bad("line", "is empty", "write notify_<type>[:<name>] key=value …")
-    cls = _type_of(head["section"])
+    cls = section_type(head["section"])
     try:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)
     except BadValue as error:
         raise BadSettings([Problem("name", head["name"], error.problem, error.hint)]) from None
-    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :]))
+    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :], _inner_keys(cls)))
     if problems:
         raise BadSettings([_add_quoting_hint(problem) for problem in problems], str(target))
     return target, {"enable": "on"} | values
@@ -62,27 +65,25 @@ def parse_lines(text: str) -> list[tuple[TargetId, dict[str, str]]]:
 
 
 def to_line(target: TargetId, values: Mapping[str, str], *, redact: bool = True) -> str:
-    """Write the line that sets a target, keys in the order of their declaration.
+    """Write the line that sets a target as MinIO writes it: its type's own keys before those of every target.
 
     With `redact`, secrets are `*redacted*`: setting such a line keeps the stored secrets. Raises `BadSettings` for a
     value that cannot be written in a line.
     """
     cls = settings_type(target.type)
     texts = fields.redact(cls, values) if redact else values
-    order = {name: position for position, name in enumerate(fields.fields_of(cls))}
+    order = {name: position for position, name in enumerate(ordered_fields(cls))}
     head = cls.section if target.name == UNNAMED else f"{cls.section}:{target.name}"
     ordered = sorted(texts.items(), key=lambda item: order.get(item[0], len(order)))
     return " ".join([head, *(f"{name}={_quote(name, text)}" for name, text in ordered)])
 
 
-def _type_of(section: str) -> type[TargetSettings]:
-    sections = {cls.section: cls for cls in TYPES.values()}
-    if section not in sections:
-        raise _bad(section, "is not a known section", did_you_mean(section, list(sections)))
-    return sections[section]
+def _inner_keys(cls: type[TargetSettings]) -> dict[str, frozenset[str]]:
+    """Return the settings whose values are pairs themselves, with the keys of those."""
+    return {name: key.kind.pairs for name, key in fields.fields_of(cls).items() if key.kind.pairs}
 
 
-def _parse_pairs(text: str) -> dict[str, str]:
+def _parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
     pairs: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -90,15 +91,15 @@ def _parse_pairs(text: str) -> dict[str, str]:
         if not match:
             raise _bad("line", "has text that is not key=value", "write key=value, without spaces around the =")
         name = match[1]
-        value, position = _parse_value(name, text, match.end())
+        value, position = _parse_value(name, text, match.end(), inner.get(name, frozenset()))
         if name in pairs:
             raise _bad(name, "is given twice", "give it once")
         pairs[name] = value
     return pairs
 
 
-def _parse_value(name: str, text: str, start: int) -> tuple[str, int]:
-    """Parse a value; return it and the position of the next key."""
+def _parse_value(name: str, text: str, start: int, inner_keys: frozenset[str]) -> tuple[str, int]:
+    """Parse a value, which may contain `inner_keys`; return it and the position of the next key."""
     quote = text[start : start + 1]
     if quote in ('"', "'"):
         end = re.compile(f"{quote}(?:{_END.pattern})").search(text, start + 1)
@@ -108,15 +109,23 @@ def _parse_value(name: str, text: str, start: int) -> tuple[str, int]:
         if quote == '"' and len(inner) > 1 and inner[0] == inner[-1] == "'":
             inner = inner[1:-1].strip()
         return inner, end.end()
-    end = _END.search(text, start)
-    return (text[start : end.start()], end.end()) if end else (text[start:], len(text))
+    for end in _END.finditer(text, start):
+        following = _KEY.match(text, end.end())
+        if not following or following[1] not in inner_keys:
+            return text[start : end.start()], end.end()
+    return text[start:], len(text)
 
 
 def _quote(name: str, text: str) -> str:
-    if text == "":
-        return '""'
-    # A backslash before the end of a line would continue it.
-    for quote in _QUOTES[text.endswith("\\") :] if not re.search(r"[\r\n]", text) else ():
+    if re.search(r"[\r\n]", text):
+        quotes: tuple[str, ...] = ()
+    elif re.search(r"\s", text):
+        quotes = _QUOTES_OF_WORDS  # `mc --json` reads a value with spaces only within double quotes
+    else:
+        quotes = _QUOTES
+    for quote in quotes:
+        if not quote and text.endswith("\\"):
+            continue  # before the end of a line it would continue the line
         written = quote + text + quote[::-1]
         try:
             # Parse it alone and with a key after it, to check that the value is not mixed up with its neighbours.

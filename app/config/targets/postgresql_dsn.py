@@ -1,6 +1,7 @@
 """Parse PostgreSQL's connection strings and table names (reference §4.10)."""
 
 import re
+from typing import ClassVar
 
 from app.config.errors import BadValue
 from app.config.fields.field_types import FieldType, Text
@@ -11,6 +12,14 @@ _PAIR = re.compile(
 _NAME = re.compile(r"[^\W\d][\w$]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
 _LONGEST_NAME = 63
+_LIBPQ = """
+    application_name channel_binding client_encoding connect_timeout dbname fallback_application_name gssdelegation
+    gssencmode gsslib host hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname
+    load_balance_hosts max_protocol_version min_protocol_version options passfile password port replication
+    require_auth requirepeer requiressl scram_client_key scram_server_key service ssl_max_protocol_version
+    ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslkeylogfile sslmode
+    sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout user
+"""
 
 
 class ConnectionString(FieldType[str]):
@@ -18,6 +27,7 @@ class ConnectionString(FieldType[str]):
 
     label = "libpq keywords or URL"
     empty = ""
+    pairs: ClassVar[frozenset[str]] = frozenset(_LIBPQ.split())
 
     def parse(self, text: str) -> str:
         """Check the syntax and return the text; only connecting shows whether libpq knows every keyword."""

@@ -16,3 +16,16 @@ def settings_type(type_name: str) -> type[TargetSettings]:
         problem = Problem("type", type_name, "is not a known target type", did_you_mean(type_name, list(TYPES)))
         raise BadSettings([problem])
     return TYPES[type_name]
+
+
+def sections() -> dict[str, type[TargetSettings]]:
+    """Return the settings class of each section of `notify_…` text."""
+    return {cls.section: cls for cls in TYPES.values()}
+
+
+def section_type(section: str) -> type[TargetSettings]:
+    """Return the settings class of a section. Raises `BadSettings`, which names the nearest section or all of them."""
+    known = sections()
+    if section not in known:
+        raise BadSettings([Problem(section, "", "is not a known section", did_you_mean(section, list(known)))])
+    return known[section]

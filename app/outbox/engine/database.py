@@ -100,6 +100,13 @@ class Database:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
 
+    def committing_each(self) -> AbstractContextManager[sa.Connection]:
+        """Return a context manager for a connection that commits each statement by itself, without a round trip for it.
+
+        Not for SQLite, where it is `reading()`.
+        """
+        return self._reader.connect()
+
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
             cursor.execute("SELECT @@max_allowed_packet")
@@ -169,6 +176,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
     # a very high estimated cost, so jit would compile every small query.)
     options = (
         "-c synchronous_commit=on -c lock_timeout=15s -c idle_in_transaction_session_timeout=60s"
+        " -c default_transaction_isolation=read\\ committed"  # also where each statement commits by itself
         " -c enable_seqscan=off -c enable_bitmapscan=off -c jit=off"
     )
     engine = sa.create_engine(

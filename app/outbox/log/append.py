@@ -1,28 +1,28 @@
 """Append events to the log: many requests in one transaction; record each event once and count it for each target.
 
 The transaction locks the head row first. From then on it is the only writer, so everything it reads (rules, limits,
-recorded ids) is exact until the commit.
+recorded ids) is exact until the commit. On PostgreSQL an append is tried in one round trip first (`pg_append`).
 """
 
-import hashlib
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.events import sequencer, test_events
 from app.events.model import Event
 from app.events.stored_size import is_larger
 from app.outbox import tables
-from app.outbox.buckets import REMOVED, Remembered
+from app.outbox.buckets import Remembered
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.db_errors import Unstorable
+from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt, key_hash
+from app.outbox.log.pg_append import append_at_once
 from app.outbox.log.routing import Routing, load_routing
+
+__all__ = ["Guard", "Log", "QueueFull", "Receipt", "chunks", "key_hash", "settled"]
 
 _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
@@ -35,33 +35,9 @@ _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
 _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bindparam("ids", expanding=True)))
 
 
-@dataclass(slots=True)
-class Receipt:
-    """The result of one request's events, which the frontend gets as the response."""
-
-    recorded: int = 0
-    repeated: int = 0
-    matched: Counter[TargetId] = field(default_factory=Counter)
-    discarded: Counter[TargetId] = field(default_factory=Counter)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFull:
-    """The whole request was rejected: these targets have `queue_full=reject` and a full queue."""
-
-    targets: tuple[TargetId, ...]
-
-
-def key_hash(bucket: str, key: str) -> int:
-    """Return a signed 64-bit hash of an object; it determines the object's partition and indexes its history."""
-    digest = hashlib.blake2b(f"{bucket}/{key}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big", signed=True)
-
-
-def targets_text(ids: Iterable[int]) -> str:
-    """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13."""
-    listed = ",".join(map(str, ids))
-    return f",{listed}," if listed else ""
+# Given the transaction, under the lock of the log's head, and events that are not in the log yet: the ids of those that
+# must not be recorded.
+Guard = Callable[[sa.Connection, Sequence[Event]], Collection[str]]
 
 
 class Log:
@@ -72,41 +48,93 @@ class Log:
         self._routing = Routing.empty()
         self._buckets = Remembered()
         self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
+        self._partitions = 0
+        # Whether the last append recorded every event for every target: then the next one will most likely, too.
+        self._usual = False
 
     def append(
-        self, requests: Sequence[Sequence[Event]], *, promised: bool = False, routed: bool = True
+        self,
+        requests: Sequence[Sequence[Event]],
+        *,
+        promised: bool = False,
+        routed: bool = True,
+        only_target: TargetId | None = None,
+        guard: Guard | None = None,
     ) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit, and return an answer for each request, in order.
 
         An event whose id is already in the log counts as repeated and changes nothing. `promised` requests were already
         answered with 2xx and are not rejected: a target with `queue_full=reject` exceeds its limit for them. Without
-        `routed`, the events go to no target, independent of the rules: only listeners receive them. Raises
-        `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
+        `routed`, the events go to no target, independent of the rules: only listeners receive them. With `only_target`,
+        they go to this target alone, independent of the rules, or to none if it is removed or disabled; a request for
+        which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken.
+
+        Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
-        wanted = sum(map(len, requests))
-        if not wanted:
+        if not any(requests):
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
+        routing = self._routing_for(routed, only_target)
+        if guard is None and self._usual and self._database.dialect == "postgresql":
+            batch = BatchBuilder(routing, {}, (), {}, 0, self._partitions, now_ms())
+            answers = [batch.add(events) for events in requests]
+            if self._append_at_once(batch, promised):
+                return answers
+        return self._append_under_lock(requests, routing, promised, routed, only_target, guard)
+
+    def _append_at_once(self, batch: BatchBuilder, promised: bool) -> bool:
+        """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
+        if not self._buckets.include(batch.buckets()):
+            return False
+        ceilings = {
+            target: self._routing.limits[target] + self._settled.get(target, 0)
+            for target in batch.recorded.keys() & self._routing.limits.keys()
+            if not (promised and target in self._routing.rejecting)
+        }
+        return append_at_once(
+            self._database,
+            batch.rows,
+            version=self._routing.version,
+            recorded=batch.recorded,
+            ceilings=ceilings,
+        )
+
+    def _append_under_lock(
+        self,
+        requests: Sequence[Sequence[Event]],
+        routing: Routing,
+        promised: bool,
+        routed: bool,
+        only_target: TargetId | None,
+        guard: Guard | None,
+    ) -> list[Receipt | QueueFull]:
+        wanted = sum(map(len, requests))
         # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
-        expected = self._routing
-        matched = {event.id: expected.targets(event) for events in requests for event in events} if routed else {}
+        matched = {event.id: routing.targets(event) for events in requests for event in events}
         with self._database.writing() as connection:
-            first, partitions = self._take(connection, wanted)
-            if self._routing is not expected:
-                matched.clear()
-            known = _known(connection, {event.id for events in requests for event in events})
-            requests = self._chosen(connection, requests, known)
+            first, changed = self._reserve(connection, wanted)
+            if changed:
+                routing, matched = self._routing_for(routed, only_target), {}
+            by_id = {event.id: event for events in requests for event in events}
+            known = _known(connection, by_id)
+            fresh = [event for event in by_id.values() if event.id not in known]
+            overtaken = guard(connection, fresh) if guard is not None else ()
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
-            routing = self._routing if routed else Routing.empty()
-            intake = BatchBuilder(routing, matched, known, room, first, partitions, now_ms())
-            answers = [intake.take(events) for events in requests]
-            insert(connection, tables.events, intake.rows)
-            _count(connection, intake)
-            buckets = self._buckets.new(connection, intake.buckets(), now_ms())
+            batch = BatchBuilder(routing, matched, known, room, first, self._partitions, now_ms(), overtaken)
+            answers = [batch.add(events) for events in requests]
+            insert(connection, tables.events, batch.rows)
+            _count(connection, batch)
+            buckets = self._buckets.new(connection, batch.buckets(), now_ms())
         self._buckets.add(buckets)
+        self._usual = len(batch.rows) == wanted and not batch.discarded
         return answers
+
+    def _routing_for(self, routed: bool, only_target: TargetId | None) -> Routing:
+        if not routed:
+            return Routing.empty()
+        return self._routing if only_target is None else self._routing.only(only_target)
 
     def _check_sizes(self, requests: Sequence[Sequence[Event]]) -> None:
         """Raise `Unstorable` for a too large event: the server would disconnect, as if it were unavailable."""
@@ -114,26 +142,19 @@ class Log:
         if most is not None and any(is_larger(event, most) for events in requests for event in events):
             raise Unstorable(f"an event has more than the {most} bytes that the database takes")
 
-    def _chosen(
-        self,
-        connection: sa.Connection,  # noqa: ARG002 (for logs that look before they take)
-        requests: Sequence[Sequence[Event]],
-        known: set[str],  # noqa: ARG002 (as above)
-    ) -> Sequence[Sequence[Event]]:
-        """Select the events to record from those requested; called under the head's lock."""
-        return requests
-
-    def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
+    def _reserve(self, connection: sa.Connection, wanted: int) -> tuple[int, bool]:
+        """Lock the head, and return the first of the reserved numbers, and whether targets or rules have changed."""
         if connection.dialect.update_returning:
             row = connection.execute(_RESERVE_RETURNING, {"wanted": wanted}).one()
         else:
             connection.execute(_RESERVE, {"wanted": wanted})
             row = connection.execute(_READ_HEAD).one()
-        if row.version != self._routing.version:
-            self._routing = load_routing(connection, row.version)
+        changed = row.version != self._routing.version
+        if changed:
+            self._routing, self._partitions = load_routing(connection, row.version), row.partitions
             self._settled.clear()
             self._buckets.clear()
-        return row.last_seq - wanted + 1, row.partitions
+        return row.last_seq - wanted + 1, changed
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """Return the remaining queue capacity of each limited target: exact if nearly full, else a lower bound."""
@@ -163,105 +184,18 @@ def settled(connection: sa.Connection, target_id: int) -> int:
     return int(connection.execute(freed).scalar_one())
 
 
-class BatchBuilder:
-    """Convert the requests of one transaction to rows, without access to the database."""
-
-    def __init__(
-        self,
-        routing: Routing,
-        matched: Mapping[str, tuple[int, ...]],
-        known: Collection[str],
-        room: dict[int, int],
-        first: int,
-        partitions: int,
-        now: int,
-    ) -> None:
-        self._routing = routing
-        self._matched = matched
-        self._known = set(known)
-        self._room = room
-        self._seq = first
-        self._partitions = partitions
-        self._now = now
-        self.rows: list[dict[str, Any]] = []
-        self.recorded: Counter[int] = Counter()
-        self.discarded: Counter[int] = Counter()
-
-    def take(self, events: Sequence[Event]) -> Receipt | QueueFull:
-        """Add one request's events, or reject all of them if a target's queue is full."""
-        fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
-        for event in events:
-            if event.id not in self._known and event.id not in fresh:
-                found = self._matched.get(event.id)
-                fresh[event.id] = (event, self._routing.targets(event) if found is None else found)
-        full = self._refusing(fresh.values())
-        if full:
-            return QueueFull(full)
-        receipt = Receipt(recorded=len(fresh), repeated=len(events) - len(fresh))
-        self._known.update(fresh)
-        for event, matched in fresh.values():
-            taken = []
-            for target in matched:
-                receipt.matched[self._routing.ids[target]] += 1
-                if self._room.get(target, 1) > 0:
-                    self._room[target] = self._room.get(target, 1 << 62) - 1
-                    self.recorded[target] += 1
-                    taken.append(target)
-                else:
-                    self.discarded[target] += 1
-                    receipt.discarded[self._routing.ids[target]] += 1
-            self.rows.append(self._row(event, targets_text(taken)))
-        return receipt
-
-    def buckets(self) -> set[str]:
-        """Return the buckets that exist according to the rows, without the bucket of target tests."""
-        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {test_events.TEST_BUCKET}
-
-    def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
-        if not self._routing.rejecting:
-            return ()
-        wanted = Counter(target for _, matched in fresh for target in matched)
-        return tuple(
-            self._routing.ids[target]
-            for target, count in wanted.items()
-            if target in self._routing.rejecting and count > self._room.get(target, count)
-        )
-
-    def _row(self, event: Event, targets: str) -> dict[str, Any]:
-        hashed = key_hash(event.bucket, event.key)
-        states = sequencer.states_content(event.name, event.version)
-        row = {
-            "partition": hashed % self._partitions,
-            "seq": self._seq,
-            "id": event.id,
-            "key_hash": hashed,
-            "received_at": self._now,
-            "name": event.name,
-            "bucket": event.bucket,
-            "key": event.key,
-            "version": event.version,
-            "sequencer": sequencer.comparable(event.sequencer) if states else "",
-            "time": event.time,
-            "targets": targets,
-            "record": event.record,
-            "trace": event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
-        }
-        self._seq += 1
-        return row
-
-
-def _known(connection: sa.Connection, ids: set[str]) -> set[str]:
+def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
     found: set[str] = set()
     for some in chunks(list(ids)):
         found.update(connection.execute(_SELECT_KNOWN, {"ids": some}).scalars())
     return found
 
 
-def _count(connection: sa.Connection, intake: BatchBuilder) -> None:
-    touched = tuple(sorted(intake.recorded.keys() | intake.discarded.keys()))
+def _count(connection: sa.Connection, batch: BatchBuilder) -> None:
+    touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
     if touched:
-        counts = {f"recorded_{target}": intake.recorded[target] for target in touched}
-        counts |= {f"discarded_{target}": intake.discarded[target] for target in touched}
+        counts = {f"recorded_{target}": batch.recorded[target] for target in touched}
+        counts |= {f"discarded_{target}": batch.discarded[target] for target in touched}
         connection.execute(_counting(touched), counts)
 
 

@@ -1,15 +1,17 @@
 """Record requests together, or one by one if the database refuses them, so that a refused request fails alone."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from uuid import uuid4
 
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.db_errors import Unstorable, may_be_a_value
-from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.append import Guard, Log, QueueFull, Receipt
 
 Answer = Receipt | QueueFull | Exception
 _TRIES = 2  # of a single request, each followed by a write that must succeed, before the request counts as refused
@@ -18,10 +20,10 @@ _TRIES = 2  # of a single request, each followed by a write that must succeed, b
 class Recorder:
     """Append to the log. Create one object for each process, and use it from one thread at a time."""
 
-    def __init__(self, database: Database, log: Log | None = None) -> None:
-        """Append to `log`, for example that of a single target; None: to the log with its rules."""
+    def __init__(self, database: Database, *, only_target: TargetId | None = None, guard: Guard | None = None) -> None:
+        """`only_target` and `guard` are those of `Log.append`, for every request."""
         self._database = database
-        self._log = log or Log(database)
+        self._append = partial(Log(database).append, only_target=only_target, guard=guard)
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
@@ -33,7 +35,7 @@ class Recorder:
         """
         if len(requests) > 1:
             try:
-                answers = self._log.append(requests, promised=promised)
+                answers = self._append(requests, promised=promised)
             except Exception as error:  # noqa: BLE001 - whatever it is, it is the answer
                 if not may_be_a_value(error):
                     yield from [error] * len(requests)
@@ -75,7 +77,7 @@ class Recorder:
         """Record one request. Raises errors which mean that the database accepts no events at all."""
         for _ in range(_TRIES):
             try:
-                return self._log.append([events], promised=promised)[0]
+                return self._append([events], promised=promised)[0]
             except Exception as error:
                 if not may_be_a_value(error):
                     raise

@@ -22,6 +22,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
+from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_tail
 from app.outbox.log.append import chunks
@@ -73,7 +74,8 @@ def purge(
     Returns the number of deleted events. A purge is short: it stops after `most` events or `seconds`, and the next one
     continues at `progress`, or without it at the oldest event of each partition. A transaction checks `batch` events
     (at most 1000), whether it deletes them or not; a batch of which all events stay takes no lock. In each partition
-    the purge stops at the first batch without an old event. The records that a mirror needs of deleted events are
+    the purge stops at the first batch without an old event, except that events from the future, which a wrong clock
+    recorded, stop nothing: they stay until they are old. The records that a mirror needs of deleted events are
     copied to its `object_versions`. With `unused`, the rows of targets that are no longer mirrors are deleted too,
     which locks every mirror's cursors in turn.
     """
@@ -129,7 +131,8 @@ def _look(connection: sa.Connection, partition: int, after: int, older_than: int
     rows = connection.execute(query).all()
     old = [row for row in rows if row.received_at < older_than]
     if not old:
-        return _Window((), after, is_last=True)
+        from_future = bool(rows) and rows[-1].received_at > database_now(connection)
+        return _Window((), rows[-1].seq if from_future else after, is_last=not from_future)
     referred = _referred(connection, partition, old[0].seq, old[-1].seq)
     suspect = _redelivered_since(connection, partition, {row.key_hash for row in old})
     free = {row.seq: row for row in old if row.seq not in referred and row.seq < suspect.get(row.key_hash, NEVER)}

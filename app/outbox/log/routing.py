@@ -1,7 +1,7 @@
 """Route events to targets by a compiled snapshot of the rules and targets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
@@ -11,6 +11,7 @@ from app.outbox import tables
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import rule_from_row
 from app.rules.matching import Matcher, compile_rules
+from app.rules.model import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,12 @@ class Routing:
     def targets(self, event: Event) -> tuple[int, ...]:
         """Return the ids of the targets whose rules match this event, each once."""
         return self.matcher.targets(event.bucket, event.name, event.key)
+
+    def only(self, target: TargetId) -> "Routing":
+        """Return a snapshot in which every event goes to this target, which rejects if its queue is full."""
+        rule = Rule(bucket="*", events=("*",), target=target)
+        rows = [row_id for row_id, known in self.ids.items() if known == target]
+        return replace(self, rejecting=frozenset(rows), matcher=compile_rules([(rule, row_id) for row_id in rows]))
 
 
 def load_routing(connection: sa.Connection, version: int) -> Routing:

@@ -1,7 +1,7 @@
 """Register runs of reconciliations and backfills, one at a time per target and bucket, and read the log for them."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -15,8 +15,7 @@ from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.log.addressed import AddressedLog
-from app.outbox.log.append import chunks, key_hash
+from app.outbox.log.append import Guard, chunks, key_hash
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import find_target
 
@@ -251,48 +250,27 @@ def newest_sequencers(
     return newest
 
 
-class UnlessChanged(AddressedLog):
-    """Record events for one target, each only if its object did not change after a seq; check and insert are atomic.
+def unchanged_since(seq: int) -> Guard:
+    """Return a guard that refuses an event if its object changed after a seq; check and insert are atomic.
 
     Events without effect on the content do not count as a change, nor does the removal of another version, nor do
-    repairs. If the target's queue has no capacity for a whole request, nothing of it is recorded (`QueueFull`),
-    independent of `queue_full`: an event that is recorded without this target could not be sent again.
+    repairs.
     """
+    e = tables.events.c
 
-    def __init__(self, database: Database, target: TargetId, after: int) -> None:
-        super().__init__(database, target)
-        self._after = after
-        self._left_out: set[str] = set()
-
-    @property
-    def overtaken(self) -> int:
-        """The number of events left out because their objects changed."""
-        return len(self._left_out)
-
-    def _take(self, connection: sa.Connection, wanted: int) -> tuple[int, int]:
-        taken = super()._take(connection, wanted)
-        self._routing = replace(self._routing, rejecting=frozenset(self._routing.ids))
-        return taken
-
-    def _chosen(
-        self, connection: sa.Connection, requests: Sequence[Sequence[Event]], known: set[str]
-    ) -> Sequence[Sequence[Event]]:
-        fresh = [event for events in requests for event in events if event.id not in known]
-        later = set(self._later(connection, fresh))
-        self._left_out |= later
-        return [[event for event in events if event.id not in later] for events in requests]
-
-    def _later(self, connection: sa.Connection, events: Sequence[Event]) -> Iterator[str]:
-        """Yield the ids of the events whose objects changed after the seq."""
-        e = tables.events.c
+    def changed(connection: sa.Connection, events: Sequence[Event]) -> set[str]:
         changes: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for hashes in chunks(list({key_hash(event.bucket, event.key) for event in events})):
-            query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(hashes), e.seq > self._after)
+            query = sa.select(e.bucket, e.key, e.name, e.version).where(e.key_hash.in_(hashes), e.seq > seq)
             for row in connection.execute(query.where(e.name.in_(_CONTENT), e.record.not_like(_OWN_EVENTS))):
                 changes.setdefault((row.bucket, row.key), []).append((row.name, row.version))
-        for event in events:
-            if any(_changes(event, *change) for change in changes.get((event.bucket, event.key), ())):
-                yield event.id
+        return {
+            event.id
+            for event in events
+            if any(_changes(event, *change) for change in changes.get((event.bucket, event.key), ()))
+        }
+
+    return changed
 
 
 def _changes(event: Event, name: str, version: str) -> bool:

@@ -277,6 +277,16 @@ def test_a_replay_of_delivered_events_begins_and_is_listed(api: Api, database: D
     assert api.client.get("/v1/replays").json() == {"replays": [made.json()]}
     assert counters(database)["pending"] == 0, "it counts its events when it reaches them"
 
+    number = made.json()["id"]
+    for _ in range(2):  # the second changes nothing
+        cancelled = api.client.delete(f"/v1/replays/{number}")
+        assert cancelled.status_code == 200, cancelled.text
+        assert (cancelled.json()["replayed"], cancelled.json()["finished"]) == (0, True)
+        assert cancelled.json()["cancelled_at"].endswith("Z")
+    assert api.client.get("/v1/replays").json() == {"replays": [cancelled.json()]}
+    for unknown in (number + 1, 10**30):
+        problem(api.client.delete(f"/v1/replays/{unknown}"), 404, "not-found")
+
 
 # --- the description, and what is not there
 

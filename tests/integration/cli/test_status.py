@@ -115,6 +115,18 @@ def test_retained_events_are_delivered_again_by_name_time_and_prefix(
     assert cli("replay", "--target", "webhook:typo", "--all").code == 1
 
 
+def test_a_replay_is_cancelled_once(cli: Cli, database: Database, target: TargetId) -> None:
+    deliver(database, target, [event("a")])
+    number = cli("replay", "--target", "webhook:audit", "--all", "--json").json["number"]
+    assert cli("replay", "cancel", str(number)).out.startswith(f"replay {number} is cancelled: 0 events")
+    assert deliver(database, target, []).got == []
+    ended = cli("replay", "cancel", str(number), "--json").json
+    assert (ended["replayed"], ended["finished"]) == (0, True)
+    assert ended["cancelled_at"]
+    assert "there is no replay 99" in cli("replay", "cancel", "99").err
+    assert cli("replay", "cancel", "all").code == 2
+
+
 def test_the_doctor_finds_counters_that_do_not_balance(cli: Cli, database: Database, target: TargetId) -> None:
     deliver(database, target, [event()])
     with database.writing() as connection:

@@ -119,6 +119,17 @@ def test_a_target_that_rejects_when_full_refuses_the_request_as_a_whole(database
     assert len(_seqs(database)) == 1
 
 
+def test_events_for_one_target_alone_are_recorded_for_it_or_not_at_all(database: Database) -> None:
+    full, other = add_target(database, "full", queue_limit=2, bucket="elsewhere"), add_target(database, "other")
+    log = Log(database)
+    assert log.append([[event("a")]], only_target=full) == [Receipt(recorded=1, matched={full: 1})]
+    assert log.append([[event("b"), event("c")]], only_target=full) == [QueueFull((full,))]
+    assert log.append([[event("d")]]) == [Receipt(recorded=1, matched={other: 1})]
+    registry(database).put(full, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
+    assert log.append([[event("e")]], only_target=full) == [Receipt(recorded=1)]
+    assert len(_seqs(database)) == 3
+
+
 def test_a_rule_counts_for_every_event_after_it_was_stored(database: Database) -> None:
     target = add_target(database, bucket="other")
     log = Log(database)

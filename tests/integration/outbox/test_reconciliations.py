@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import sqlalchemy as sa
 
@@ -13,11 +15,11 @@ from app.outbox.reconcile.runs import (
     BACKFILLING,
     AlreadyRunning,
     Reconciliations,
-    UnlessChanged,
     keys_recorded_since,
     last_seq_before,
     log_mark,
     newest_sequencers,
+    unchanged_since,
 )
 from app.outbox.targets import UnknownTarget
 from tests.support.builders import add_target, event
@@ -107,14 +109,15 @@ def test_an_event_is_recorded_unless_its_object_had_a_newer_one(database: Databa
     log.append([[event("a"), event("b")]])
     seq = log_mark(database, target, "images").seq
     log.append([[event("b")]])
-    repairs, events = UnlessChanged(database, target, seq), [event("a"), event("b"), event("new")]
-    [receipt] = repairs.append([events])
+    events, guard = [event("a"), event("b"), event("new")], unchanged_since(seq)
+    [receipt] = log.append([events], only_target=target, guard=guard)
     assert isinstance(receipt, Receipt)
-    assert (receipt.recorded, receipt.repeated, repairs.overtaken) == (2, 0, 1)
+    assert (receipt.recorded, receipt.repeated, receipt.overtaken) == (2, 0, 1)
     assert dict(receipt.matched) == {target: 2}
-    [again] = repairs.append([events])  # the response was lost: send the same again
+    # The response was lost: send the same again.
+    [again] = log.append([events], only_target=target, guard=guard)
     assert isinstance(again, Receipt)
-    assert (again.recorded, again.repeated, repairs.overtaken) == (0, 2, 1)
+    assert (again.recorded, again.repeated, again.overtaken) == (0, 2, 1)
     with database.reading() as connection:
         query = sa.select(tables.events.c.targets).where(tables.events.c.id.in_([events[0].id, events[2].id]))
         assert connection.execute(query).scalars().all() == [",1,", ",1,"]
@@ -133,10 +136,9 @@ def test_only_what_changes_an_object_overtakes_its_event(database: Database) -> 
         event("newest", name=removed, version="v2"), event("plain", name=removed, version="v1"),
     ]  # fmt: skip
     Log(database).append([since])
-    repairs = UnlessChanged(database, target, seq)
-    [receipt] = repairs.append([list(late.values())])
+    [receipt] = Log(database).append([list(late.values())], only_target=target, guard=unchanged_since(seq))
     assert isinstance(receipt, Receipt)
-    assert (receipt.recorded, repairs.overtaken) == (5, 2)
+    assert (receipt.recorded, receipt.overtaken) == (5, 2)
     with database.reading() as connection:
         query = sa.select(tables.events.c.key).where(tables.events.c.id.in_([one.id for one in late.values()]))
         assert set(connection.execute(query).scalars()) == {"read", "tagged", "warned", "repaired", "older"}
@@ -162,12 +164,13 @@ def test_the_end_of_the_log_at_a_moment_is_found(database: Database) -> None:
 
 def test_nothing_is_recorded_for_a_target_without_room_though_it_discards(database: Database) -> None:
     target, _other = add_target(database, queue_limit=3), add_target(database, "other", queue_limit=1)
-    repairs, some = UnlessChanged(database, target, 0), [event(f"k{number}") for number in range(4)]
-    assert repairs.append([some]) == [QueueFull((target,))]
-    [receipt] = repairs.append([some[:2]])
+    repair = partial(Log(database).append, only_target=target, guard=unchanged_since(0))
+    some = [event(f"k{number}") for number in range(4)]
+    assert repair([some]) == [QueueFull((target,))]
+    [receipt] = repair([some[:2]])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, receipt.repeated, receipt.discarded) == (2, 0, {})
-    assert repairs.append([some]) == [QueueFull((target,))]  # two of them are there, one more has room
-    [receipt] = repairs.append([some[:3]])
+    assert repair([some]) == [QueueFull((target,))]  # two of them are there, one more has room
+    [receipt] = repair([some[:3]])
     assert isinstance(receipt, Receipt)
     assert (receipt.recorded, receipt.repeated, receipt.discarded) == (1, 2, {})

@@ -429,3 +429,15 @@ def seq(database: Database, one: Event) -> int:
 def count(database: Database, table: sa.Table) -> int:
     with database.reading() as connection:
         return int(connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one())
+
+
+def test_events_that_a_wrong_clock_dated_in_the_future_stay_and_stop_no_purge(database: Database) -> None:
+    courier = Courier(database, add_target(database), ScriptedTarget())
+    early, dated, late = ([event(f"{name}{number}") for number in range(8)] for name in ("early", "dated", "late"))
+    record(courier, *early, *dated, *late)
+    with database.writing() as connection:
+        future = tables.events.update().where(tables.events.c.id.in_([one.id for one in dated]))
+        connection.execute(future.values(received_at=now_ms() + 365 * DAY))
+    assert purge(database, now_ms() + 1, batch=1) == 16
+    assert sorted(left(database)) == sorted(one.id for one in dated)
+    assert purge(database, now_ms() + 366 * DAY) == 8

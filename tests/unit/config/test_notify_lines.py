@@ -29,6 +29,16 @@ LINES: list[tuple[str, TargetId, dict[str, str]]] = [
         TargetId("postgresql", "_"),
         ON | {"connection_string": "host=h port=5432 dbname=d", "table": "t"},
     ),
+    (
+        "notify_postgres connection_string=host=h port=5432 user=me password=p dbname=d sslmode=off table=t user=you",
+        TargetId("postgresql", "_"),
+        ON
+        | {
+            "connection_string": "host=h port=5432 user=me password=p dbname=d sslmode=off",
+            "table": "t",
+            "username": "you",
+        },
+    ),
     ("notify_redis:x \\\n   address=\"h\" \\\n   key=\"k\"", TargetId("redis", "x"), ON | {"address": "h", "key": "k"}),
     ("notify_redis", TargetId("redis", "_"), ON),
 ]  # fmt: skip
@@ -55,7 +65,8 @@ def test_a_line_sets_a_target(line: str, target: TargetId, values: dict[str, str
         ("notify_redis adress=h", "did you mean address"),
         ("notify_redis Address=h", "did you mean address"),
         ("notify_webhook endpoint=http://h/x bogus=1", "bogus: is not a known setting"),
-        ("notify_postgres connection_string=host=h dbname=d", "put that value in double quotes"),
+        ("notify_postgres connection_string=host=h dbnam=d", "put that value in double quotes"),
+        ("notify_redis key=a host=h", "host: is not a known setting"),
     ],
 )
 def test_what_is_no_line_is_refused_and_never_swallowed(line: str, why: str) -> None:
@@ -81,9 +92,14 @@ def test_the_problems_of_all_lines_are_told_with_their_numbers() -> None:
 def test_a_line_is_written_without_its_secrets() -> None:
     values = {"password": "hunter2", "key": "a key", "address": "h:1", "enable": "on", "user": ""}
     line = to_line(TargetId("redis", "x"), values)
-    assert line == f'notify_redis:x enable=on address=h:1 key=a key user="" password={REDACTED}'
+    assert line == f'notify_redis:x enable=on address=h:1 key="a key" user= password={REDACTED}'
     assert "hunter2" in to_line(TargetId("redis", "x"), values, redact=False)
     assert to_line(TargetId("postgresql", "_"), {"table": "t"}) == "notify_postgres table=t"
+
+
+def test_a_types_own_keys_are_written_before_those_of_every_target() -> None:
+    values = {"comment": "c", "queue_limit": "5", "key": "k", "enable": "off"}
+    assert to_line(TargetId("redis", "x"), values) == "notify_redis:x enable=off key=k queue_limit=5 comment=c"
 
 
 def test_a_line_that_was_written_without_secrets_does_not_overwrite_them() -> None:

@@ -1,0 +1,79 @@
+"""Answer MinIO's admin API: verify the signature, run the operation, or refuse it in the JSON that `mc` prints."""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import unquote
+
+import orjson
+from werkzeug.wrappers import Request, Response
+
+from app.api.admin import config_kv, server
+from app.api.admin.call import AdminCall
+from app.api.s3.errors import S3Error
+from app.api.s3.signature import Received
+from app.api.s3.signed_app import SignedApp
+from app.api.services import Services
+from app.config.errors import BadSettings
+from app.outbox.registry import ReadOnlyTarget, TargetInUse
+from app.outbox.targets import UnknownTarget
+
+log = logging.getLogger("bucketwire.api")
+_LONGEST = 4096  # characters of a message
+
+# By method and the path below /minio/admin/v3/.
+_CALLS: Mapping[tuple[str, str], Callable[[AdminCall], Response]] = {
+    ("GET", "get-config-kv"): config_kv.get,
+    ("PUT", "set-config-kv"): config_kv.set_,
+    ("DELETE", "del-config-kv"): config_kv.delete,
+    ("GET", "help-config-kv"): config_kv.help_,
+    ("GET", "config"): config_kv.export,
+    ("PUT", "config"): config_kv.import_,
+    ("GET", "info"): server.info,
+    ("POST", "service"): server.service,
+}
+_NO_HISTORY = re.compile(r"(list|clear|restore)-config-history-kv")
+
+
+class AdminApp(SignedApp):
+    """MinIO's admin API of one process, as a WSGI application. Every call needs a key with the scope admin."""
+
+    def __init__(self, parts: Services) -> None:
+        super().__init__(parts)
+        self._started = time.monotonic()
+
+    def answer(self, request: Request, received: Received, number: str) -> Response:  # noqa: ARG002 - only S3 needs it
+        """Verify the signature, for any region as MinIO does, and run the operation."""
+        seal = self.authenticate(received, scope="admin", region="")
+        uptime = int(time.monotonic() - self._started)
+        handler = _find_handler(received.method, unquote(received.path).removeprefix("/minio/admin/v3/"))
+        try:
+            return handler(AdminCall(self._parts, request, received, seal, uptime))
+        except BadSettings as error:
+            raise S3Error("XMinioConfigError", str(error)[:_LONGEST]) from None
+        except UnknownTarget as error:
+            raise S3Error("XMinioConfigNotFoundError", str(error)) from None
+        except ReadOnlyTarget as error:
+            raise S3Error("XMinioAdminConfigEnvOverridden", str(error)) from None
+        except TargetInUse as error:
+            raise S3Error("XMinioConfigError", f"{error} (`bucketwire target rm --force`)") from None
+
+    def refuse(self, error: S3Error, request: Request, number: str) -> Response:
+        """Write the error as MinIO's admin API does."""
+        members = {"Code": error.code, "Message": error.message, "Resource": request.path}
+        body = orjson.dumps(members | {"RequestId": number, "HostId": ""})
+        return Response(b"" if request.method == "HEAD" else body, error.status, mimetype="application/json")
+
+
+def _find_handler(method: str, name: str) -> Callable[[AdminCall], Response]:
+    handler = _CALLS.get((method, name))
+    if handler is not None:
+        return handler
+    if _NO_HISTORY.fullmatch(name):
+        raise S3Error("NotImplemented", "Bucketwire keeps no history of settings; `mc admin config export` saves them.")
+    raise S3Error(
+        "NotImplemented",
+        f"{name[:80]} is not part of this service: Bucketwire delivers notifications, and has settings of targets "
+        "(config), info and service restart. Send other commands to the storage.",
+    )

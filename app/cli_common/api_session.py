@@ -1,0 +1,84 @@
+"""HTTP requests to the service's own API, with a token: what `--url` and the Spark jobs send."""
+
+import os
+import re
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from requests import PreparedRequest, Response
+from urllib3.exceptions import HTTPError
+
+_WHERE = re.compile(r"^HTTPS?Connection(Pool)?\(.*?\): ")  # urllib3 begins its messages so; the URL says it already
+
+
+class InvalidUrl(ValueError):
+    """The URL is not that of an HTTP server."""
+
+
+class InvalidToken(ValueError):
+    """The token has characters that no token has."""
+
+
+class ApiUnavailable(Exception):
+    """No response arrived: the message says why."""
+
+
+class ApiSession:
+    """Connections to the API at a URL; a closed connection is opened again by the next request.
+
+    Only this token is sent, whatever a netrc file has. A redirect is a response, and is not followed. TLS trusts the
+    authorities in `SSL_CERT_FILE` or `REQUESTS_CA_BUNDLE`, else those of certifi. The proxies of the environment apply.
+    """
+
+    def __init__(self, url: str, token: str = "", *, timeout: float = 60) -> None:
+        """`timeout` is that of a connect and of each read, in seconds. Raises `InvalidUrl` or `InvalidToken`."""
+        if not token.isascii() or any(not char.isprintable() or char == " " for char in token):
+            raise InvalidToken("the token is invalid: it contains characters that are not allowed in a token")
+        if not _is_http(url):
+            raise InvalidUrl(f"{url!r} is not a valid URL; write http://host:8730")
+        self.url = url.rstrip("/")
+        self._token, self._timeout = token, timeout
+        self._session = requests.Session()
+        self._session.auth = self._authorize
+        self._session.verify = os.environ.get("SSL_CERT_FILE") or True
+
+    def request(self, method: str, path: str, **options: Any) -> Response:
+        """Send a request and return the response, whatever its status; `options` are those of `requests`.
+
+        Raises `ApiUnavailable`. After a timeout it is unknown whether the request took effect.
+        """
+        try:
+            return self._session.request(
+                method, self.url + path, timeout=self._timeout, allow_redirects=False, **options
+            )
+        except (requests.RequestException, HTTPError, UnicodeError) as error:
+            raise ApiUnavailable(f"{self.url} does not answer: {_reason(error)}") from None
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def _authorize(self, request: PreparedRequest) -> PreparedRequest:
+        if self._token:
+            request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def is_success(response: Response) -> bool:
+    """Return whether the status is 2xx; `Response.ok` is true for a redirect too."""
+    return 200 <= response.status_code < 300
+
+
+def _is_http(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
+
+
+def _reason(error: Exception) -> str:
+    """Return the innermost message: an error of requests contains that of urllib3, which contains the reason."""
+    inner = error.args[0] if error.args and isinstance(error.args[0], Exception) else error
+    return _WHERE.sub("", str(getattr(inner, "reason", None) or inner)) or type(error).__name__

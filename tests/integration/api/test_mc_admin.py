@@ -1,0 +1,278 @@
+"""`mc admin`, unmodified, and minio-py's MinioAdmin."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+import orjson
+import pytest
+from minio.error import MinioAdminException
+
+from app.api.admin.call import LIMIT
+from app.api.admin.encryption import encrypt
+from app.config.arn import TargetId
+from app.config.secrets import Sealer
+from app.config.targets.base import TargetSettings
+from app.outbox.registry import Registry
+from tests.integration.api.conftest import KEY, S3
+from tests.integration.api.mc_admin import Admin
+from tests.support.builders import add_target
+
+ONE = TargetId("webhook", "one")
+PLACE = "http://127.0.0.1:9/"
+SET_ONE = f'mc admin config set bw notify_webhook:one endpoint={PLACE} auth_token=s3cret queue_limit=5 comment="a few"'
+
+
+@pytest.fixture
+def bw(s3: S3) -> Admin:
+    return Admin(s3.place, s3.access_key, s3.secret_key, s3.api.folder)
+
+
+@pytest.fixture
+def targets(s3: S3) -> Registry:
+    return Registry(s3.database, Sealer([KEY]))
+
+
+def texts(targets: Registry, target: TargetId = ONE) -> dict[str, str]:
+    return targets.texts(targets.target(target))
+
+
+def effective(targets: Registry) -> dict[TargetId, TargetSettings]:
+    return {target.target: targets.settings(target) for target in targets.targets()}
+
+
+# As the guides of MinIO's users have them; the alias is written with a slash and without.
+GUIDES = {
+    "amqp:1": 'mc admin config set bw/ notify_amqp:1 exchange="bucketevents" exchange_type="fanout" mandatory="false" '
+    'no_wait="false" url="amqp://myuser:mypassword@localhost:5672" auto_deleted="false" delivery_mode="0" '
+    'durable="false" internal="false" routing_key="bucketlogs"',
+    "mqtt:1": 'mc admin config set bw notify_mqtt:1 broker="tcp://localhost:1883" password="" queue_dir="" '
+    'queue_limit="0" reconnect_interval="0s" keep_alive_interval="0s" qos="1" topic="minio" username=""',
+    "elasticsearch:1": 'mc admin config set bw notify_elasticsearch:1 queue_limit="0" url="http://127.0.0.1:9200" '
+    'format="namespace" index="minio_events" queue_dir=""',
+    "redis:1": 'mc admin config set bw/ notify_redis:1 address="127.0.0.1:6379" format="namespace" '
+    'key="bucketevents" password="yoursecret" queue_dir="" queue_limit="0"',
+    "postgresql:1": 'mc admin config set bw notify_postgres:1 connection_string="host=localhost port=5432 '
+    'dbname=minio_events user=postgres password=password sslmode=disable" table="bucketevents" format="namespace"',
+    "mysql:myinstance": 'mc admin config set bw notify_mysql:myinstance table="minio_images" '
+    'dsn_string="root:xxxx@tcp(172.17.0.1:3306)/miniodb"',
+    "kafka:1": 'mc admin config set bw notify_kafka:1 tls_skip_verify="off" queue_dir="" queue_limit="0" sasl="off" '
+    'sasl_password="" sasl_username="" tls_client_auth="0" tls="off" client_tls_cert="" client_tls_key="" '
+    'brokers="localhost:9092,localhost:9093" topic="bucketevents" version=""',
+    "webhook:1": 'mc admin config set bw notify_webhook:1 queue_limit="0" endpoint="http://localhost:3000" '
+    'queue_dir=""',
+}
+
+
+def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> None:
+    for line in GUIDES.values():
+        assert bw.ok(line) == "Successfully applied new settings.\n"  # and no "Please restart your server"
+    stored = targets.targets()
+    assert {str(target.target) for target in stored} == GUIDES.keys()
+    assert {(target.state, target.state_reason) for target in stored} == {("running", "")}
+    info = json.loads(bw.ok("mc admin info --json bw"))["info"]
+    assert info["sqsARN"] == [target.target.arn() for target in stored]
+    assert info["services"]["notifications"][0] == {"amqp": [{"1": {"status": "online"}}]}
+    assert bw.place in bw.ok("mc admin info bw")
+    sections = bw.ok("mc admin config get bw/")
+    assert len([line for line in sections.splitlines() if line.startswith("notify_")]) == 10
+    assert bw.keys("notify_postgres:1")["table"] == "bucketevents"
+
+
+def test_secrets_are_left_out_as_at_minio_and_passwords_in_addresses_are_hidden(bw: Admin, targets: Registry) -> None:
+    bw.ok(SET_ONE)
+    assert texts(targets)["auth_token"] == "s3cret"
+    assert "s3cret" not in bw.ok("mc admin config get bw notify_webhook") + bw.ok("mc admin config export bw")
+    keys = bw.keys("notify_webhook:one")
+    assert "auth_token" not in keys
+    assert keys["comment"] == "a few"
+    targets.put(TargetId("amqp", "q"), {"url": "amqp://me:hidden@127.0.0.1:1/", "enable": "off"})
+    assert bw.keys("notify_amqp:q") | {"enable": "off", "url": "amqp://me:*redacted*@127.0.0.1:1/"} == bw.keys(
+        "notify_amqp:q"
+    )
+
+
+def test_keys_that_are_left_out_keep_their_values_and_reset_keys_get_their_defaults(
+    bw: Admin, targets: Registry
+) -> None:
+    bw.ok(SET_ONE)
+    bw.ok("mc admin config set bw notify_webhook:one queue_limit=6 enable=off")
+    assert texts(targets) == {
+        "enable": "off", "endpoint": PLACE, "auth_token": "s3cret", "queue_limit": "6", "comment": "a few",
+    }  # fmt: skip
+    assert bw.ok("mc admin config reset bw notify_webhook:one queue_limit comment").splitlines() == [
+        "'notify_webhook:one queue_limit comment' is successfully reset."
+    ]
+    assert texts(targets) == {"enable": "off", "endpoint": PLACE, "auth_token": "s3cret"}
+    bw.ok("mc admin config reset bw/ notify_webhook:one")
+    assert targets.targets() == []
+    bw.ok("mc admin config reset bw notify_webhook")  # the unnamed one is at its defaults
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("set bw notify_kafka:x brokers=h:9092", "kafka:x: topic: is required"),
+        ("set bw notify_kafka:x brokers=h:9092 topic=t sasl=maybe", "kafka:x: sasl: “maybe” is neither on nor off"),
+        ("set bw notify_kafka:x brokers=h:9092 tpic=t", "did you mean topic?"),
+        ("set bw notify_kafka:x:y brokers=h:9092 topic=t", "is not a target name"),
+        ("set bw notify_kaffka:x brokers=h:9092 topic=t", "did you mean notify_kafka?"),
+        ("set bw notify_kaffka", "unknown sub-system notify_kaffka; did you mean notify_kafka?"),
+        ("set bw notify_kafka tpic", "unknown key tpic for sub-system notify_kafka; did you mean topic?"),
+        ("get bw notify_kafka:x", "there is no target `x` for subsystem `notify_kafka`"),
+        ("get bw notify_webhook:ONE", "there is no target `ONE` for subsystem `notify_webhook`; did you mean one?"),
+        ("reset bw notify_webhook:two", "there is no target webhook:two"),
+        ("reset bw notify_webhook:one nokey", "nokey: is not a known setting"),
+        ("reset bw notify_webhook:one endpoint", "endpoint: is required"),
+        ("reset bw notify_webhook:one", "webhook:one is in use: 1 rule(s) name it"),
+        ("set bw notify_webhook:env queue_limit=6", "is set by MINIO_NOTIFY_… variables"),
+        ("reset bw notify_webhook:env", "is set by MINIO_NOTIFY_… variables"),
+        ("set bw api requests_max=5", "api is not part of this service"),
+        ("get bw scanner", "scanner is not part of this service"),
+        ("history bw", "Bucketwire keeps no history of settings"),
+        ("history --clear bw", "Bucketwire keeps no history of settings"),
+        ("restore bw 556e10fa", "Bucketwire keeps no history of settings"),
+    ],
+)
+def test_mc_prints_what_is_wrong(s3: S3, bw: Admin, targets: Registry, line: str, words: str) -> None:
+    add_target(s3.database, "one")
+    targets.sync_environment({TargetId("webhook", "env"): {"enable": "on", "endpoint": PLACE}}, {})
+    before = targets.targets()
+    assert words in bw.refused(f"mc admin config {line}")
+    assert targets.targets() == before
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "user ls bw", "user add bw alice alicealice", "policy ls bw", "group ls bw", "kms key status bw",
+        "service stop bw", "service freeze bw", "update bw --yes", "heal bw",
+    ],
+)  # fmt: skip
+def test_other_commands_are_refused_in_words(bw: Admin, line: str) -> None:
+    assert "not part of this service" in bw.refused(f"mc admin {line}")
+
+
+def test_a_restart_is_answered(bw: Admin) -> None:
+    done = json.loads(bw.ok("mc admin service restart --json bw"))
+    assert (done["status"], done["result"]["action"], done["result"]["dryRun"]) == ("success", "restart", False)
+    assert [result["host"] for result in done["result"]["results"]] == [bw.place]
+    assert json.loads(bw.ok("mc admin service restart --dry-run --json bw"))["result"]["dryRun"] is True
+
+
+def test_a_restart_is_answered_on_a_terminal(bw: Admin) -> None:
+    """Without --json, mc wants a terminal to draw on."""
+    master, terminal = pty.openpty()
+    try:
+        argv = ["setsid", "--ctty", "--wait", *bw.argv("mc admin service restart bw")]
+        done = subprocess.run(
+            argv, env=bw.env, stdin=terminal, stdout=terminal, stderr=terminal, timeout=60, check=False
+        )
+        said = os.read(master, 1 << 16).decode()
+    finally:
+        os.close(terminal)
+        os.close(master)
+    assert done.returncode == 0, said
+    assert "Restart Time" in said
+    assert "1 online, 0 offline, 0 hung" in said
+
+
+def test_a_backup_is_restored_with_the_secrets_that_are_stored(bw: Admin, targets: Registry) -> None:
+    bw.ok(SET_ONE)
+    targets.put(TargetId("redis", "off"), {"enable": "off", "address": "h:1", "key": "k", "password": "pw"})
+    targets.sync_environment({TargetId("webhook", "env"): {"enable": "on", "endpoint": PLACE}}, {})
+    before = effective(targets)
+    backup = bw.ok("mc admin config export bw")
+    assert "# notify_redis:off enable=off" in backup
+    bw.ok("mc admin config set bw notify_webhook:one queue_limit=99")
+    bw.ok("mc admin config import bw", given=backup)
+    assert effective(targets) == before
+    said = bw.refused("mc admin config import bw", given="notify_redis:r key=k address=h\n\nnotify_nothing:x a=b\n")
+    assert "line 3: notify_nothing" in said
+    assert TargetId("redis", "r") not in {target.target for target in targets.targets()}
+
+
+def test_minio_pys_client_reads_and_writes_settings(bw: Admin, targets: Registry) -> None:
+    bw.py.config_set("notify_webhook:one", {"endpoint": PLACE, "auth_token": "s3cret", "comment": '"a few"'})
+    assert texts(targets) == {"enable": "on", "endpoint": PLACE, "auth_token": "s3cret", "comment": "a few"}
+    unset, one = bw.py.config_get("notify_webhook").splitlines()
+    assert unset.startswith("notify_webhook enable=off endpoint= auth_token= ")
+    assert one.startswith(f"notify_webhook:one endpoint={PLACE} ")
+    assert json.loads(bw.py.info())["sqsARN"] == ["arn:minio:sqs::one:webhook"]
+    assert bw.py.service_restart() == ""
+    bw.py.config_reset("notify_webhook", "one")
+    assert targets.targets() == []
+    with pytest.raises(MinioAdminException, match="not part of this service"):
+        bw.py.user_list()
+    with pytest.raises(MinioAdminException, match="no history"):
+        bw.py.config_restore("x")
+
+
+def test_a_target_that_cannot_be_shown_hides_no_other(s3: S3, bw: Admin, targets: Registry) -> None:
+    add_target(s3.database, "lost", auth_token="sealed with a key that the service does not have")
+    targets.put(TargetId("webhook", "odd"), {"endpoint": PLACE, "comment": "\"'\" a= ' b= '\" c="})
+    targets.put(ONE, {"endpoint": PLACE})
+    said = bw.ok("mc admin config get bw notify_webhook")
+    for begin in (
+        "notify_webhook enable=off ",
+        f"notify_webhook:one endpoint={PLACE} ",
+        "# webhook:lost: auth_token: ",
+        "# webhook:odd: comment: cannot be written in a line",
+    ):
+        assert any(line.startswith(begin) for line in said.splitlines()), said
+    assert len(json.loads(bw.ok("mc admin config get --json bw notify_webhook"))["config"]) == 2
+
+
+def error(s3: S3, method: str, path: str, content: bytes = b"", **key: str) -> tuple[int, str, str]:
+    """Status, code and message of the refusal of a signed request."""
+    answer = s3.ask(method, f"/minio/admin/v3/{path}", content, **key)
+    members = answer.json()
+    assert members.keys() == {"Code", "Message", "Resource", "RequestId", "HostId"}
+    assert "Traceback" not in answer.text
+    return answer.status_code, members["Code"], members["Message"]
+
+
+def test_every_call_needs_the_scope_admin(s3: S3) -> None:
+    reader = {"key": "WATCHER", "secret": "only-looks-on"}
+    for method, path in (("GET", "info"), ("GET", "config"), ("PUT", "set-config-kv"), ("GET", "list-users")):
+        status, code, message = error(s3, method, path, **reader)
+        assert (status, code) == (403, "AccessDenied")
+        assert "lacks the scope admin" in message
+        assert error(s3, method, path, secret="another secret")[:2] == (403, "SignatureDoesNotMatch")
+        unsigned = s3.api.client.request(method, f"/minio/admin/v3/{path}")
+        assert (unsigned.status_code, unsigned.json()["Code"]) == (403, "AccessDenied")
+        token = s3.api.client.request(method, f"/minio/admin/v3/{path}", headers={"Authorization": "Bearer x"})
+        assert (token.status_code, token.json()["Code"]) == (403, "AccessDenied")
+
+
+def test_a_hostile_body_is_refused_in_words(s3: S3, targets: Registry) -> None:
+    whole = encrypt(b"notify_webhook:one endpoint=http://127.0.0.1:9/ auth_token=x", s3.secret_key)
+    for call in (("PUT", "set-config-kv"), ("DELETE", "del-config-kv"), ("PUT", "config")):
+        for content in (b"x", whole[:30], whole[:-1], whole[:32] + b"\x09" + whole[33:], b"\0" * len(whole)):
+            assert error(s3, *call, content)[:2] == (400, "XMinioAdminConfigBadJSON"), content
+        flipped = whole[:50] + bytes([whole[50] ^ 1]) + whole[51:]
+        assert error(s3, *call, flipped)[:2] == (400, "XMinioAdminConfigBadJSON")
+        assert error(s3, *call, bytes(LIMIT + 1))[:2] == (400, "XMinioAdminConfigTooLarge")
+        assert error(s3, *call, encrypt(b"\xff\xfe", s3.secret_key))[2] == "The text is not utf-8."
+    for text in ("", " \n", "\0", "notify_webhook:one endpoint=\0", "notify_redis " + "a=b " * 60_000):
+        assert error(s3, "PUT", "set-config-kv", encrypt(text.encode(), s3.secret_key))[:2] == (
+            400,
+            "XMinioConfigError",
+        )
+    assert targets.targets() == []
+
+
+def test_a_body_of_64_mib_is_refused_and_not_read(s3: S3) -> None:
+    request = s3.sign("PUT", "/minio/admin/v3/set-config-kv", bytes(64 << 20))
+    answer = s3.api.client.send(request)
+    assert (answer.status_code, answer.json()["Code"]) == (400, "XMinioAdminConfigTooLarge")
+
+
+def test_a_region_of_the_service_does_not_bind_admin_calls_which_mc_signs_for_none(s3: S3) -> None:
+    """mc signs them for the region "", whatever the service's is."""
+    answer = s3.ask("GET", "/minio/admin/v3/info")
+    assert answer.status_code == 200
+    assert orjson.loads(answer.content)["mode"] == "online"

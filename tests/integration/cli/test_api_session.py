@@ -1,0 +1,90 @@
+"""The HTTP client of `--url` and of the Spark jobs, against a server that records what it gets."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidUrl
+from tests import services
+
+
+class Recorder(ThreadingHTTPServer):
+    """Answers `/moved` with a redirect to `/elsewhere`, and everything else with 200."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((services.LOOPBACK, 0), Handler)
+        self.requests: list[tuple[str, str | None]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://localhost:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Records path and Authorization of each request."""
+
+    server: Recorder
+
+    def do_GET(self) -> None:
+        self.server.requests.append((self.path, self.headers["Authorization"]))
+        self.send_response(307 if self.path == "/moved" else 200)
+        if self.path == "/moved":
+            self.send_header("Location", "/elsewhere")
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Recorder]:
+    with Recorder() as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        yield running
+        running.shutdown()
+        thread.join()
+
+
+def test_a_netrc_file_neither_adds_a_login_nor_replaces_the_token(
+    server: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    netrc = tmp_path / "netrc"
+    netrc.write_text("default login somebody password s3cret\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    for token in ("", "of-the-operator"):
+        session = ApiSession(server.url, token)
+        session.request("GET", "/v1/status")
+        session.close()
+    assert [login for _, login in server.requests] == [None, "Bearer of-the-operator"]
+
+
+def test_a_redirect_is_not_followed(server: Recorder) -> None:
+    session = ApiSession(f"{server.url}/")
+    assert session.request("GET", "/moved").status_code == 307
+    session.close()
+    assert [path for path, _ in server.requests] == ["/moved"]
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8730", "ftp://localhost", "http://", "http://[::1", "http://host:port"])
+def test_an_invalid_url_is_refused_at_once(url: str) -> None:
+    with pytest.raises(InvalidUrl, match="write http://host:8730"):
+        ApiSession(url)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:9", "nobody.invalid", "a b:80", "b\u00fc..cher"])
+def test_a_server_that_cannot_be_reached_is_unavailable(host: str) -> None:
+    session = ApiSession(f"http://{host}", timeout=5)
+    with pytest.raises(ApiUnavailable) as caught:
+        session.request("GET", "/v1/status")
+    session.close()
+    assert str(caught.value).startswith(f"http://{host} does not answer: ")
+    assert "Connection" not in str(caught.value).partition(": ")[2][:14], "no class names of a library"
