@@ -20,7 +20,7 @@ from tests.contract.test_webhook import webhook
 from tests.services import Receiver
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Unavailable
-from workers.targets import create, http_pool
+from workers.targets import create, http_connection
 from workers.targets.base import TargetUnavailable
 
 
