@@ -75,6 +75,11 @@ def test_the_differences_are_those_that_are_told(minio: services.MinIO) -> None:
         ("PUT", "/ab"),
         ("PUT", "/Images"),
         ("DELETE", "/nowhere"),
+        ("GET", "/images?policy"),
+        ("GET", "/nowhere?policy"),
+        ("GET", "/Im_ages?notification"),
+        ("GET", "/a..b?location"),
+        ("DELETE", "/Images"),
     ],
 )
 def test_other_refusals_are_minios_too(minio: services.MinIO, s3: S3, method: str, path: str) -> None:
