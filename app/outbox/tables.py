@@ -74,7 +74,7 @@ rules = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("bucket", sa.String(255), nullable=False, index=True),  # * = every bucket
-    sa.Column("rule_id", sa.String(255), nullable=False, default=""),
+    sa.Column("rule_id", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False),  # JSON array; wildcards are not expanded
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("suffix", sa.Text, nullable=False, default=""),

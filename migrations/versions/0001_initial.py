@@ -264,7 +264,7 @@ def upgrade() -> None:
         "rules",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("bucket", sa.String(length=255), nullable=False),
-        sa.Column("rule_id", sa.String(length=255), nullable=False),
+        sa.Column("rule_id", sa.Text(), nullable=False),
         sa.Column("events", sa.Text(), nullable=False),
         sa.Column("prefix", sa.Text(), nullable=False),
         sa.Column("suffix", sa.Text(), nullable=False),
