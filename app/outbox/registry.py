@@ -418,6 +418,7 @@ def _rules(connection: sa.Connection, bucket: str | None) -> list[StoredRule]:
                 suffix=row.suffix,
                 target=TargetId(row.type, row.name),
                 rule_id=row.rule_id,
+                filter_names=tuple(filter(None, row.filter_names.split(","))),
             ),
         )
         for row in connection.execute(query)
@@ -431,6 +432,7 @@ def _rule_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
         "events": orjson.dumps(rule.events).decode(),
         "prefix": rule.prefix,
         "suffix": rule.suffix,
+        "filter_names": ",".join(rule.filter_names),
         "target_id": _find(connection, rule.target).id,
     }
 

@@ -78,6 +78,7 @@ rules = sa.Table(
     sa.Column("events", sa.Text, nullable=False),  # JSON array; wildcards are not expanded
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("suffix", sa.Text, nullable=False, default=""),
+    sa.Column("filter_names", sa.String(32), nullable=False, default=""),  # comma-separated, in the client's order
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
     **MYSQL,
 )

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem
@@ -11,6 +11,7 @@ from app.events.names import UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
 
 EVERY_BUCKET = "*"
+FILTERS = ("prefix", "suffix")
 _LONGEST_BUCKET = 255
 _LONGEST_ID = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -24,7 +25,8 @@ class BadRules(BadSettings):
 class Rule:
     """Events of a bucket that are sent to a target. Event names are kept as they were given, aggregates included.
 
-    The constructor checks nothing; call `check` before storing a rule.
+    The constructor checks nothing; call `check` before storing a rule. `filter_names` are the names of the filters as
+    the client ordered them, those of empty values too; it makes no rule another one.
     """
 
     bucket: str
@@ -33,6 +35,13 @@ class Rule:
     prefix: str = ""
     suffix: str = ""
     rule_id: str = ""
+    filter_names: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters by name, in the client's order; if that is not known, those that are not empty."""
+        not_empty = [name for name in FILTERS if getattr(self, name)]
+        return {name: getattr(self, name) for name in (*self.filter_names, *not_empty)}
 
 
 def event_names(name: str) -> frozenset[str]:
@@ -99,7 +108,7 @@ def _check_events(events: Iterable[str]) -> Iterator[Problem]:
             yield Problem("events", name, "is given twice", "give it once")
 
 
-def _check_filter(field: str, value: str, segments: Iterable[str]) -> Iterator[Problem]:
+def _check_filter(name: str, value: str, segments: Iterable[str]) -> Iterator[Problem]:
     """Refuse a filter that can match no key; `segments` are its complete path segments.
 
     MinIO intends to check this, and more, but does not in its XML (§2.3, §10).
@@ -107,11 +116,11 @@ def _check_filter(field: str, value: str, segments: Iterable[str]) -> Iterator[P
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        yield Problem(field, "", "is not text", "write it as UTF-8")
+        yield Problem(name, "", "is not text", "write it as UTF-8")
         return
     if size > MAX_KEY_BYTES:
-        yield Problem(field, value, "is too long", f"use at most {MAX_KEY_BYTES} bytes, as a key has")
+        yield Problem(name, value, "is too long", f"use at most {MAX_KEY_BYTES} bytes, as a key has")
     if "\x00" in value:
-        yield Problem(field, value, "contains a NUL", "no key can match it; leave it out")
+        yield Problem(name, value, "contains a NUL", "no key can match it; leave it out")
     if any(segment in (".", "..") for segment in segments):
-        yield Problem(field, value, "contains . or .. as a path segment", "keys are not paths; write the key literally")
+        yield Problem(name, value, "contains . or .. as a path segment", "keys are not paths; write the key literally")

@@ -268,6 +268,7 @@ def upgrade() -> None:
         sa.Column("events", sa.Text(), nullable=False),
         sa.Column("prefix", sa.Text(), nullable=False),
         sa.Column("suffix", sa.Text(), nullable=False),
+        sa.Column("filter_names", sa.String(length=32), nullable=False),
         sa.Column("target_id", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(["target_id"], ["targets.id"], name="fk_rules_target_id_targets"),
         sa.PrimaryKeyConstraint("id", name="pk_rules"),

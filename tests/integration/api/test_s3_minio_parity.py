@@ -18,7 +18,8 @@ from tests import services
 from tests.integration.api.conftest import S3
 from tests.integration.api.test_listen import EVENTS
 from tests.integration.api.test_s3 import document
-from tests.unit.rules.test_notification_xml import REFUSED, TAKEN
+from tests.support.builders import add_target
+from tests.unit.rules.test_notification_xml import REFUSED, TAKEN, filtered, queue
 
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
 WIDER = {"the scanner family", "both spellings of a bucket event"}
@@ -51,6 +52,21 @@ def test_minio_takes_what_is_taken_here(minio: services.MinIO, case: str) -> Non
 @pytest.mark.parametrize("case", [name for name in REFUSED if name not in STRICTER])
 def test_minio_refuses_with_the_same_code_what_is_refused_here(minio: services.MinIO, case: str) -> None:
     assert answer(minio, REFUSED[case][0]) == (400, REFUSED[case][1])
+
+
+def test_a_document_comes_back_as_from_minio(minio: services.MinIO, s3: S3) -> None:
+    """Rules, filters and events in the client's order, empty filters too: a tool that compares sees no difference."""
+    add_target(s3.database, "cache", bucket="other")
+    s3.ask("PUT", "/images").raise_for_status()
+    suffix_first = filtered(("suffix", ".jpg"), ("prefix", "")).replace("<Id>1<", "<Id>b<")
+    removed_first = queue("<Event>s3:ObjectRemoved:*</Event><Event>s3:ObjectCreated:*</Event>")
+    content = document((suffix_first + removed_first).replace("cache:redis", "cache:webhook"))
+    answers = []
+    for put in (lambda *request: ask(minio, *request), s3.ask):
+        assert put("PUT", "/images?notification", content).status_code == 200
+        answers.append(put("GET", "/images?notification").content)
+    assert answers[1] == b'<?xml version="1.0" encoding="UTF-8"?>\n' + answers[0]
+    assert b"<Value></Value>" in answers[1]
 
 
 def test_the_differences_are_those_that_are_told(minio: services.MinIO) -> None:

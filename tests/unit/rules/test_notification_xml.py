@@ -136,6 +136,21 @@ def test_members_stand_in_minios_order_and_an_empty_filter_is_left_out() -> None
     assert second[0].text in (None, "")
 
 
+def test_filters_stay_in_the_order_in_which_they_came_and_empty_ones_stay() -> None:
+    for filters in ((("suffix", ".x"), ("prefix", "p/")), (("suffix", ".x"), ("prefix", "")), (("prefix", ""),), ()):
+        rules = parsed(filtered(*filters))
+        root = fromstring(configuration(rules, ""))
+        rows = root.findall(".//{*}FilterRule")
+        assert [(row.findtext("{*}Name"), row.findtext("{*}Value") or "") for row in rows] == list(filters)
+        assert len(root.findall(".//{*}Filter")) == bool(filters)
+
+
+def test_the_order_of_the_filters_makes_no_other_rule() -> None:
+    one, other = ("prefix", "a"), ("suffix", "b")
+    with pytest.raises(BadConfiguration, match="the same in all members"):
+        parsed(filtered(one, other) + filtered(other, one))
+
+
 def test_no_rules_are_an_empty_element() -> None:
     said = b'<?xml version="1.0" encoding="UTF-8"?>\n<NotificationConfiguration xmlns="%s"></NotificationConfiguration>'
     assert configuration([], "") == said % NAMESPACE.encode()
