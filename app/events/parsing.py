@@ -13,13 +13,14 @@ from app.events.normalize import event_of
 from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
-__all__ = ["BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
+__all__ = ["HEADERS", "BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
 
 _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
+HEADERS = ("content-type", *sorted(_TRACE))  # those of a request that matter to `parse`
 
 
 @dataclass(frozen=True, slots=True)

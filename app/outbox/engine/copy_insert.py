@@ -7,6 +7,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from app.outbox.engine.db_errors import as_sqlalchemy
+
 _WORTH_A_COPY = 8  # rows; with fewer, the extra round trip costs more than COPY saves
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
@@ -26,14 +28,8 @@ def _copy(connection: sa.Connection, table: sa.Table, rows: Sequence[Mapping[str
     texts = "".join([_line(values(row)) for row in rows])
     statement = f"COPY {quote(table.name)} ({', '.join(map(quote, names))}) FROM STDIN"
     driver: Any = connection.connection.driver_connection
-    with driver.cursor() as cursor:
-        try:
-            cursor.copy_expert(statement, io.StringIO(texts))
-        except driver.Error as error:
-            if driver.closed:
-                connection.invalidate(error)
-            # Raise the same type as any other statement does, so that callers handle only one kind of error.
-            raise sa.exc.DBAPIError.instance(statement, None, error, driver.Error) from error
+    with as_sqlalchemy(driver, statement, connection.invalidate), driver.cursor() as cursor:
+        cursor.copy_expert(statement, io.StringIO(texts))
 
 
 def _line(values: Sequence[object]) -> str:

@@ -194,8 +194,8 @@ def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
 def _count(connection: sa.Connection, batch: BatchBuilder) -> None:
     touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
     if touched:
-        counts = {f"recorded_{target}": batch.recorded[target] for target in touched}
-        counts |= {f"discarded_{target}": batch.discarded[target] for target in touched}
+        counts = {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
+        counts |= {f"discarded_{target}": batch.discarded.get(target, 0) for target in touched}
         connection.execute(_counting(touched), counts)
 
 

@@ -67,9 +67,8 @@ def append_at_once(
         _array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
     )
     if len(rows) <= _MOST_VALUES:
-        values = chain(arguments, chain.from_iterable(map(_values, rows)))
-        with database.committing_each() as connection:
-            return bool(connection.exec_driver_sql(_statement(len(rows)), tuple(values)).rowcount)
+        values = [*arguments, *chain.from_iterable(map(_values, rows))]
+        return bool(database.execute_and_commit(_statement(len(rows)), values))
     with database.writing() as connection:
         first = connection.exec_driver_sql(f"SELECT {_CALL}", arguments).scalar_one()
         if first is None:
