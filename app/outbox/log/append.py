@@ -84,7 +84,7 @@ class Log:
 
     def _append_at_once(self, batch: BatchBuilder, promised: bool) -> bool:
         """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
-        if not self._buckets.include(batch.buckets()):
+        if not self._buckets.include(batch.buckets):
             return False
         ceilings = {
             target: self._routing.limits[target] + self._settled.get(target, 0)
@@ -126,7 +126,7 @@ class Log:
             answers = [batch.add(events) for events in requests]
             insert(connection, tables.events, batch.rows)
             _count(connection, batch)
-            buckets = self._buckets.new(connection, batch.buckets(), now_ms())
+            buckets = self._buckets.new(connection, batch.buckets, now_ms())
         self._buckets.add(buckets)
         self._usual = len(batch.rows) == wanted and not batch.discarded
         return answers

@@ -4,7 +4,8 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from functools import lru_cache
+from typing import Any
 
 from app.config.arn import TargetId
 from app.events import sequencer, test_events
@@ -12,7 +13,7 @@ from app.events.model import Event
 from app.outbox.buckets import REMOVED
 from app.outbox.log.routing import Routing
 
-_Key = TypeVar("_Key")
+Targets = tuple[int, ...]  # ids
 
 
 @dataclass(slots=True)
@@ -39,7 +40,8 @@ def key_hash(bucket: str, key: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def targets_text(ids: Iterable[int]) -> str:
+@lru_cache(maxsize=1024)
+def targets_text(ids: Targets) -> str:
     """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13."""
     listed = ",".join(map(str, ids))
     return f",{listed}," if listed else ""
@@ -51,7 +53,7 @@ class BatchBuilder:
     def __init__(
         self,
         routing: Routing,
-        matched: Mapping[str, tuple[int, ...]],
+        matched: Mapping[str, Targets],
         known: Collection[str],
         room: dict[int, int],
         first: int,
@@ -63,11 +65,12 @@ class BatchBuilder:
         self._matched = matched
         self._known = set(known)
         self._room = room
-        self._seq = first
+        self._first = first
         self._partitions = partitions
         self._now = now
         self._overtaken = overtaken
-        self.rows: list[dict[str, Any]] = []
+        self.rows: list[tuple[Any, ...]] = []  # in the order of the table's columns
+        self.buckets: set[str] = set()  # those that exist according to the rows, without that of target tests
         self.recorded: dict[int, int] = {}  # by target, as is `discarded`
         self.discarded: dict[int, int] = {}
 
@@ -76,7 +79,7 @@ class BatchBuilder:
         asked = len(events)
         if self._overtaken:
             events = [event for event in events if event.id not in self._overtaken]
-        fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
+        fresh: dict[str, tuple[Event, Targets]] = {}
         for event in events:
             if event.id not in self._known and event.id not in fresh:
                 found = self._matched.get(event.id)
@@ -86,25 +89,31 @@ class BatchBuilder:
             return QueueFull(full)
         receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
         self._known.update(fresh)
+        numbers: dict[tuple[Targets, Targets], int] = {}
         for event, matched in fresh.values():
-            taken = []
+            taken = self._take_room(matched) if self._room else matched
+            numbers[matched, taken] = numbers.get((matched, taken), 0) + 1
+            self._add_row(event, targets_text(taken))
+        for (matched, taken), number in numbers.items():
             for target in matched:
-                _count(receipt.matched, self._routing.ids[target])
-                if self._room.get(target, 1) > 0:
-                    self._room[target] = self._room.get(target, 1 << 62) - 1
-                    _count(self.recorded, target)
-                    taken.append(target)
+                arn = self._routing.ids[target]
+                receipt.matched[arn] = receipt.matched.get(arn, 0) + number
+                if target in taken:
+                    self.recorded[target] = self.recorded.get(target, 0) + number
                 else:
-                    _count(self.discarded, target)
-                    _count(receipt.discarded, self._routing.ids[target])
-            self.rows.append(self._row(event, targets_text(taken)))
+                    self.discarded[target] = self.discarded.get(target, 0) + number
+                    receipt.discarded[arn] = receipt.discarded.get(arn, 0) + number
         return receipt
 
-    def buckets(self) -> set[str]:
-        """Return the buckets that exist according to the rows, without the bucket of target tests."""
-        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {test_events.TEST_BUCKET}
+    def _take_room(self, targets: Targets) -> Targets:
+        """Return those of the targets whose queues have room for one more event, and count it."""
+        taken = tuple([target for target in targets if self._room.get(target, 1) > 0])
+        for target in taken:
+            if target in self._room:
+                self._room[target] -= 1
+        return taken
 
-    def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
+    def _refusing(self, fresh: Iterable[tuple[Event, Targets]]) -> tuple[TargetId, ...]:
         if not self._routing.rejecting:
             return ()
         wanted = Counter(target for _, matched in fresh for target in matched)
@@ -114,29 +123,26 @@ class BatchBuilder:
             if target in self._routing.rejecting and count > self._room.get(target, count)
         )
 
-    def _row(self, event: Event, targets: str) -> dict[str, Any]:
+    def _add_row(self, event: Event, targets: str) -> None:
         hashed = key_hash(event.bucket, event.key)
         states = sequencer.states_content(event.name, event.version)
-        row = {
-            "partition": hashed % self._partitions,
-            "seq": self._seq,
-            "id": event.id,
-            "key_hash": hashed,
-            "received_at": self._now,
-            "name": event.name,
-            "bucket": event.bucket,
-            "key": event.key,
-            "version": event.version,
-            "sequencer": sequencer.comparable(event.sequencer) if states else "",
-            "time": event.time,
-            "targets": targets,
-            "record": event.record,
-            "trace": event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
-        }
-        self._seq += 1
-        return row
-
-
-def _count(counts: dict[_Key, int], key: _Key) -> None:
-    """Add one. (A `Counter` takes longer to create than a request of one event has to count.)"""
-    counts[key] = counts.get(key, 0) + 1
+        self.rows.append(
+            (
+                hashed % self._partitions,
+                self._first + len(self.rows),
+                event.id,
+                hashed,
+                self._now,
+                event.name,
+                event.bucket,
+                event.key,
+                event.version,
+                sequencer.comparable(event.sequencer) if states else "",
+                event.time,
+                targets,
+                event.record,
+                event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
+            )
+        )
+        if event.name not in REMOVED and event.bucket != test_events.TEST_BUCKET:
+            self.buckets.add(event.bucket)
