@@ -33,6 +33,7 @@ class Services:
     dead_letters: DeadLetters
     replays: Replays
     feeder: SpoolFeeder | None
+    loopback: bool  # whether only this machine can reach the API
 
     @property
     def largest_event(self) -> int | None:
@@ -63,6 +64,7 @@ def open_services(settings: Settings) -> Services:
         dead_letters=DeadLetters(database),
         replays=Replays(database),
         feeder=SpoolFeeder(spool, database) if spool else None,
+        loopback=settings.loopback,
     )
 
 
