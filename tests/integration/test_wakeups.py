@@ -170,10 +170,14 @@ def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     monkeypatch.setattr(wakeups._Sender, "_disconnect", lambda self: (tries.append(1), disconnect(self)))
     with waker(f"{scheme}://{services.LOOPBACK}:9//") as made, caplog.at_level(logging.INFO, "bucketwire.wakeups"):
         until(lambda: made.request() or len(tries) >= 3, 60, what="three tries")
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        assert levels(caplog) == ["WARNING"]
         made._sender._broker_url = redis_url  # type: ignore[union-attr]  # the broker is back
         until(lambda: made.request() or count(redis_url), 60, what="a wake-up")
-    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert levels(caplog) == ["WARNING", "INFO"]
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if record.name == "bucketwire.wakeups"]
 
 
 def test_a_connection_that_broke_costs_at_most_the_wakeups_until_then(redis_url: str) -> None:

@@ -273,7 +273,7 @@ def test_the_drain_knows_when_more_is_due_without_a_new_event(database: Database
     leases.offer(now + 1_000)
     assert leases.next_at == now + 11_001, "the lease expires"
     leases.release(lease)
-    registry(database).unavailable(row, "refused", now + 3_000, probing=False, pause=False)
+    open_breaker(database, row, "refused", now + 3_000, probing=False)
     leases.offer(now + 1_000)
     assert leases.next_at == now + 3_000, "a probe is due"
     registry(database).pause(target, "for a test")

@@ -12,6 +12,7 @@ import pytest
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.manifest.changes import set_keys
+from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.engine.database import Database
 from app.outbox.registry import ReadOnlyTarget, Registry
 from tests.support.builders import SECRET_KEY, registry
@@ -60,6 +61,6 @@ def test_setting_what_is_set_changes_nothing(database: Database) -> None:
     targets = registry(database)
     wanted = {"endpoint": "http://127.0.0.1:9/", "auth_token": "s3cret"}
     assert not set_keys(targets, {TARGET: wanted}).empty
-    targets.unavailable(targets.target(TARGET).row_id, "down", 1, probing=False, pause=False)
+    open_breaker(database, targets.target(TARGET).row_id, "down", 1, probing=False)
     assert set_keys(targets, {TARGET: wanted | {"auth_token": "*redacted*"}}).empty
     assert targets.target(TARGET).breaker == "open"  # which new settings would have closed
