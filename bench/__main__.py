@@ -3,7 +3,18 @@
 import subprocess
 import sys
 
-BENCHMARKS = ("ingest", "deliver", "targets", "end_to_end", "scale", "latency", "rules", "versions", "reconcile")
+BENCHMARKS = (
+    "ingest",
+    "deliver",
+    "targets",
+    "end_to_end",
+    "scale",
+    "latency",
+    "idle",
+    "rules",
+    "versions",
+    "reconcile",
+)
 
 for name in BENCHMARKS:
     print(f"--- {name}", flush=True)

@@ -26,6 +26,11 @@ def show(name: str, title: str, rows: Sequence[Mapping[str, Any]], note: str = "
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=1))
 
 
+def met(value: float, most: float) -> str:
+    """Say whether an aim is met."""
+    return "met" if value <= most else "missed"
+
+
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"

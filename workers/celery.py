@@ -34,30 +34,14 @@ from app.metrics_folder import remove
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
+from app.wakeups import SERVICE_QUEUE, SILENCE, is_rabbitmq, transport_options, waiting
 from workers import reconcile_jobs, runtime
 from workers.target_pool import HARD_LIMIT
 from workers.telemetry import metrics
 
-SERVICE_QUEUE = "bucketwire"
 SPARK_QUEUE = "spark"
 _LONGEST_JOB = 7 * 86400  # seconds
 PURGE_EVERY = 10  # seconds; each purge is short, and over a day it removes as many events as arrive
-
-# Without timeouts, workers and publishers would wait forever for a broker that vanished without closing connections.
-_SILENCE = 3  # seconds
-_WATCHED_RABBITMQ = {
-    "confirm_publish": True,
-    "confirm_timeout": _SILENCE,
-    "read_timeout": _SILENCE,
-    "write_timeout": _SILENCE,
-}
-_WATCHED_REDIS = {
-    "visibility_timeout": 600,
-    "socket_timeout": _SILENCE,
-    "socket_connect_timeout": _SILENCE,
-    "socket_keepalive": True,
-    "health_check_interval": _SILENCE - 1,  # also bounds how late Redis may reply that no message arrived
-}
 
 
 class _Acknowledging(over_redis.QoS):
@@ -79,7 +63,7 @@ class _Acknowledging(over_redis.QoS):
 over_redis.Channel.QoS = _Acknowledging
 
 settings = Settings.from_environ(os.environ)
-_rabbitmq = settings.broker_url.startswith("amqp")
+_rabbitmq = is_rabbitmq(settings.broker_url)
 _arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if _rabbitmq else None
 
 
@@ -96,12 +80,7 @@ def queue(name: str) -> Queue:
     return Queue(name, routing_key=name, queue_arguments=arguments)
 
 
-def waiting(channel: Any, name: str) -> int:
-    """Return how many messages wait in a queue. Raises the channel's errors, also if the queue does not exist."""
-    return int(channel.queue_declare(name, passive=True).message_count)
-
-
-# Celery would log three lines per drain, ten times a second; the delivery log records the results of deliveries.
+# Celery would log three lines per drain, and there are many; the delivery log records the results of deliveries.
 for _name in ("celery.worker.strategy", "celery.app.trace"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not in record.msg)
@@ -176,8 +155,8 @@ app.conf.update(
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_heartbeat=2 * _SILENCE,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
-    broker_transport_options=_WATCHED_RABBITMQ if _rabbitmq else _WATCHED_REDIS,
+    broker_heartbeat=2 * SILENCE,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
+    broker_transport_options=transport_options(settings.broker_url),
     # Otherwise a worker that lost its connection silently could not reconnect before the broker notices the loss.
     control_queue_durable=_rabbitmq,
     control_queue_exclusive=False,

@@ -1,5 +1,6 @@
 """What a worker process works with: its database, its open targets, and the jobs that the tasks call."""
 
+import contextlib
 import logging
 import os
 import time
@@ -20,8 +21,10 @@ from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
 from app.outbox.log.retention import PurgeProgress, purge
+from app.outbox.markers import NEVER
 from app.outbox.registry import open_registry
 from app.outbox.targets import UnknownTarget
+from app.wakeups import WakeUps
 from workers.delivery.breaker import back_off
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
@@ -38,6 +41,7 @@ _DROP_INTERVAL = 600.0  # seconds
 _LONGEST_PURGE = 1.0  # seconds; the drain runs in the same process and waits meanwhile
 _SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
+_ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
 _RETRIES = 3  # one reading and one writing connection may have gone stale
 
 
@@ -61,13 +65,14 @@ class Runtime:
         self._repaired = 0.0
         self._is_unavailable = False
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
-        self.redeliveries = RedeliveryRequests(self.database, settings.folder)
+        self.wakeups = WakeUps(settings.broker_url)
+        self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
 
     def drain(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int] = lambda _: 0) -> int:
         """Offer every free partition with due work and publish the wake-ups.
 
         `queued` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the
-        database is unavailable.
+        database is unavailable. When a retry or a probe is due, the drain is woken again.
         """
         try:
             offered = self._drain(publish, queued)
@@ -140,6 +145,7 @@ class Runtime:
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""
         self.redeliveries.close(_SHUTDOWN_PATIENCE)
+        self.wakeups.close()
         self.pool.close()
         self.database.close()
 
@@ -148,9 +154,12 @@ class Runtime:
         offers = self.leases.offer(now, queued)
         for offer in offers:
             publish(offer)
+        if self.leases.next_at < NEVER:
+            self.wakeups.request(max(_ALARMS_APART, (self.leases.next_at - self.clock()) / 1000))
         if time.monotonic() - self._tidied > 1:
             self._tidied = time.monotonic()
-            self.leases.advance_idle(now)
+            if self.leases.advance_idle(now):
+                self.wakeups.request()
             heartbeats.record(self.database, heartbeats.DRAIN, now)
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
             self._repaired = time.monotonic()
@@ -189,10 +198,19 @@ class Runtime:
             return "lease lost"
         except BadSettings as error:
             open_breaker(self.database, lease.target_id, str(error), self.clock() + 60_000, probing=True)
+            self.wakeups.request()  # so that the drain learns when to probe
             return f"bad settings: {error}"
         finally:
             self.leases.release(lease)
+        self._wake_drain(lease)
         return str(summary)
+
+    def _wake_drain(self, lease: Lease) -> None:
+        """Have the drain run if there is work that it did not see while the lease was held."""
+        with contextlib.suppress(*DatabaseUnavailable):  # beat's next drain finds it
+            # A probe kept the target's other partitions from being offered.
+            if lease.probing or self.leases.left(lease):
+                self.wakeups.request()
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
         work = open_work()
@@ -219,6 +237,7 @@ class Runtime:
         opened = open_breaker(
             self.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
         )
+        self.wakeups.request()  # so that the drain learns when to probe
         if opened and (seen := metrics.of(arn)) is not None:
             seen.opened_breaker()
         members = {"target": arn, "outcome": "unavailable", "next_probe_in": wait / 1000, "reason": why.reason}

@@ -1,14 +1,16 @@
 """The HTTP API: frontends post events, and operators inspect, change and monitor. `create_app` assembles it."""
 
 from contextlib import suppress
+from functools import partial
 
-from flask import Flask
+from flask import Flask, Response, request
 
 from app.api import auth, errors, openapi, services
 from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
 
+_SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
     events.routes,
     targets.routes,
@@ -39,12 +41,20 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
+    app.after_request(partial(_wake_drain, opened))
     _add_signed_apps(app, opened)
     with suppress(TokensUnknown):
         opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
     if opened.feeder is not None:
         opened.feeder.started()
     return app
+
+
+def _wake_drain(opened: services.Services, response: Response) -> Response:
+    """Have the drain run after whatever made work due: recorded events, a replay, a resumed target, a rule."""
+    if request.method not in _SAFE and response.status_code < 300:
+        opened.wakeups.request()
+    return response
 
 
 def _add_signed_apps(app: Flask, opened: services.Services) -> None:

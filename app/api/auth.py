@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
@@ -68,11 +69,12 @@ def install(app: Flask) -> None:
 
 def check(request: Request, scope: str) -> None:
     """Raise `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read."""
-    tokens = services().tokens
+    opened = services()
+    tokens = opened.tokens
     presented = presented_token(request.headers.get("Authorization", ""))
     token = tokens.find(presented) if presented else None
     if token is None:
-        if services().settings.loopback and not tokens.required():
+        if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
             return
         raise _unauthorized(_describe_refusal(tokens, presented))
@@ -128,21 +130,32 @@ def check_listen(settings: Settings, database: Database) -> None:
 
 def _check_local(request: Request) -> None:
     """Refuse requests that may come from elsewhere: through a proxy here, or from a web page on this machine."""
-    forwarded = [name for name, _ in request.headers if name.lower() in _FORWARDING or _FORWARDED.match(name)]
+    forwarded = _forwarding_header(tuple([name for name in request.environ if name.startswith("HTTP_")]))
     if forwarded:
         raise ApiProblem(
             "loopback-only",
-            f"a proxy has forwarded this request ({forwarded[0]}), so it may come from anywhere; "
+            f"a proxy has forwarded this request ({forwarded}), so it may come from anywhere; "
             "create a token first: bucketwire token create <name> --scope ingest",
         )
-    host = urlsplit(f"//{request.host}").hostname or ""
-    origin = request.headers.get("Origin", "")
-    if not is_loopback(host) or (origin and urlsplit(origin).netloc != request.host):
+    if not _is_local(request.host, request.headers.get("Origin", "")):
         raise ApiProblem(
             "loopback-only",
             "there is no token yet, so only this machine may call, by 127.0.0.1 or localhost; "
             "create a token for other callers: bucketwire token create <name> --scope ingest",
         )
+
+
+# A sender's requests all have the same headers, so the answers are remembered.
+@lru_cache(maxsize=256)
+def _forwarding_header(names: tuple[str, ...]) -> str:
+    """Return the first of the WSGI names that is of a header added by proxies, as the header's name; "" for none."""
+    headers = [name.removeprefix("HTTP_").replace("_", "-").title() for name in names]
+    return next((name for name in headers if name.lower() in _FORWARDING or _FORWARDED.match(name)), "")
+
+
+@lru_cache(maxsize=256)
+def _is_local(host: str, origin: str) -> bool:
+    return is_loopback(urlsplit(f"//{host}").hostname or "") and (not origin or urlsplit(origin).netloc == host)
 
 
 def _unauthorized(detail: str) -> ApiProblem:

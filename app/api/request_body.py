@@ -7,11 +7,15 @@ import orjson
 from flask import Request
 
 from app.api.errors import ApiProblem
+from app.events.parsing import HEADERS
 
 _SMALL = 1 << 20  # bytes of a request without events
 _CHUNK = 1 << 16
 _DRAINED = 1 << 20
 _GZIP = 31  # zlib's code for a gzip header and the largest window
+_WSGI_NAMES = {
+    name: "CONTENT_TYPE" if name == "content-type" else f"HTTP_{name.upper().replace('-', '_')}" for name in HEADERS
+}
 
 
 def read_body(request: Request, limit: int) -> bytes:
@@ -23,8 +27,14 @@ def read_body(request: Request, limit: int) -> bytes:
         raise
 
 
+def event_headers(request: Request) -> dict[str, str]:
+    """Return the headers of a request that matter to `app.events.parsing.parse`; all of them would take longer."""
+    environ = request.environ
+    return {name: environ[key] for name, key in _WSGI_NAMES.items() if key in environ}
+
+
 def _read(request: Request, limit: int) -> bytes:
-    encoding = request.headers.get("Content-Encoding", "").strip().lower()
+    encoding = request.environ.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if encoding not in ("", "identity", "gzip", "x-gzip"):
         raise ApiProblem(
             "unknown-encoding",

@@ -17,6 +17,7 @@ from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.registry import Registry, open_registry
 from app.outbox.tokens import Tokens
+from app.wakeups import WakeUps
 
 _NAME = "bucketwire"
 
@@ -33,6 +34,8 @@ class Services:
     dead_letters: DeadLetters
     replays: Replays
     feeder: SpoolFeeder | None
+    loopback: bool  # whether only this machine can reach the API
+    wakeups: WakeUps
 
     @property
     def largest_event(self) -> int | None:
@@ -54,6 +57,7 @@ def open_services(settings: Settings) -> Services:
     database = Database(settings.database_url, patience=settings.database_timeout)
     spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
     memory = spool.folder / "tokens.json" if spool else None
+    wakeups = WakeUps(settings.broker_url)
     return Services(
         settings=settings,
         database=database,
@@ -62,7 +66,9 @@ def open_services(settings: Settings) -> Services:
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),
         replays=Replays(database),
-        feeder=SpoolFeeder(spool, database) if spool else None,
+        feeder=SpoolFeeder(spool, database, wakeups.request) if spool else None,
+        loopback=settings.loopback,
+        wakeups=wakeups,
     )
 
 

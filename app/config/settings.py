@@ -209,7 +209,9 @@ class Settings(Declared):
     report_retention: float = setting(
         Duration(days=True), default="90d", about="how long reconciliations and their reports are kept"
     )
-    drain_interval: float = setting(Duration(0.01, 10), default="100ms", about="how often the drain looks for due work")
+    drain_interval: float = setting(
+        Duration(0.01, 10), default="2s", about="how often the drain looks for due work if no wake-up reaches it"
+    )
     spool_dir: str = setting(
         Path(), default="", about="where the API keeps events while the database is unavailable; empty: refuse them"
     )

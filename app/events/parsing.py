@@ -13,13 +13,15 @@ from app.events.normalize import event_of
 from app.events.stored_size import is_larger, stored_size
 from app.events.trace import trace_of
 
-__all__ = ["BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
+__all__ = ["HEADERS", "BadEvents", "Limits", "Parsed", "Refused", "SnsConfirmation", "parse"]
 
 _LINES = frozenset(f"application/{kind}" for kind in ("x-ndjson", "ndjson", "jsonl", "x-jsonlines", "jsonlines"))
 
 _DEFAULT = Limits()
 _NOT_BLANK = re.compile(rb"\S")
+_OBJECT = ord("{")
 _TRACE = frozenset(("traceparent", "tracestate", "ce-traceparent", "ce-tracestate"))
+HEADERS = ("content-type", *sorted(_TRACE))  # those of a request that matter to `parse`
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,9 @@ def parse(
         first = len(parsed.events)
         try:
             _take(item, parsed, now_ms, limits.nesting)
-            _check_size(parsed.events[first:], limits.event_bytes)
+            for event in parsed.events[first:]:
+                if is_larger(event, limits.event_bytes):
+                    raise _too_large(event, limits.event_bytes)
         except BadRecord as problem:
             del parsed.events[first:]
             if partial and len(parsed.refused) >= limits.refusals:
@@ -120,14 +124,12 @@ def _keep(made: Normalized, where: Location, parsed: Parsed, now_ms: int, nestin
         parsed.ignored += 1
 
 
-def _check_size(events: Iterable[Event], most: int) -> None:
-    for event in events:
-        if is_larger(event, most):
-            raise BadRecord(
-                "it",
-                f"has {stored_size(event)} bytes in the outbox database, which takes at most {most}: "
-                "send less in it, or raise max_allowed_packet of MySQL or MariaDB",
-            )
+def _too_large(event: Event, most: int) -> BadRecord:
+    return BadRecord(
+        "it",
+        f"has {stored_size(event)} bytes in the outbox database, which takes at most {most}: "
+        "send less in it, or raise max_allowed_packet of MySQL or MariaDB",
+    )
 
 
 def _describe_problem(problem: BadRecord, index: int, line: int, item: Item) -> tuple[str, str]:
@@ -178,9 +180,13 @@ def _looks_like_lines(body: bytes, begins: int) -> bool:
 def _lines(body: bytes, allowance: Allowance, long_numbers: bool) -> Iterator[tuple[int, Item]]:
     """Parse line by line, so that only one line's objects exist at a time; skip runs of blank lines at once."""
     number, start = 1, 0
-    while (begins := _NOT_BLANK.search(body, start)) is not None:
-        blank, start = start, max(start, body.rfind(b"\n", start, begins.start()) + 1)
-        number += body.count(b"\n", blank, start)
+    while start < len(body):
+        if body[start] != _OBJECT:  # nearly every line begins with its record
+            begins = _NOT_BLANK.search(body, start)
+            if begins is None:
+                return
+            blank, start = start, max(start, body.rfind(b"\n", start, begins.start()) + 1)
+            number += body.count(b"\n", blank, start)
         ends = body.find(b"\n", start)
         ends = len(body) if ends < 0 else ends
         try:

@@ -33,6 +33,15 @@ def every_bucket(database: Database) -> list[Bucket]:
     return sorted(buckets.values())
 
 
+def count_buckets(database: Database) -> int:
+    """Return the number of known buckets."""
+    b, r = tables.buckets.c, tables.rules.c
+    named = sa.select(r.bucket).where(r.bucket != EVERY_BUCKET, r.bucket.not_in(sa.select(b.name))).distinct()
+    with database.reading() as connection:
+        known = connection.execute(sa.select(sa.func.count()).select_from(tables.buckets)).scalar_one()
+        return int(known + connection.execute(sa.select(sa.func.count()).select_from(named.subquery())).scalar_one())
+
+
 def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int]:
     """Return up to `most` buckets with names that an S3 storage allows, and the number of the other buckets.
 

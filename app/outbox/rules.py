@@ -39,6 +39,7 @@ def rule_from_row(row: Any, target: TargetId) -> Rule:
         suffix=row.suffix,
         target=target,
         rule_id=row.rule_id,
+        filter_names=tuple(filter(None, row.filter_names.split(","))),
     )
 
 
@@ -50,5 +51,6 @@ def rule_to_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
         "events": orjson.dumps(rule.events).decode(),
         "prefix": rule.prefix,
         "suffix": rule.suffix,
+        "filter_names": ",".join(rule.filter_names),
         "target_id": find_target(connection, rule.target).row_id,
     }

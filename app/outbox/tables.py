@@ -74,10 +74,11 @@ rules = sa.Table(
     metadata,
     sa.Column("id", sa.Integer, primary_key=True),
     sa.Column("bucket", sa.String(255), nullable=False, index=True),  # * = every bucket
-    sa.Column("rule_id", sa.String(255), nullable=False, default=""),
+    sa.Column("rule_id", sa.Text, nullable=False, default=""),
     sa.Column("events", sa.Text, nullable=False),  # JSON array; wildcards are not expanded
     sa.Column("prefix", sa.Text, nullable=False, default=""),
     sa.Column("suffix", sa.Text, nullable=False, default=""),
+    sa.Column("filter_names", sa.String(32), nullable=False, default=""),  # comma-separated, in the client's order
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
     **MYSQL,
 )

@@ -3,15 +3,17 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem
 from app.events.names import UnknownEventName, expand, nearest
+from app.events.normalize import MAX_KEY_BYTES
 
 EVERY_BUCKET = "*"
-_LONGEST_FILTER = 1024
-_LONGEST_NAME = 255
+FILTERS = ("prefix", "suffix")
+_LONGEST_BUCKET = 255
+_LONGEST_ID = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
@@ -23,7 +25,8 @@ class BadRules(BadSettings):
 class Rule:
     """Events of a bucket that are sent to a target. Event names are kept as they were given, aggregates included.
 
-    The constructor checks nothing; call `check` before storing a rule.
+    The constructor checks nothing; call `check` before storing a rule. `filter_names` are the names of the filters as
+    the client ordered them, those of empty values too; it makes no rule another one.
     """
 
     bucket: str
@@ -32,6 +35,13 @@ class Rule:
     prefix: str = ""
     suffix: str = ""
     rule_id: str = ""
+    filter_names: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def filters(self) -> dict[str, str]:
+        """The filters by name, in the client's order; if that is not known, those that are not empty."""
+        not_empty = [name for name in FILTERS if getattr(self, name)]
+        return {name: getattr(self, name) for name in (*self.filter_names, *not_empty)}
 
 
 def event_names(name: str) -> frozenset[str]:
@@ -63,16 +73,17 @@ def problems_of(rule: Rule) -> Iterator[Problem]:
     """Yield the problems of one rule."""
     yield from _check_bucket(rule.bucket)
     yield from _check_events(rule.events)
-    yield from _check_filter("prefix", rule.prefix)
-    yield from _check_filter("suffix", rule.suffix)
-    if len(rule.rule_id) > _LONGEST_NAME or _CONTROL.search(rule.rule_id):
-        yield Problem("id", rule.rule_id, "is not a valid rule id", f"use up to {_LONGEST_NAME} printable characters")
+    # A prefix may end, and a suffix begin, within a segment: logs/. matches logs/.hidden.
+    yield from _check_filter("prefix", rule.prefix, rule.prefix.split("/")[:-1])
+    yield from _check_filter("suffix", rule.suffix, rule.suffix.split("/")[1:])
+    if len(rule.rule_id) > _LONGEST_ID or _CONTROL.search(rule.rule_id):
+        yield Problem("id", rule.rule_id, "is not a valid rule id", f"use up to {_LONGEST_ID} printable characters")
 
 
 def _check_bucket(bucket: str) -> Iterator[Problem]:
     if bucket != EVERY_BUCKET and (
         not bucket
-        or len(bucket) > _LONGEST_NAME
+        or len(bucket) > _LONGEST_BUCKET
         or re.search(r"[\s\x00-\x1f\x7f/\\*?]", bucket)
         or not bucket.strip(".")
     ):
@@ -97,16 +108,19 @@ def _check_events(events: Iterable[str]) -> Iterator[Problem]:
             yield Problem("events", name, "is given twice", "give it once")
 
 
-def _check_filter(field: str, value: str) -> Iterator[Problem]:
-    """Check what MinIO intends to check but does not check in its XML (§2.3, §10)."""
+def _check_filter(name: str, value: str, segments: Iterable[str]) -> Iterator[Problem]:
+    """Refuse a filter that can match no key; `segments` are its complete path segments.
+
+    MinIO intends to check this, and more, but does not in its XML (§2.3, §10).
+    """
     try:
         size = len(value.encode())
     except UnicodeEncodeError:
-        yield Problem(field, "", "is not text", "write it as UTF-8")
+        yield Problem(name, "", "is not text", "write it as UTF-8")
         return
-    if size > _LONGEST_FILTER:
-        yield Problem(field, value, "is too long", f"use at most {_LONGEST_FILTER} bytes")
-    if "\\" in value or "\x00" in value:
-        yield Problem(field, value, "contains a backslash or a NUL", "no filter can match them; leave them out")
-    if any(segment in (".", "..") for segment in value.split("/")):
-        yield Problem(field, value, "contains . or .. as a path segment", "keys are not paths; write the key literally")
+    if size > MAX_KEY_BYTES:
+        yield Problem(name, value, "is too long", f"use at most {MAX_KEY_BYTES} bytes, as a key has")
+    if "\x00" in value:
+        yield Problem(name, value, "contains a NUL", "no key can match it; leave it out")
+    if any(segment in (".", "..") for segment in segments):
+        yield Problem(name, value, "contains . or .. as a path segment", "keys are not paths; write the key literally")

@@ -12,10 +12,9 @@ from defusedxml.ElementTree import fromstring
 
 from app.config.arn import TargetId, parse_arn
 from app.config.errors import BadValue
-from app.rules.model import Rule, event_names, problems_of
+from app.rules.model import FILTERS, Rule, event_names, problems_of
 
 NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
-_FILTERS = ("prefix", "suffix")
 _UNSUPPORTED = ("TopicConfiguration", "CloudFunctionConfiguration")
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -69,15 +68,14 @@ def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Ca
 
 
 def configuration(rules: Iterable[Rule], region: str) -> bytes:
-    """Write a bucket's rules as a document, in their order, with the site's region in ARNs."""
+    """Write a bucket's rules as a document, everything in the client's order, with the site's region in ARNs."""
     root = Element("NotificationConfiguration", xmlns=NAMESPACE)
     for rule in rules:
         element = SubElement(root, "QueueConfiguration")
         add(element, "Id", rule.rule_id)
-        filters = [(name, getattr(rule, name)) for name in _FILTERS if getattr(rule, name)]
-        if filters:
+        if rule.filters:
             key = SubElement(SubElement(element, "Filter"), "S3Key")
-            for name, value in filters:
+            for name, value in rule.filters.items():
                 filter_rule = SubElement(key, "FilterRule")
                 add(filter_rule, "Name", name)
                 add(filter_rule, "Value", value)
@@ -115,6 +113,7 @@ def _parse_rule(element: Element, bucket: str, region: str) -> Rule:
         prefix=filters.get("prefix", ""),
         suffix=filters.get("suffix", ""),
         rule_id=_text(element, "Id"),
+        filter_names=tuple(filters),
     )
     for problem in problems_of(rule):
         raise BadConfiguration("InvalidArgument", "A value cannot be used", str(problem))
@@ -137,7 +136,7 @@ def _parse_filters(element: Element) -> dict[str, str]:
         for key in _children(outer, "S3Key"):
             for filter_rule in _children(key, "FilterRule"):
                 name = _text(filter_rule, "Name")
-                if name not in _FILTERS:
+                if name not in FILTERS:
                     raise BadConfiguration("InvalidArgument", NO_FILTER, f"{name!r} is neither")
                 if name in filters:
                     raise BadConfiguration("InvalidArgument", f"Cannot specify more than one {name} rule in a filter")

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -60,7 +60,7 @@ def parsed(statement: str) -> Step:
     """What a statement touches."""
     text = " ".join(statement.split())
     if "begin_append(" in text:
-        return Step(text, writes=frozenset(("log_head", "targets", "events")), both=True)
+        return Step(text, writes=frozenset(("log_head", "targets", "events")))
     tables = _TABLE.findall(text)
     verb = text.split(" ", 1)[0].upper()
     if verb == "INSERT":
@@ -85,7 +85,10 @@ class Side:
         self.backend = 0
         self.failure: BaseException | None = None
         self.refused: list[str] = []  # errors of the database, also those that the operation overcame
+        self._execute_and_commit = database.execute_and_commit
+        database.execute_and_commit = self._alone  # type: ignore[method-assign]
         for engine in (database.engine, database._reader):
+            sa.event.listen(engine, "checkout", self._checked_out)
             sa.event.listen(engine, "before_cursor_execute", self._before_statement)
             sa.event.listen(engine, "commit", self._before_commit)
             sa.event.listen(engine, "handle_error", self._refused)
@@ -129,27 +132,35 @@ class Side:
         if self._thread is not None:
             self._thread.join(_PATIENCE)
 
+    def _alone(self, statement: str, values: Sequence[Any]) -> int:
+        if threading.current_thread() is self._thread:
+            self._stop(replace(parsed(statement), both=True))
+        return self._execute_and_commit(statement, values)
+
+    def _checked_out(self, driver: Any, *_: object) -> None:
+        if threading.current_thread() is self._thread:
+            self.backend = driver.thread_id() if hasattr(driver, "thread_id") else driver.info.backend_pid
+
     def _before_statement(self, connection: sa.Connection, _cursor: object, statement: str, *_: object) -> None:
         if threading.current_thread() is self._thread:
+            self._checked_out(connection.connection.driver_connection)
             step = parsed(statement)
-            if not step.both:
-                self._written |= step.writes
-            self._stop(connection, step)
+            self._written |= step.writes
+            self._stop(step)
 
     def _before_commit(self, connection: sa.Connection) -> None:
         if threading.current_thread() is self._thread and self._written:
+            self._checked_out(connection.connection.driver_connection)
             step = Step("COMMIT", writes=self._written, commit=True)
             self._written = frozenset()
-            self._stop(connection, step)
+            self._stop(step)
 
     def _refused(self, context: sa.engine.ExceptionContext) -> None:
         if threading.current_thread() is self._thread:
             self._written = frozenset()
             self.refused.append(" ".join(str(context.original_exception).split()))
 
-    def _stop(self, connection: sa.Connection, step: Step) -> None:
-        driver: Any = connection.connection.driver_connection
-        self.backend = driver.thread_id() if hasattr(driver, "thread_id") else driver.info.backend_pid
+    def _stop(self, step: Step) -> None:
         with self._changed:
             self.next = step
             self._changed.notify_all()

@@ -57,6 +57,10 @@ def test_what_takes_events_in_knows_nothing_of_what_takes_them_out() -> None:
     assert crossings("migrations", "workers", "spark_jobs", "celery", "app.api", "app.cli") == []
 
 
+def test_one_module_of_app_knows_the_messages_of_celery() -> None:
+    assert crossings("app", "kombu", allowed={"app/wakeups.py"}) == []
+
+
 def test_app_knows_no_targets_driver() -> None:
     assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS | KNOWS_THE_OUTBOX_SERVER) == []
 

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,10 +47,14 @@ class _Request:
 
 
 class RedeliveryRequests:
-    """Requests not yet recorded by this process and its predecessors; `folder` is the service's data directory."""
+    """Requests not yet recorded by this process and its predecessors; `folder` is the service's data directory.
 
-    def __init__(self, database: Database, folder: Path) -> None:
+    `recorded` is called after each request that is recorded: then a partition has due work.
+    """
+
+    def __init__(self, database: Database, folder: Path, recorded: Callable[[], None] = lambda: None) -> None:
         self._database = database
+        self._recorded = recorded
         self._folder = folder / FOLDER
         self._unwritten: list[_Request] = []  # requests that could not be written to disk
         self._recording = threading.Lock()
@@ -116,6 +120,7 @@ class RedeliveryRequests:
 
     def _record(self, request: _Request) -> None:
         redelivery.request(self._database, request.target_id, request.written)
+        self._recorded()
 
     def _files(self) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # the folder usually does not exist

@@ -78,6 +78,7 @@ def delete(call: AdminCall) -> Response:
         _set(call, {target: dict.fromkeys(keys, "")})
     else:
         registry.remove(target)
+        log.info("%s was removed by the key %s", target, call.seal.key.name)
     return Response(headers=_APPLIED)
 
 

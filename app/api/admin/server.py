@@ -7,7 +7,7 @@ from werkzeug.wrappers import Response
 
 from app.api.admin.call import AdminCall, json_answer
 from app.api.s3.errors import S3Error
-from app.outbox.buckets import every_bucket
+from app.outbox.buckets import count_buckets
 
 
 def info(call: AdminCall) -> Response:
@@ -31,7 +31,7 @@ def info(call: AdminCall) -> Response:
         "mode": "online",
         "region": settings.region,
         "sqsARN": [stored.target.arn(settings.region) for stored in targets],
-        "buckets": {"count": len(every_bucket(call.parts.database))},
+        "buckets": {"count": count_buckets(call.parts.database)},
         "services": {"notifications": [{kind: named} for kind, named in states.items()]},
         "backend": {"backendType": "Bucketwire"},
         "servers": [server],

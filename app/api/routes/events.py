@@ -11,7 +11,7 @@ from flask import Blueprint, Response, request
 
 from app.api.auth import INGEST, PUBLIC, READ, check, needs
 from app.api.errors import ApiProblem, database_unavailable
-from app.api.request_body import read_body
+from app.api.request_body import event_headers, read_body
 from app.api.serialization import (
     bad_value,
     format_time,
@@ -132,10 +132,10 @@ def root() -> Response:
 
 
 def _parsed() -> Parsed:
-    settings = services().settings
-    partial = parsed_flag("partial", request.args.get("partial"))
-    body = read_body(request, settings.body_limit)
-    return parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits, partial=partial)
+    made = services()
+    partial = parsed_flag("partial", request.args.get("partial")) if request.query_string else False
+    body = read_body(request, made.settings.body_limit)
+    return parse(body, event_headers(request), now_ms=now_ms(), limits=made.limits, partial=partial)
 
 
 def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:

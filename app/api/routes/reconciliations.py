@@ -7,7 +7,7 @@ from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, READ, needs
 from app.api.errors import ApiProblem, check_active
-from app.api.request_body import read_body
+from app.api.request_body import event_headers, read_body
 from app.api.serialization import bad_value, format_time, json_response, parsed_number, refuse_unknown
 from app.api.services import services
 from app.config.arn import TargetId
@@ -78,7 +78,7 @@ def repair(type_name: str, name: str) -> Response:
     target = TargetId(type_name, name)
     check_active(services().registry.target(target))
     body = read_body(request, services().settings.body_limit)
-    events = parse(body, dict(request.headers), now_ms=now_ms(), limits=services().limits).events
+    events = parse(body, event_headers(request), now_ms=now_ms(), limits=services().limits).events
     recorder = Recorder(services().database, only_target=target, guard=unchanged_since(after))
     receipts, refused = recorder.record_most(events)
     for event, reason in refused[:_LOGGED]:

@@ -28,6 +28,7 @@ CODES: Mapping[str, tuple[int, str]] = {
     "MethodNotAllowed": (405, "The specified method is not allowed against this resource."),
     "MissingContentLength": (411, "You must provide the Content-Length HTTP header."),
     "NoSuchBucket": (404, "The specified bucket does not exist"),
+    "NoSuchBucketPolicy": (404, "The bucket policy does not exist"),
     "NotImplemented": (501, "A header or query you provided implies functionality that is not implemented."),
     "RequestTimeTooSkewed": (403, "The difference between the request time and the server's time is too large."),
     "ServiceUnavailable": (503, "The outbox database is unavailable; please send the request again."),

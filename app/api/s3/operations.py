@@ -61,10 +61,14 @@ class Operation:
         return payload.read(self.stream, self.content_length, self.seal)
 
     def existing(self) -> str:
-        """Return the bucket's name. Raises `S3Error` unless the bucket exists."""
+        """Return the bucket's name. Raises `S3Error` unless the bucket exists.
+
+        A name that S3 does not allow is invalid, unless a frontend has reported events of such a bucket.
+        """
         # A name that does not fit into its column needs no query.
         if len(self.bucket) > _LONGEST or "\0" in self.bucket or not is_bucket(self.parts.database, self.bucket):
-            raise S3Error("NoSuchBucket", BucketName=self.bucket)
+            code = "NoSuchBucket" if _is_valid(self.bucket) else "InvalidBucketName"
+            raise S3Error(code, BucketName=self.bucket)
         return self.bucket
 
 
@@ -98,7 +102,7 @@ def location(call: Operation) -> Response:
 
 def create_bucket(call: Operation) -> Response:
     """Answer `PUT /<bucket>`: create the bucket and notify listeners."""
-    if not _BUCKET.fullmatch(call.bucket) or ".." in call.bucket or _ADDRESS.fullmatch(call.bucket):
+    if not _is_valid(call.bucket):
         raise S3Error("InvalidBucketName", BucketName=call.bucket)
     if is_bucket(call.parts.database, call.bucket):
         raise S3Error("BucketAlreadyOwnedByYou", BucketName=call.bucket)
@@ -111,6 +115,11 @@ def delete_bucket(call: Operation) -> Response:
     remove_bucket(call.parts.database, call.existing())
     _record_event(call, REMOVED)
     return Response(status=204)
+
+
+def get_policy(call: Operation) -> Response:
+    """Answer `GET /<bucket>?policy`: there is none, so that `mc stat` does not call the bucket public."""
+    raise S3Error("NoSuchBucketPolicy", BucketName=call.existing())
 
 
 def get_notification(call: Operation) -> Response:
@@ -151,12 +160,17 @@ Handler = Callable[[Operation], Response]
 BUCKET_CALLS: Mapping[tuple[str, str], Handler] = {
     ("GET", "location"): location,
     ("GET", "events"): listen,
+    ("GET", "policy"): get_policy,
     ("GET", "notification"): get_notification,
     ("PUT", "notification"): put_notification,
     ("HEAD", ""): head_bucket,
     ("PUT", ""): create_bucket,
     ("DELETE", ""): delete_bucket,
 }
+
+
+def _is_valid(bucket: str) -> bool:
+    return bool(_BUCKET.fullmatch(bucket)) and ".." not in bucket and not _ADDRESS.fullmatch(bucket)
 
 
 def _record_event(call: Operation, name: str) -> None:

@@ -15,9 +15,17 @@ from app.api.services import Services
 
 _SIGNED = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "AWSAccessKeyId"})
 _SUBRESOURCES = ("notification", "location", "events")
+_SIGNED_SUBRESOURCES = (*_SUBRESOURCES, "policy")
 _IGNORED = frozenset({"x-id"})  # SDKs add it to name their own call
 # What MinIO itself keeps below its reserved bucket: signed like S3 requests, and answered in JSON.
 _ADMIN = ("/minio/admin/", "/minio/kms/")
+# MinIO's health probes, for `mc ready` and for load balancers that probe a MinIO.
+_HEALTH = {
+    "/minio/health/live": "/healthz",
+    "/minio/health/ready": "/readyz",
+    "/minio/health/cluster": "/readyz",
+    "/minio/health/cluster/read": "/readyz",
+}
 
 
 class Front:
@@ -30,6 +38,9 @@ class Front:
 
     def __call__(self, environ: Environ, start_response: Any) -> Iterable[bytes]:
         """Pass the request to the application that it is for."""
+        probe = _HEALTH.get(environ.get("PATH_INFO", ""))
+        if probe:
+            environ = environ | {"PATH_INFO": probe}
         return self._application(environ)(environ, start_response)
 
     def _application(self, environ: Environ) -> Wsgi:
@@ -88,7 +99,7 @@ def _find_handler(received: Received, bucket: str, key: str) -> Handler:
             raise S3Error("MethodNotAllowed")
         return list_buckets if received.parameter("events") is None else listen
     names = {name for name, _ in received.query if name not in _IGNORED and not name.lower().startswith("x-amz-")}
-    query = next((name for name in _SUBRESOURCES if name in names), "")
+    query = next((name for name in _SIGNED_SUBRESOURCES if name in names), "")
     handler = BUCKET_CALLS.get((received.method, query))
     if handler is None or (names and not query):
         raise S3Error("NotImplemented", "Bucketwire supports only a bucket's notification rules and events.")

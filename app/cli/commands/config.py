@@ -9,22 +9,27 @@ import orjson
 
 from app.cli.context import CommandContext, with_context, with_context_or_url
 from app.cli_common.errors import CommandError
-from app.cli_common.output import printable
+from app.cli_common.output import Output, printable
 from app.config.arn import TargetId
-from app.config.errors import Problem
+from app.config.errors import Problem, did_you_mean
+from app.config.formats.config_help import describe_section, key_helps
 from app.config.target_settings import BadSettings, from_config_json, parse_line, parse_lines, to_line
 from app.config.targets.base import without_effect
+from app.config.targets.registry import section_type, sections
 from app.manifest.changes import changed, joined
 from app.manifest.document import Manifest
 
 
 @click.group()
 def config() -> None:
-    """Set and show targets in MinIO's syntax, several at a time."""
+    """Set and show targets in MinIO's syntax, several at a time.
+
+    As in `mc admin config`, set, get and reset may have an ALIAS first; it is ignored.
+    """
 
 
 @config.command(name="set")
-@click.argument("line", nargs=-1)
+@click.argument("line", metavar="[ALIAS] [LINE]...", nargs=-1)
 @click.option("--file", "source", type=click.File("r"), help="Read lines from a file instead; - is standard input.")
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @with_context_or_url
@@ -35,16 +40,19 @@ def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None,
     """
     if bool(line) == bool(source):
         raise click.UsageError("give a line or --file")
-    lines = parse_lines(source.read()) if source else [_parse_words(line)]
+    lines = parse_lines(source.read()) if source else [_parse_words(_without_alias(line))]
     put_all(context, changed(context.chosen, joined(lines)), dry_run=dry_run)
 
 
 @config.command()
-@click.argument("section", required=False)
+@click.argument("words", metavar="[ALIAS] [SECTION]", nargs=-1)
 @with_context_or_url
-def get(context: CommandContext, section: str | None) -> None:
+def get(context: CommandContext, words: tuple[str, ...]) -> None:
     """Show targets as lines, secrets redacted: all, those of notify_TYPE, or notify_TYPE:NAME."""
-    lines = _lines(context, section, secrets=False)
+    section, *others = _without_alias(words) or ("",)
+    if others:
+        raise click.UsageError("give one section")
+    lines = _lines(context, section or None, secrets=False)
     if context.as_json:
         context.json(lines)
     else:
@@ -69,13 +77,40 @@ def export(context: CommandContext, secrets: bool) -> None:
             click.echo(line)
 
 
+@config.command(name="help")
+@click.argument("section", required=False)
+@click.argument("key", required=False)
+@click.option("--env", "variables", is_flag=True, help="Show environment variables instead of keys.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def help_(section: str | None, key: str | None, variables: bool, as_json: bool) -> None:
+    """Show the sections, or the keys of notify_TYPE; a mandatory key is marked by *."""
+    if not section:
+        rows = [{"section": name, "about": describe_section(cls)} for name, cls in sections().items()]
+        Output(as_json=as_json).rows(rows, {"section": "section", "meaning": "about"})
+        return
+    keys = key_helps(section_type(section.partition(":")[0]), variables=variables)
+    if key and key not in keys:
+        raise BadSettings([Problem(key, "", "is not a known setting", did_you_mean(key, list(keys)))])
+    rows = [
+        {"key": each.name + "*" * each.mandatory, "type": each.kind, "about": each.about}
+        for name, each in keys.items()
+        if not key or key == name
+    ]
+    Output(as_json=as_json).rows(rows, {"key": "key", "type": "type", "meaning": "about"})
+
+
 @config.command()
-@click.argument("section")
+@click.argument("words", metavar="[ALIAS] SECTION [KEY]...", nargs=-1, required=True)
 @click.option("--force", is_flag=True, help="Also delete its rules, undelivered events and dead letters.")
 @with_context_or_url
-def reset(context: CommandContext, section: str, force: bool) -> None:
-    """Remove the target notify_TYPE[:NAME]."""
+def reset(context: CommandContext, words: tuple[str, ...], force: bool) -> None:
+    """Remove the target notify_TYPE[:NAME], or set KEYs of it to their defaults."""
+    section, *keys = _without_alias(words)
     target, _ = parse_line(section)
+    if keys:
+        context.chosen.target(target)  # a target that does not exist is not created
+        put_all(context, changed(context.chosen, {target: dict.fromkeys(keys, "")}), dry_run=False)
+        return
     lost = context.chosen.remove(target, force=force)
     message = ", deleted with it: ".join(filter(None, (f"removed {target}", ", ".join(lost))))
     context.done(message, removed=str(target), lost=lost)
@@ -129,6 +164,12 @@ def show_targets(plan: Mapping[str, Any]) -> None:
         click.echo(f"{target['target']}: {state}")
         for line in target["changes"]:
             click.echo(f"  {printable(line)}")
+
+
+def _without_alias(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out the first word if it is the alias that `mc admin config` needs there: `ALIAS notify_…`, or `ALIAS/`."""
+    before_section = len(words) > 1 and words[1].startswith("notify_") and not words[0].startswith("notify_")
+    return words[1:] if before_section or (words and words[0].endswith("/")) else words
 
 
 def _parse_words(words: tuple[str, ...]) -> tuple[TargetId, dict[str, str]]:

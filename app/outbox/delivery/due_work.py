@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import log_head, tables
+from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
@@ -31,16 +31,26 @@ class DuePartition:
     offered: int  # when its untaken offer expired (ms); 0 if it was not offered
 
 
-def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> list[DuePartition]:
+@dataclass(frozen=True, slots=True)
+class DueWork:
+    """Free partitions with due work, and when more may be due without a new event (ms; NEVER: as far as is known)."""
+
+    partitions: Sequence[DuePartition]
+    next_at: int
+
+
+def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> DueWork:
     """Return every free partition that has due work, sorted by target and partition.
 
     Searches one window of the log after each cursor: events after more events of other targets are found after the
-    cursor has been moved over those.
+    cursor has been moved over those. More is due when a parked event of a free partition is, when a circuit breaker
+    lets a probe pass, or when a lease or an offer expires.
     """
     with database.reading() as connection:
-        head = log_head.read(connection).last_seq
-        rows = connection.execute(_free(now)).all()
+        head, *times = connection.execute(_HEAD, {"now": now}).one()
+        rows = connection.execute(_FREE, {"now": now}).all()
         parked = first_due(connection, [(row.id, row.partition) for row in rows])
+    later = [time for time in (*times, *parked.values()) if time is not None and time > now]
     ahead: dict[tuple[int, int], list[int]] = {}
     looks: dict[int, list[Look]] = defaultdict(list)
     for row in rows:
@@ -52,7 +62,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
             ahead.update(events_ahead(connection, [each for target in target_ids for each in looks[target]], BUSY))
 
     isolation.run(looks, look)
-    return [
+    partitions = [
         _due(row, ahead.get((row.id, row.partition), ()), head)
         for row in rows
         if row.replay
@@ -60,6 +70,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
         or (row.id, row.partition) in ahead
         or parked.get((row.id, row.partition), NEVER) <= now
     ]
+    return DueWork(partitions, min(later, default=NEVER))
 
 
 def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
@@ -70,12 +81,25 @@ def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
     return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered)
 
 
-def _free(now: int) -> sa.Select[Any]:
+def _head() -> sa.Select[Any]:
+    """Build the query for the log's head, the next probe of a circuit breaker, and the next expiry of a lease."""
+    t, c, now = tables.targets.c, tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
+    probe = sa.select(sa.func.min(t.resume_at)).where(t.enabled, sa.not_(t.paused), t.problem == "")
+    expiry = sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
+    return sa.select(
+        tables.log_head.c.last_seq,
+        probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
+        expiry.scalar_subquery(),
+    )
+
+
+def _free() -> sa.Select[Any]:
     """Build the query for the free partitions of available targets, and whether they have a replay or redelivery.
 
     It reads a few index rows for each partition.
     """
     c, t, r = tables.cursors.c, tables.targets.c, tables.redeliveries.c
+    now = sa.bindparam("now", type_=sa.BigInteger)
     other = tables.cursors.alias()
     redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
     # These are unfinished replays only, because the cursor of a finished one is removed.
@@ -98,3 +122,7 @@ def _free(now: int) -> sa.Select[Any]:
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)
     )
+
+
+# Built once: building the statements takes longer than running them in the database.
+_HEAD, _FREE = _head(), _free()

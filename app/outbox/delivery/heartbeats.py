@@ -14,7 +14,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database
 
 DRAIN = "drain"
-DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; it records itself each second
+DRAIN_STOPPED = 30_000  # ms without a drain after which it counts as stopped; its longest interval is 10 s
 EVERY = 15_000  # ms between two probes of a queue that is served
 UNSERVED = 300_000  # ms without an answer after which a queue counts as not served by any worker
 _RAREST = 3_600_000

@@ -26,11 +26,11 @@ class _Cursor(NamedTuple):
     position: int
 
 
-def advance_cursors(database: Database, isolation: TargetIsolation, now: int) -> None:
+def advance_cursors(database: Database, isolation: TargetIsolation, now: int) -> bool:
     """Move cursors that lag behind the log and are not leased up to the next event of their target.
 
     Each step scans one window of the log. A run ends after about half a second; the next one continues, starting with
-    a random target.
+    a random target. Returns whether a cursor was moved.
     """
     c = tables.cursors.c
     with database.reading() as connection:
@@ -44,16 +44,20 @@ def advance_cursors(database: Database, isolation: TargetIsolation, now: int) ->
     for row in rows:
         lagging.setdefault(row.target_id, []).append(_Cursor(*row))
     ends = time.monotonic() + _SECONDS
+    moved = 0
 
     def advance(target_ids: Sequence[int]) -> None:
-        _advance(database, [cursor for target in target_ids for cursor in lagging[target]], head, now, ends)
+        nonlocal moved
+        moved += _advance(database, [cursor for target in target_ids for cursor in lagging[target]], head, now, ends)
 
     some = list(lagging)
     Random().shuffle(some)  # noqa: S311 - so that none is always the last
     isolation.run(some, advance)
+    return bool(moved)
 
 
-def _advance(database: Database, cursors: Sequence[_Cursor], head: int, now: int, ends: float) -> None:
+def _advance(database: Database, cursors: Sequence[_Cursor], head: int, now: int, ends: float) -> int:
+    """Advance these cursors; return how many were moved."""
     reached = {cursor: cursor.position for cursor in cursors}
     going = list(cursors)
     with database.reading() as connection:
@@ -76,6 +80,7 @@ def _advance(database: Database, cursors: Sequence[_Cursor], head: int, now: int
         with database.writing() as connection:
             for cursor, seq in moved:
                 connection.execute(_move(cursor, seq, now))
+    return len(moved)
 
 
 def _move(cursor: _Cursor, seq: int, now: int) -> sa.Update:

@@ -23,8 +23,10 @@ from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import advance_cursors
 from app.outbox.delivery.isolation import TargetIsolation
+from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
+from app.outbox.delivery.parked import first_due
 from app.outbox.engine.database import Database
-from app.outbox.markers import WHOLE_LOG
+from app.outbox.markers import NEVER, WHOLE_LOG
 
 REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
@@ -77,6 +79,7 @@ class Leases:
         self._lease_ms = lease_ms
         self._rng = Random()  # noqa: S311 - which partition probes, not a secret
         self._isolation = TargetIsolation(database)
+        self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
     def offer(self, now: int, queued: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
         """Mark every free partition with due work as offered, and return the offers. Safe to run concurrently.
@@ -86,7 +89,9 @@ class Leases:
         repeated wake-ups would delay those of other partitions.
         """
         offers: list[Offer] = []
-        for (target_id, target), rows in groupby(due_partitions(self._database, self._isolation, now), _target):
+        work = due_partitions(self._database, self._isolation, now)
+        self.next_at = work.next_at
+        for (target_id, target), rows in groupby(work.partitions, _target):
             due = list(rows)
             offered = partial(self._offered, target_id, target, due, now, queued)
             self._isolation.run([target_id], lambda _: offers.extend(offered()))  # noqa: B023
@@ -209,12 +214,28 @@ class Leases:
                 .values(lease_token="", leased_until=0)
             )
 
-    def advance_idle(self, now: int) -> None:
+    def left(self, lease: Lease) -> bool:
+        """Return whether a released lease's partitions have work, due now or later, that the drain has to know of.
+
+        The drain does not see the work of a leased partition: an event may have been recorded after the holder had
+        looked for the last time. Two cheap queries, because it follows each delivery.
+        """
+        if any(replay.position < replay.until for replay in lease.replays):
+            return True
+        looks = [Look(lease.target_id, place, at, at + WINDOW) for place, at in lease.positions.items()]
+        with self._database.reading() as connection:
+            return bool(
+                events_ahead(connection, looks)
+                or first_due(connection, [(lease.target_id, place) for place in lease.positions])
+            )
+
+    def advance_idle(self, now: int) -> bool:
         """Move cursors that lag behind the log over other targets' events, up to the next event of their own target.
 
-        Takes about half a second at most; the next call continues.
+        Takes about half a second at most; the next call continues. Returns whether a cursor was moved: then `offer`
+        may find more.
         """
-        advance_cursors(self._database, self._isolation, now)
+        return advance_cursors(self._database, self._isolation, now)
 
 
 def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:

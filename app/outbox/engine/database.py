@@ -1,7 +1,7 @@
 """Open the outbox database: SQLite, PostgreSQL, or MySQL/MariaDB, each configured so that a commit is durable."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -100,12 +100,28 @@ class Database:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
 
-    def committing_each(self) -> AbstractContextManager[sa.Connection]:
-        """Return a context manager for a connection that commits each statement by itself, without a round trip for it.
+    def execute_and_commit(self, statement: str, values: Sequence[Any]) -> int:
+        """Execute one statement in a transaction of its own, and return the number of its rows; PostgreSQL only.
 
-        Not for SQLite, where it is `reading()`.
+        It takes one round trip, and none of SQLAlchemy's work, which can take as long. Raises what SQLAlchemy would.
         """
-        return self._reader.connect()
+        dbapi = self._reader.dialect.loaded_dbapi
+        try:
+            pooled = self._reader.raw_connection()
+        except dbapi.Error as error:  # without the statement: it was not sent
+            raise sa.exc.DBAPIError.instance(None, None, error, dbapi.Error) from error
+        driver: Any = pooled.driver_connection
+
+        def lost(error: BaseException) -> None:
+            pooled.invalidate(error)
+            self._reader.dispose()  # as SQLAlchemy does: all others were most likely lost with it
+
+        try:
+            with db_errors.as_sqlalchemy(driver, statement, lost), driver.cursor() as cursor:
+                cursor.execute(statement, values)
+                return int(cursor.rowcount)
+        finally:
+            pooled.close()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:

@@ -2,6 +2,8 @@
 
 import errno
 import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import sqlalchemy as sa
@@ -12,6 +14,20 @@ VALUE_ERRORS = (sa.exc.DataError, ValueError, OverflowError)
 
 class Unstorable(ValueError):
     """The database accepts other events but refuses this one, also in retries; the message is its reason."""
+
+
+@contextmanager
+def as_sqlalchemy(driver: Any, statement: str, invalidate: Callable[[BaseException], None]) -> Iterator[None]:
+    """Raise the errors of a driver's connection as SQLAlchemy does, so that callers handle only one kind of error.
+
+    If the connection is lost, `invalidate` is called, which takes it out of its pool.
+    """
+    try:
+        yield
+    except driver.Error as error:
+        if driver.closed:
+            invalidate(error)
+        raise sa.exc.DBAPIError.instance(statement, None, error, driver.Error) from error
 
 
 # PostgreSQL: classes (two characters) and codes of errors that affect every write, independent of its values.

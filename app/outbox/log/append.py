@@ -84,7 +84,7 @@ class Log:
 
     def _append_at_once(self, batch: BatchBuilder, promised: bool) -> bool:
         """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
-        if not self._buckets.include(batch.buckets()):
+        if not self._buckets.include(batch.buckets):
             return False
         ceilings = {
             target: self._routing.limits[target] + self._settled.get(target, 0)
@@ -126,7 +126,7 @@ class Log:
             answers = [batch.add(events) for events in requests]
             insert(connection, tables.events, batch.rows)
             _count(connection, batch)
-            buckets = self._buckets.new(connection, batch.buckets(), now_ms())
+            buckets = self._buckets.new(connection, batch.buckets, now_ms())
         self._buckets.add(buckets)
         self._usual = len(batch.rows) == wanted and not batch.discarded
         return answers
@@ -194,8 +194,8 @@ def _known(connection: sa.Connection, ids: Iterable[str]) -> set[str]:
 def _count(connection: sa.Connection, batch: BatchBuilder) -> None:
     touched = tuple(sorted(batch.recorded.keys() | batch.discarded.keys()))
     if touched:
-        counts = {f"recorded_{target}": batch.recorded[target] for target in touched}
-        counts |= {f"discarded_{target}": batch.discarded[target] for target in touched}
+        counts = {f"recorded_{target}": batch.recorded.get(target, 0) for target in touched}
+        counts |= {f"discarded_{target}": batch.discarded.get(target, 0) for target in touched}
         connection.execute(_counting(touched), counts)
 
 

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from app.config.arn import TargetId
@@ -11,6 +12,8 @@ from app.events import sequencer, test_events
 from app.events.model import Event
 from app.outbox.buckets import REMOVED
 from app.outbox.log.routing import Routing
+
+Targets = tuple[int, ...]  # ids
 
 
 @dataclass(slots=True)
@@ -20,8 +23,8 @@ class Receipt:
     recorded: int = 0
     repeated: int = 0
     overtaken: int = 0
-    matched: Counter[TargetId] = field(default_factory=Counter)
-    discarded: Counter[TargetId] = field(default_factory=Counter)
+    matched: dict[TargetId, int] = field(default_factory=dict)
+    discarded: dict[TargetId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ def key_hash(bucket: str, key: str) -> int:
     return int.from_bytes(digest, "big", signed=True)
 
 
-def targets_text(ids: Iterable[int]) -> str:
+@lru_cache(maxsize=1024)
+def targets_text(ids: Targets) -> str:
     """Format target ids as the log stores them: `,3,17,`, so that a search for `,3,` finds 3 and never 13."""
     listed = ",".join(map(str, ids))
     return f",{listed}," if listed else ""
@@ -49,7 +53,7 @@ class BatchBuilder:
     def __init__(
         self,
         routing: Routing,
-        matched: Mapping[str, tuple[int, ...]],
+        matched: Mapping[str, Targets],
         known: Collection[str],
         room: dict[int, int],
         first: int,
@@ -61,20 +65,21 @@ class BatchBuilder:
         self._matched = matched
         self._known = set(known)
         self._room = room
-        self._seq = first
+        self._first = first
         self._partitions = partitions
         self._now = now
         self._overtaken = overtaken
-        self.rows: list[dict[str, Any]] = []
-        self.recorded: Counter[int] = Counter()
-        self.discarded: Counter[int] = Counter()
+        self.rows: list[tuple[Any, ...]] = []  # in the order of the table's columns
+        self.buckets: set[str] = set()  # those that exist according to the rows, without that of target tests
+        self.recorded: dict[int, int] = {}  # by target, as is `discarded`
+        self.discarded: dict[int, int] = {}
 
     def add(self, events: Sequence[Event]) -> Receipt | QueueFull:
         """Add one request's events, or reject all of them if a target's queue is full."""
         asked = len(events)
         if self._overtaken:
             events = [event for event in events if event.id not in self._overtaken]
-        fresh: dict[str, tuple[Event, tuple[int, ...]]] = {}
+        fresh: dict[str, tuple[Event, Targets]] = {}
         for event in events:
             if event.id not in self._known and event.id not in fresh:
                 found = self._matched.get(event.id)
@@ -84,25 +89,31 @@ class BatchBuilder:
             return QueueFull(full)
         receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
         self._known.update(fresh)
+        numbers: dict[tuple[Targets, Targets], int] = {}
         for event, matched in fresh.values():
-            taken = []
+            taken = self._take_room(matched) if self._room else matched
+            numbers[matched, taken] = numbers.get((matched, taken), 0) + 1
+            self._add_row(event, targets_text(taken))
+        for (matched, taken), number in numbers.items():
             for target in matched:
-                receipt.matched[self._routing.ids[target]] += 1
-                if self._room.get(target, 1) > 0:
-                    self._room[target] = self._room.get(target, 1 << 62) - 1
-                    self.recorded[target] += 1
-                    taken.append(target)
+                arn = self._routing.ids[target]
+                receipt.matched[arn] = receipt.matched.get(arn, 0) + number
+                if target in taken:
+                    self.recorded[target] = self.recorded.get(target, 0) + number
                 else:
-                    self.discarded[target] += 1
-                    receipt.discarded[self._routing.ids[target]] += 1
-            self.rows.append(self._row(event, targets_text(taken)))
+                    self.discarded[target] = self.discarded.get(target, 0) + number
+                    receipt.discarded[arn] = receipt.discarded.get(arn, 0) + number
         return receipt
 
-    def buckets(self) -> set[str]:
-        """Return the buckets that exist according to the rows, without the bucket of target tests."""
-        return {row["bucket"] for row in self.rows if row["name"] not in REMOVED} - {test_events.TEST_BUCKET}
+    def _take_room(self, targets: Targets) -> Targets:
+        """Return those of the targets whose queues have room for one more event, and count it."""
+        taken = tuple([target for target in targets if self._room.get(target, 1) > 0])
+        for target in taken:
+            if target in self._room:
+                self._room[target] -= 1
+        return taken
 
-    def _refusing(self, fresh: Iterable[tuple[Event, tuple[int, ...]]]) -> tuple[TargetId, ...]:
+    def _refusing(self, fresh: Iterable[tuple[Event, Targets]]) -> tuple[TargetId, ...]:
         if not self._routing.rejecting:
             return ()
         wanted = Counter(target for _, matched in fresh for target in matched)
@@ -112,24 +123,26 @@ class BatchBuilder:
             if target in self._routing.rejecting and count > self._room.get(target, count)
         )
 
-    def _row(self, event: Event, targets: str) -> dict[str, Any]:
+    def _add_row(self, event: Event, targets: str) -> None:
         hashed = key_hash(event.bucket, event.key)
         states = sequencer.states_content(event.name, event.version)
-        row = {
-            "partition": hashed % self._partitions,
-            "seq": self._seq,
-            "id": event.id,
-            "key_hash": hashed,
-            "received_at": self._now,
-            "name": event.name,
-            "bucket": event.bucket,
-            "key": event.key,
-            "version": event.version,
-            "sequencer": sequencer.comparable(event.sequencer) if states else "",
-            "time": event.time,
-            "targets": targets,
-            "record": event.record,
-            "trace": event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
-        }
-        self._seq += 1
-        return row
+        self.rows.append(
+            (
+                hashed % self._partitions,
+                self._first + len(self.rows),
+                event.id,
+                hashed,
+                self._now,
+                event.name,
+                event.bucket,
+                event.key,
+                event.version,
+                sequencer.comparable(event.sequencer) if states else "",
+                event.time,
+                targets,
+                event.record,
+                event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
+            )
+        )
+        if event.name not in REMOVED and event.bucket != test_events.TEST_BUCKET:
+            self.buckets.add(event.bucket)

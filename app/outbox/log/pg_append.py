@@ -3,11 +3,10 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import chain
-from operator import itemgetter
 from typing import Any
 
 from app.outbox import tables
-from app.outbox.engine.copy_insert import insert
+from app.outbox.engine.copy_insert import copy, copy_line
 from app.outbox.engine.database import Database
 
 # The migration creates it. It locks the log's head and returns the first of the reserved sequence numbers. It returns
@@ -40,19 +39,19 @@ $$
 
 _MOST_VALUES = 48  # rows; more are faster by COPY, in spite of its three round trips
 _NAMES = [column.name for column in tables.events.columns]
-_values = itemgetter(*_NAMES)
+_SEQ, _ID = _NAMES.index("seq"), _NAMES.index("id")  # only the partition precedes seq
 _CALL = "begin_append(%s, %s, %s, %s, %s, %s)"
 
 
 def append_at_once(
     database: Database,
-    rows: Sequence[dict[str, Any]],
+    rows: Sequence[Sequence[Any]],
     *,
     version: int,
     recorded: Mapping[int, int],
     ceilings: Mapping[int, int],
 ) -> bool:
-    """Insert the rows, whose `seq` counts from 0, add `recorded` to the targets' counters, and commit.
+    """Insert the rows of the log, whose `seq` counts from 0, add `recorded` to the targets' counters, and commit.
 
     Returns False, and has recorded nothing, if `version` is not that of the log's head, if one of the ids is in the log
     already, or if the number recorded for a target would exceed the target's value in `ceilings`. The log's head is
@@ -61,22 +60,20 @@ def append_at_once(
     arguments = (
         version,
         len(rows),
-        _array([row["id"] for row in rows]),
+        _array([row[_ID] for row in rows]),
         _array(recorded),
         _array(recorded.values()),
         _array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
     )
     if len(rows) <= _MOST_VALUES:
-        values = chain(arguments, chain.from_iterable(map(_values, rows)))
-        with database.committing_each() as connection:
-            return bool(connection.exec_driver_sql(_statement(len(rows)), tuple(values)).rowcount)
+        return bool(database.execute_and_commit(_statement(len(rows)), [*arguments, *chain.from_iterable(rows)]))
+    lines = [copy_line(row[_SEQ + 1 :]) for row in rows]  # before the head is locked
     with database.writing() as connection:
         first = connection.exec_driver_sql(f"SELECT {_CALL}", arguments).scalar_one()
         if first is None:
             return False
-        for row in rows:
-            row["seq"] += first
-        insert(connection, tables.events, rows)
+        numbered = [f"{row[0]}\t{first + row[_SEQ]}\t{line}" for row, line in zip(rows, lines, strict=True)]
+        copy(connection, tables.events, numbered)
     return True
 
 

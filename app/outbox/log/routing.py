@@ -48,10 +48,9 @@ def load_routing(connection: sa.Connection, version: int) -> Routing:
     t, r = tables.targets.c, tables.rules.c
     rows = connection.execute(sa.select(t.id, t.type, t.name, t.queue_limit, t.rejects).where(t.enabled)).all()
     ids = {row.id: TargetId(row.type, row.name) for row in rows}
-    columns = (r.bucket, r.events, r.prefix, r.suffix, r.rule_id, r.target_id)
     rules = [
         (rule_from_row(row, ids[row.target_id]), row.target_id)
-        for row in connection.execute(sa.select(*columns).order_by(r.id))
+        for row in connection.execute(sa.select(tables.rules).order_by(r.id))
         if row.target_id in ids
     ]
     return Routing(

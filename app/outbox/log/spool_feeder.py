@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,10 +35,14 @@ class _SpoolFile:
 
 
 class SpoolFeeder:
-    """Feed the folder to the log. Every API process has a feeder, and only one of them works at a time."""
+    """Feed the folder to the log. Every API process has a feeder, and only one of them works at a time.
 
-    def __init__(self, spool: Spool, database: Database) -> None:
+    `recorded` is called after each commit.
+    """
+
+    def __init__(self, spool: Spool, database: Database, recorded: Callable[[], None] = lambda: None) -> None:
         self.spool = spool
+        self._recorded = recorded
         self._database = database
         self._recorder = Recorder(database)
         self._lock = threading.Lock()
@@ -59,6 +63,7 @@ class SpoolFeeder:
             while mine and (paths := self.spool.files()):
                 for batch in self._batches(paths):
                     self._feed(batch)
+                    self._recorded()
                 total += len(paths)
         return total
 

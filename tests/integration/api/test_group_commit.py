@@ -111,7 +111,7 @@ def test_everything_that_a_text_can_hold_survives_a_copy(log: Database) -> None:
 def test_a_connection_that_is_cut_during_a_copy_records_nothing_and_the_next_one_works(
     log: Database, postgres_server: services.Postgres
 ) -> None:
-    rows = [{"name": f"{number}", "at": number} for number in range(20)]
+    rows = [(f"{number}", number) for number in range(20)]
 
     def cut() -> None:
         with log.writing() as connection:

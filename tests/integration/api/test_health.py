@@ -36,9 +36,13 @@ def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> 
     services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
     heartbeats(database, 1000)
     services.until(lambda: ready() == (200, {"database": True, "schema": True, "drain": True}))
+    for probe in ("live", "ready", "cluster", "cluster/read"):  # MinIO's
+        assert api.client.get(f"/minio/health/{probe}").status_code == 200
     heartbeats(database, 31_000)
     services.until(lambda: ready() == (503, {"database": True, "schema": True, "drain": False}))
     assert "beat" in api.client.get("/readyz").json()["checks"]["drain"]["reason"]
+    assert api.client.get("/minio/health/cluster").status_code == 503
+    assert api.client.get("/minio/health/live").status_code == 200
 
 
 def test_a_target_that_takes_nothing_and_a_queue_that_nobody_serves_make_nothing_unready(

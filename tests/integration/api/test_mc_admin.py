@@ -6,20 +6,29 @@ import json
 import os
 import pty
 import subprocess
+from pathlib import Path
 
 import orjson
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from minio.error import MinioAdminException
+from werkzeug.test import Client
 
+from app.api import create_app
 from app.api.admin.call import LIMIT
 from app.api.admin.encryption import encrypt
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
+from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.outbox.registry import Registry
+from tests import services
 from tests.integration.api.conftest import KEY, S3
 from tests.integration.api.mc_admin import Admin
-from tests.support.builders import add_target
+from tests.integration.api.test_health import heartbeats
+from tests.support.builders import add_target, migrated
 
 ONE = TargetId("webhook", "one")
 PLACE = "http://127.0.0.1:9/"
@@ -271,8 +280,35 @@ def test_a_body_of_64_mib_is_refused_and_not_read(s3: S3) -> None:
     assert (answer.status_code, answer.json()["Code"]) == (400, "XMinioAdminConfigTooLarge")
 
 
-def test_a_region_of_the_service_does_not_bind_admin_calls_which_mc_signs_for_none(s3: S3) -> None:
-    """mc signs them for the region "", whatever the service's is."""
-    answer = s3.ask("GET", "/minio/admin/v3/info")
-    assert answer.status_code == 200
-    assert orjson.loads(answer.content)["mode"] == "online"
+def test_mc_finds_the_service_ready_and_its_buckets_private(s3: S3, bw: Admin) -> None:
+    heartbeats(s3.database, 1000)
+    services.until(lambda: s3.api.client.get("/minio/health/cluster").status_code == 200)
+    assert bw.ok("mc ready bw") == "The cluster 'bw' is ready\n"
+    bw.ok("mc mb bw/images")
+    assert "Anonymous: Disabled" in bw.ok("mc stat bw/images")
+    assert "is not valid" in bw.refused("mc event ls bw/Im_ages")
+
+
+def test_the_region_of_the_service_is_in_its_arns_and_not_in_the_signature_of_mc(tmp_path: Path) -> None:
+    """mc signs admin calls for the region "", whatever the server's is."""
+    environ = {
+        "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
+        "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
+        "BUCKETWIRE_SECRET_KEYS": KEY,
+        "BUCKETWIRE_REGION": "eu-1",
+        "BUCKETWIRE_ACCESS_KEY": S3.access_key,
+        "BUCKETWIRE_SECRET_KEY": S3.secret_key,
+    }
+    database = migrated(environ["BUCKETWIRE_DATABASE_URL"])
+    add_target(database, "audit")
+    app = create_app(Settings.from_environ(environ))
+    try:
+        for region, status in (("", 200), ("us-east-1", 200)):
+            signed = AWSRequest("GET", "http://localhost/minio/admin/v3/info")
+            S3SigV4Auth(Credentials(S3.access_key, S3.secret_key), "s3", region).add_auth(signed)
+            answer = Client(app.wsgi_app).get("/minio/admin/v3/info", headers=dict(signed.headers))
+            assert answer.status_code == status
+            assert orjson.loads(answer.data)["sqsARN"] == ["arn:minio:sqs:eu-1:audit:webhook"]
+    finally:
+        app.extensions["bucketwire"].database.close()
+        database.close()

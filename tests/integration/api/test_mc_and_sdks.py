@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from tests.support.builders import add_target, registry
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/use-mc-and-sdks.md").read_text()
 BLOCKS = re.findall(r"```(sh|python)\n(.*?)```", PAGE, re.DOTALL)
-MC, WATCH = [block for language, block in BLOCKS if language == "sh"]
+MC, WATCH, ADMIN = [block for language, block in BLOCKS if language == "sh"]
 BOTO3, MINIO, LISTEN, RESUME = [block for language, block in BLOCKS if language == "python"]
 ARN_AND_RULE = 'arn:minio:sqs::audit:webhook s3:ObjectCreated:*,s3:ObjectRemoved:* Filter: prefix="in/"suffix=".jpg"'
 
@@ -60,6 +61,17 @@ def test_mc_manages_rules_as_it_does_at_minio(ready: S3) -> None:
     assert "Successfully removed" in cleared
     assert registry(ready.database).rules("images") == []
     assert "images/" in buckets
+
+
+def test_mc_admin_manages_targets_as_it_does_at_minio(ready: S3) -> None:
+    said = [ask_mc(ready, command) for command in ADMIN.splitlines()]
+    sections, keys, applied, shown, info, _, _, _ = said
+    assert sections.count("publish bucket notifications to") == 10
+    assert "endpoint*" in keys
+    assert applied == "Successfully applied new settings.\n"
+    assert 'comment="makes thumbnails"' in shown
+    assert json.loads(info)["info"]["sqsARN"] == [f"arn:minio:sqs::{name}:webhook" for name in ("audit", "thumbs")]
+    assert [str(stored.target) for stored in registry(ready.database).targets()] == ["webhook:audit"]
 
 
 def test_mc_says_what_is_wrong(ready: S3) -> None:

@@ -229,6 +229,12 @@ def test_a_bucket_needs_a_name_that_s3_allows(s3: S3, name: str) -> None:
     assert every_bucket(s3.database) == []
 
 
+def test_a_bucket_that_a_frontend_reports_is_there_whatever_its_name(s3: S3) -> None:
+    assert code(s3.ask("GET", "/Old_Images?notification"), 400) == "InvalidBucketName"
+    s3.api.post(b'{"Records":[%s]}' % event("a", bucket="Old_Images").record.encode()).raise_for_status()
+    assert s3.ask("GET", "/Old_Images?notification").status_code == 200
+
+
 # --- who may do what
 
 

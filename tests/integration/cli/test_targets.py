@@ -181,3 +181,31 @@ def test_removing_a_target_with_waiting_events_says_how_many(cli: Cli, database:
     deliver(database, target, [event("bad"), event("good")], rejecting="bad")
     cli("event", "rm", "--id", str(number))
     assert "1 dead letter(s) belong to it" in cli("target", "rm", "redis:cache").err
+
+
+def test_the_alias_of_mc_is_ignored(cli: Cli) -> None:
+    assert "redis:a: new" in cli("config", "set", "myminio/", "notify_redis:a", "address=h:1", "key=k", "db=3").out
+    assert "redis:b: new" in cli("config", "set", "myminio", "notify_redis:b address=h:1 key=k").out
+    shown = cli("config", "get", "myminio", "notify_redis:a").out
+    assert shown == cli("config", "get", "notify_redis:a").out == "notify_redis:a enable=on address=h:1 key=k db=3\n"
+    assert len(cli("config", "get", "myminio/").out.splitlines()) == 2
+    assert cli("config", "get", "notify_redis:a", "notify_redis:b").code == 2
+    assert "- db=3" in cli("config", "reset", "myminio/", "notify_redis:a", "db").out
+    assert "there is no target redis:c" in cli("config", "reset", "notify_redis:c", "db").err
+    assert "key: is required" in cli("config", "reset", "notify_redis:a", "key").err
+    assert cli("config", "reset", "myminio", "notify_redis:a").out == "removed redis:a\n"
+    assert cli("config", "get").out == "notify_redis:b enable=on address=h:1 key=k\n"
+
+
+def test_the_keys_of_a_section_are_explained(bare: Cli) -> None:
+    assert [row["section"] for row in bare("config", "help", "--json").json][:2] == [
+        "notify_amqp",
+        "notify_elasticsearch",
+    ]
+    keys = {row["key"]: row["type"] for row in bare("config", "help", "notify_kafka:x", "--json").json}
+    assert {key for key in keys if key.endswith("*")} == {"brokers*", "topic*"}
+    assert keys["sasl_mechanism"] == "plain|sha256|sha512"
+    [variable] = bare("config", "help", "notify_kafka", "topic", "--env", "--json").json
+    assert variable == {"key": "MINIO_NOTIFY_KAFKA_TOPIC*", "type": "topic name", "about": "the topic of every message"}
+    assert "did you mean topic?" in bare("config", "help", "notify_kafka", "tpic").err
+    assert "did you mean notify_kafka?" in bare("config", "help", "notify_kaffka").err

@@ -15,6 +15,7 @@ from app.outbox.delivery.log_ahead import Look
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 
 
@@ -256,3 +257,70 @@ def test_a_database_that_answers_nobody_is_no_target_s_fault(
     monkeypatch.setattr(due_work, "events_ahead", away)
     with pytest.raises(sa.exc.OperationalError, match="still gone"):
         leases.offer(now_ms())
+
+
+def test_the_drain_knows_when_more_is_due_without_a_new_event(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    now = now_ms()
+    assert (leases.offer(now), leases.next_at) == ([], NEVER)
+    _record(database)
+    leases.offer(now)
+    leases.offer(now)
+    assert leases.next_at == now + 10_001, "the offer expires"
+    row = _row_id(database, target)
+    lease = leases.claim(row, range(4), "token", now + 1_000)
+    assert lease is not None
+    leases.offer(now + 1_000)
+    assert leases.next_at == now + 11_001, "the lease expires"
+    leases.release(lease)
+    open_breaker(database, row, "refused", now + 3_000, probing=False)
+    leases.offer(now + 1_000)
+    assert leases.next_at == now + 3_000, "a probe is due"
+    registry(database).pause(target, "for a test")
+    leases.offer(now + 1_000)
+    assert leases.next_at == NEVER, "but not of a paused target"
+
+
+def test_the_drain_knows_when_the_next_retry_is_due(database: Database, leases: Leases) -> None:
+    target = add_target(database)
+    _record(database)
+    now = now_ms()
+    with database.writing() as connection:
+        connection.execute(tables.cursors.update().values(position=1_000))
+        rows = [
+            {"target_id": _row_id(database, target), "partition": place, "seq": place + 1, "key_hash": place}
+            for place in range(4)
+        ]
+        due = [now + 7_000, now + 5_000, NEVER, now - 1]
+        connection.execute(
+            tables.parked.insert(), [row | {"not_before": at} for row, at in zip(rows, due, strict=True)]
+        )
+    [offer] = leases.offer(now)
+    assert (offer.partitions, leases.next_at) == ((3,), now + 5_000)
+
+
+def test_what_came_while_a_lease_was_held_is_left_for_the_drain(database: Database, leases: Leases) -> None:
+    target = add_target(database, bucket="images")
+    add_target(database, "other", bucket="elsewhere")
+    row, now = _row_id(database, target), now_ms()
+    lease = leases.claim(row, range(4), "token", now)
+    assert lease is not None
+    leases.release(lease)
+    assert not leases.left(lease)
+    Log(database).append([[event("k", bucket="elsewhere")]])
+    assert not leases.left(lease), "events of other targets"
+    _record(database, 1)
+    assert leases.left(lease)
+
+
+def test_a_parked_event_is_left_for_the_drain_that_has_to_know_its_time(database: Database, leases: Leases) -> None:
+    row, now = _row_id(database, add_target(database)), now_ms()
+    lease = leases.claim(row, [1], "token", now)
+    assert lease is not None
+    parked = {"target_id": row, "seq": 1, "key_hash": 1, "not_before": now + 60_000}
+    with database.writing() as connection:
+        connection.execute(tables.parked.insert().values(partition=2, **parked))
+    assert not leases.left(lease), "it is in a partition of somebody else's"
+    with database.writing() as connection:
+        connection.execute(tables.parked.insert().values(partition=1, **parked))
+    assert leases.left(lease)

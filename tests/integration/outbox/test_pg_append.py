@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from random import Random
 
@@ -15,9 +15,12 @@ import sqlalchemy as sa
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
-from app.outbox.engine.database import VALUE_ERRORS, Database
+from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
+from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log import pg_append
 from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.recorder import Recorder
+from tests import services
 from tests.support.builders import add_target, event, migrated
 
 MANY = pg_append._MOST_VALUES + 1  # rows that are copied
@@ -39,12 +42,16 @@ def statements(database: Database) -> Iterator[list[str]]:
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         found.append(" ".join(statement.split()[:3]))
 
-    engines = (database.engine, database._reader)
-    for engine in engines:
-        sa.event.listen(engine, "before_cursor_execute", note)
+    def alone(statement: str, values: Sequence[object]) -> int:
+        note(None, None, statement)
+        return execute_and_commit(statement, values)
+
+    execute_and_commit = database.execute_and_commit
+    database.execute_and_commit = alone  # type: ignore[method-assign]
+    sa.event.listen(database.engine, "before_cursor_execute", note)
     yield found
-    for engine in engines:
-        sa.event.remove(engine, "before_cursor_execute", note)
+    sa.event.remove(database.engine, "before_cursor_execute", note)
+    database.execute_and_commit = execute_and_commit  # type: ignore[method-assign]
 
 
 def used(database: Database) -> Log:
@@ -143,6 +150,36 @@ def test_odd_values_arrive_as_they_are(database: Database) -> None:
     assert [tuple(row) for row in found[1:]] == [(one.key, one.version, one.record) for one in events]
 
 
+def test_connections_that_break_while_they_are_idle_are_no_reason_to_refuse_an_event(
+    database: Database, postgres_server: services.Postgres
+) -> None:
+    recorder = Recorder(database)
+    for _ in range(2):
+        assert [*recorder.record([some(1)])] == [Receipt(recorded=1)]
+    with ExitStack() as idle:
+        for _ in range(4):
+            idle.enter_context(database.reading()).execute(sa.text("SELECT 1"))
+    with postgres_server.connection() as other, other.cursor() as cursor:
+        name = database.url.database
+        cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
+    answers = [answer for _ in range(6) for answer in recorder.record([some(1)])]
+    assert not any(isinstance(answer, Unstorable) for answer in answers)
+    assert answers[2:] == [Receipt(recorded=1)] * 4
+
+
+def test_a_database_that_lets_nobody_in_is_unavailable(database: Database, postgres_server: services.Postgres) -> None:
+    recorder = Recorder(database)
+    assert [*recorder.record([some(1)])] == [Receipt(recorded=1)]
+    database.close()
+    allow = f'ALTER DATABASE "{database.url.database}" ALLOW_CONNECTIONS {{}}'.format
+    with postgres_server.connection() as other, other.cursor() as cursor:
+        cursor.execute(allow("false"))
+        [away] = recorder.record([some(1)])
+        cursor.execute(allow("true"))
+    assert isinstance(away, DatabaseUnavailable)
+    assert [*recorder.record([some(1)])] == [Receipt(recorded=1)]
+
+
 def test_several_that_append_the_same_at_once_record_it_once_whatever_isolation_the_database_prefers(
     database: Database,
 ) -> None:
@@ -165,7 +202,7 @@ def test_several_that_append_the_same_at_once_record_it_once_whatever_isolation_
     with ThreadPoolExecutor(4) as threads:
         receipts = [one for answers in threads.map(append, logs) for one in answers if isinstance(one, Receipt)]
     assert (sum(one.recorded for one in receipts), sum(one.repeated for one in receipts)) == (50, 150)
-    assert sum(one.discarded[target] for one in receipts) == 9  # of 4 first ones and 50
+    assert sum(one.discarded.get(target, 0) for one in receipts) == 9  # of 4 first ones and 50
     assert counted(database) == (45, 9)
     assert len({found for _, found in rows(database)}) == 54
 

@@ -34,7 +34,7 @@ def test_no_setting_at_all_is_the_embedded_default(tmp_path: Path, monkeypatch: 
     assert found.listen == HostPort("127.0.0.1", 8730)
     assert found.loopback
     assert (found.api_tokens, found.access_key, found.secret_key, found.secret_keys) == ((), "", "", ())
-    assert (found.retention, found.drain_interval, found.lease_ttl, found.lease_max_work) == (604800.0, 0.1, 6.0, 5.0)
+    assert (found.retention, found.drain_interval, found.lease_ttl, found.lease_max_work) == (604800.0, 2.0, 6.0, 5.0)
     assert (found.partitions, found.body_limit, found.record_limit) == (16, 64 * 2**20, 10_000)
     assert (found.region, found.spool_dir, found.sync_events) == ("", "", False)
     assert (found.folder, found.key_path) == (tmp_path / "var", tmp_path / "var" / "secret.key")

@@ -78,22 +78,29 @@ def test_buckets_that_cannot_be(bucket: str) -> None:
     assert len(problems(replace(RULE, bucket=bucket))) == 1
 
 
-@pytest.mark.parametrize("value", ["", "images/", "a*b?c", "é" * 512, "x" * 1024, ".jpg", "a.b/..c/...", " ", "/"])
-def test_filters_that_can_be(value: str) -> None:
+@pytest.mark.parametrize(
+    "value", ["", "images/", "a*b?c", "é" * 2048, "x" * 4096, ".jpg", "a.b/..c/...", " ", "/", "a\\b", ".", ".."]
+)
+def test_filters_that_can_match_a_key(value: str) -> None:
     check([replace(RULE, prefix=value, suffix=value)])
 
 
-@pytest.mark.parametrize(
-    "value", ["x" * 1025, "é" * 513, "a\\b", ".", "..", "a/../b", "./a", "a/.", "a\x00b", "\ud800"]
-)
+def test_a_prefix_may_end_and_a_suffix_may_begin_within_a_segment() -> None:
+    for prefix, suffix in (("logs/.", "./a"), ("logs/..", "../a"), ("a/.", ".")):
+        check([replace(RULE, prefix=prefix, suffix=suffix)])
+        assert problems(replace(RULE, prefix=f"{prefix}/"))[0].startswith("prefix: ")
+        assert problems(replace(RULE, suffix=f"/{suffix}"))[0].startswith("suffix: ")
+
+
+@pytest.mark.parametrize("value", ["x" * 4097, "é" * 2049, "a/../b", "a/./b", "//../", "a\x00b", "\ud800"])
 def test_filters_that_cannot_be(value: str) -> None:
     assert problems(replace(RULE, prefix=value))[0].startswith("prefix: ")
     assert problems(replace(RULE, suffix=value))[0].startswith("suffix: ")
 
 
 def test_an_id_is_short_and_printable() -> None:
-    check([replace(RULE, rule_id="any thing é")])
-    for rule_id in ("x" * 256, "a\nb"):
+    check([replace(RULE, rule_id="any thing é" * 90)])
+    for rule_id in ("x" * 1025, "a\nb"):
         assert problems(replace(RULE, rule_id=rule_id))[0].startswith("id: ")
 
 
@@ -106,7 +113,7 @@ def test_the_same_rule_twice_is_refused_and_one_that_differs_in_its_id_is_not() 
 
 
 def test_every_problem_of_every_rule_is_told() -> None:
-    found = problems(replace(RULE, bucket="", events=("x",)), RULE, replace(RULE, suffix="\\"))
+    found = problems(replace(RULE, bucket="", events=("x",)), RULE, replace(RULE, suffix="/.."))
     assert [problem.split(": ")[:2] for problem in found] == [
         ["rule 1", "bucket"], ["rule 1", "events"], ["rule 3", "suffix"],
     ]  # fmt: skip

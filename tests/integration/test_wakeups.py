@@ -1,0 +1,266 @@
+"""Wake-ups of the drain: few, understood by Celery, and never waited for, whatever the broker does."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from kombu import Connection
+
+from app import wakeups
+from app.api import create_app
+from app.config.settings import Settings
+from app.outbox.engine.database import Database
+from app.wakeups import SERVICE_QUEUE, WakeUps, waiting
+from tests import services
+from tests.services import until
+from tests.support.builders import event, migrated
+from tests.support.forking import in_a_child
+from workers.celery import app as celery
+from workers.celery import queue
+
+
+@pytest.fixture
+def redis_url(redis_server: services.Redis) -> Iterator[str]:
+    """A database of the shared Redis for the service queue."""
+    with Connection(url := f"redis://{services.LOOPBACK}:{redis_server.port}/7") as connection:
+        connection.channel().client.flushdb()
+        yield url
+
+
+@pytest.fixture(params=["redis", "rabbitmq"])
+def broker_url(request: pytest.FixtureRequest) -> str:
+    """A broker on which a worker has declared the service queue, which is empty."""
+    if request.param == "redis":
+        return str(request.getfixturevalue("redis_url"))
+    url: str = request.getfixturevalue("rabbitmq_server").url
+    with Connection(url) as connection:
+        declared = queue(SERVICE_QUEUE)
+        declared.queue_arguments = {"x-queue-type": "quorum"}
+        bound = declared(connection.channel())
+        bound.declare()
+        bound.purge()
+    return url
+
+
+@contextlib.contextmanager
+def waker(url: str) -> Iterator[WakeUps]:
+    made = WakeUps(url)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def count(url: str) -> int:
+    with Connection(url) as connection:
+        return waiting(connection.channel(), SERVICE_QUEUE)
+
+
+@pytest.fixture
+def silent() -> Iterator[socket.socket]:
+    """A broker that accepts connections and never answers."""
+    with socket.create_server((services.LOOPBACK, 0)) as listening:
+        yield listening
+
+
+def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None:
+    with waker(broker_url) as made, Connection(broker_url) as connection:
+        made.request()
+        until(lambda: count(broker_url), 30, what="a wake-up")
+        taken = queue(SERVICE_QUEUE)(connection.channel()).get(no_ack=True)
+    own = celery.amqp.as_task_v2(taken.headers["id"], "drain")
+    assert taken.payload == [list(own.body[0]), own.body[1], own.body[2]]
+    assert taken.content_type == "application/json"
+    headers = {name: value for name, value in taken.headers.items() if name != "x-delivery-count"}  # RabbitMQ adds it
+    assert {name: own.headers[name] for name in headers} == headers
+    assert taken.properties["correlation_id"] == taken.headers["id"]
+
+
+def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_url: str) -> None:
+    sent = []
+    with waker(broker_url) as made:
+        made.request()
+        until(lambda: count(broker_url), 30, what="a wake-up")
+        for number in range(10_000):
+            made.request()
+            if number % 100 == 0:
+                time.sleep(0.001)  # longer than they are apart, all in all
+        until(
+            lambda: sent.append(count(broker_url)) or sent[-1] == wakeups._MOST_WAITING, 30, what="as many as may wait"
+        )
+        made.request()
+        time.sleep(0.2)
+        assert count(broker_url) == wakeups._MOST_WAITING
+
+
+def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wakeups, "_LEAST_APART", 0.02)
+    taken, over = [], threading.Event()
+
+    def take() -> None:
+        with Connection(redis_url) as connection:
+            bound = queue(SERVICE_QUEUE)(connection.channel())
+            while not over.is_set() or count(redis_url):
+                message = bound.get(no_ack=True)
+                taken.extend([time.monotonic()] if message else [])
+
+    drain = threading.Thread(target=take)
+    drain.start()
+    with waker(redis_url) as made:
+        began = time.monotonic()
+        for _ in range(10_000):
+            made.request()
+        last = time.monotonic()
+        until(lambda: taken and taken[-1] >= last, 30, what="a wake-up after the last request")
+        took = time.monotonic() - began
+    over.set()
+    drain.join()
+    assert len(taken) <= 2 + took / 0.02
+
+
+def test_no_wakeup_is_lost_between_the_last_request_and_the_next_pause(redis_url: str) -> None:
+    with waker(redis_url) as made, Connection(redis_url) as connection:
+        bound = queue(SERVICE_QUEUE)(connection.channel())
+        for _ in range(20):
+            made.request()
+            until(lambda: bound.get(no_ack=True), 30, what="the wake-up of this request")
+
+
+def test_a_request_may_name_a_later_time(redis_url: str) -> None:
+    with waker(redis_url) as made:
+        made.request(3600)
+        made.request(0.2)
+        made.request(7200)
+        began = time.monotonic()
+        until(lambda: count(redis_url), 30, what="the earliest")
+        assert time.monotonic() - began >= 0.15
+        assert count(redis_url) == 1
+
+
+def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.socket) -> None:
+    with waker(f"redis://{services.LOOPBACK}:{silent.getsockname()[1]}/0") as made:
+        made.request()
+        accepted, _ = silent.accept()
+        with accepted:
+            assert accepted.recv(1), "it has asked, and waits"
+            for _ in range(1_000):
+                made.request()
+            accepted.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                assert accepted.recv(65_536), "it still waits, and the requests are through"
+
+
+@pytest.mark.parametrize("scheme", ["redis", "amqp"])
+def test_a_broker_that_refuses_is_reported_once_and_tried_again(
+    scheme: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(wakeups, "_AWAY_PAUSE", 0.01)
+    tries = []
+    disconnect = wakeups._Sender._disconnect
+    monkeypatch.setattr(wakeups._Sender, "_disconnect", lambda self: (tries.append(1), disconnect(self)))
+    with waker(f"{scheme}://{services.LOOPBACK}:9//") as made, caplog.at_level(logging.INFO, "bucketwire.wakeups"):
+        until(lambda: made.request() or len(tries) >= 3, 60, what="three tries")
+        assert levels(caplog) == ["WARNING"]
+        made._sender._broker_url = redis_url  # type: ignore[union-attr]  # the broker is back
+        until(lambda: made.request() or count(redis_url), 60, what="a wake-up")
+    assert levels(caplog) == ["WARNING", "INFO"]
+
+
+def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if record.name == "bucketwire.wakeups"]
+
+
+def test_a_connection_that_broke_costs_at_most_the_wakeups_until_then(redis_url: str) -> None:
+    with waker(redis_url) as made, Connection(redis_url) as connection:
+        made.request()
+        until(lambda: count(redis_url), 30, what="the first")
+        client = connection.channel().client
+        client.flushdb()
+        for other in client.client_list():
+            with contextlib.suppress(Exception):
+                client.client_kill_filter(_id=other["id"])
+        until(lambda: made.request() or count(redis_url), 30, what="another")
+
+
+def test_a_process_forked_after_the_first_wakeup_sends_its_own(redis_url: str, tmp_path: Path) -> None:
+    report = tmp_path / "said"
+    with waker(redis_url) as made, Connection(redis_url) as connection:
+        bound = queue(SERVICE_QUEUE)(connection.channel())
+        made.request()
+        until(lambda: bound.get(no_ack=True), 30, what="the parent's")
+
+        def child() -> None:
+            made.request()
+            until(lambda: count(redis_url), 20, what="the child's")
+            report.write_text(str(os.getpid()))
+
+        assert in_a_child(child, report) != str(os.getpid())
+        assert bound.get(no_ack=True)
+        made.request()
+        until(lambda: bound.get(no_ack=True), 30, what="the parent's, over the connection that it has kept")
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[tuple[Database, dict[str, str]]]:
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    database = migrated(url)
+    yield database, {"BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
+    database.close()
+
+
+def test_the_api_answers_while_its_broker_hangs(outbox: tuple[Database, dict[str, str]], silent: socket.socket) -> None:
+    _, settings = outbox
+    broker = f"amqp://{services.LOOPBACK}:{silent.getsockname()[1]}//"
+    api = create_app(Settings.from_environ(settings | {"BUCKETWIRE_BROKER_URL": broker}))
+    client = api.test_client()
+    assert client.post("/v1/events", data=_body("first")).status_code == 202
+    accepted, _ = silent.accept()
+    with accepted:
+        assert accepted.recv(8) == b"AMQP\x00\x00\x09\x01"
+        assert [client.post("/v1/events", data=_body(f"k{number}")).status_code for number in range(3)] == [202] * 3
+    api.extensions["bucketwire"].wakeups.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "wakes"),
+    [
+        ("POST", "/v1/events", None, True),
+        ("POST", "/v1/events", b"no events", False),
+        ("POST", "/v1/targets/webhook/x/resume", b"{}", True),
+        ("POST", "/v1/replays", b'{"target": "webhook:x", "all": true}', True),
+        ("GET", "/v1/targets", None, False),
+    ],
+)
+def test_what_makes_work_due_wakes_the_drain(
+    outbox: tuple[Database, dict[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    body: bytes | None,
+    *,
+    wakes: bool,
+) -> None:
+    _, settings = outbox
+    asked: list[float] = []
+    monkeypatch.setattr(WakeUps, "request", lambda _, delay=0.0: asked.append(delay))
+    client = create_app(Settings.from_environ(settings)).test_client()
+    assert client.put("/v1/targets/webhook/x", json={"endpoint": "http://127.0.0.1:9/"}).status_code < 300
+    asked.clear()
+    content = _body("k") if path == "/v1/events" and body is None else body
+    answer = client.open(path, method=method, data=content, content_type="application/json")
+    assert (answer.status_code < 300) == (wakes or method == "GET"), answer.text
+    assert bool(asked) == wakes
+
+
+def _body(key: str) -> bytes:
+    return b'{"Records":[' + event(key).record.encode() + b"]}"
