@@ -68,14 +68,14 @@ class Runtime:
         self.wakeups = WakeUps(settings.broker_url)
         self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
 
-    def drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int] = lambda _: 0) -> int:
+    def drain(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int] = lambda _: 0) -> int:
         """Offer every free partition with due work and publish the wake-ups.
 
-        `hints` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the database
-        is unavailable. When a retry or a probe is due, the drain is woken again.
+        `queued` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the
+        database is unavailable. When a retry or a probe is due, the drain is woken again.
         """
         try:
-            offered = self._drain(publish, hints)
+            offered = self._drain(publish, queued)
         except DatabaseUnavailable as error:
             self._note_unavailable(error)
             return 0
@@ -149,9 +149,9 @@ class Runtime:
         self.pool.close()
         self.database.close()
 
-    def _drain(self, publish: Callable[[Offer], None], hints: Callable[[TargetId], int]) -> int:
+    def _drain(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int]) -> int:
         now = self.clock()
-        offers = self.leases.offer(now, hints)
+        offers = self.leases.offer(now, queued)
         for offer in offers:
             publish(offer)
         if self.leases.next_at < NEVER:

@@ -15,7 +15,7 @@ _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
-    return runtime.current().drain(_publish, _hints)
+    return runtime.current().drain(_publish, _queued)
 
 
 @app.task(name="deliver")
@@ -74,7 +74,7 @@ def _publish(offer: Offer) -> None:
     )
 
 
-def _hints(target: TargetId) -> int:
+def _queued(target: TargetId) -> int:
     """Return how many wake-ups wait in the target's queue; 0 if there is no queue, or the broker does not answer."""
     return _waiting(queue_name(target))
 

@@ -518,7 +518,7 @@ def at(receiver: services.Receiver) -> Target:
 @pytest.mark.parametrize("body", ["", "hello", "[]", '{"version": 8}', '{"version": {}}', '{"version":{"number":""}}'])
 def test_something_else_at_the_address_is_named_so(receiver: services.Receiver, body: str) -> None:
     receiver.set(body=body)
-    with pytest.raises(TargetUnavailable, match="no Elasticsearch"):
+    with pytest.raises(TargetUnavailable, match="is not Elasticsearch"):
         at(receiver).open()
 
 

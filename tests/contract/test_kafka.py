@@ -230,7 +230,7 @@ def test_a_wrong_password_is_unavailable_and_suspected(kafka: Log, mechanism: st
 
 
 def test_a_port_that_wants_tls_is_suspected(kafka: Log) -> None:
-    with pytest.raises(TargetUnavailable, match="does it want tls=on"):
+    with pytest.raises(TargetUnavailable, match="does it need tls=on"):
         kafka.target(kafka.at_port(kafka.server.tls_port)).open()
 
 

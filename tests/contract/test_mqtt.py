@@ -291,7 +291,7 @@ def test_a_packet_larger_than_the_broker_takes_is_rejected_without_being_sent(wi
         batch = [fits, sample_events.put("xy"), sample_events.put("x", metadata="x" * 5000), fits]
         outcomes = list(target.deliver(batch, window))
         assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, Rejected, type(DELIVERED)]
-        assert "more than the broker takes" in str(outcomes[1])
+        assert "more than the broker accepts" in str(outcomes[1])
         target.close()
         assert len(connections(broker)) == 1
         assert broker.held() == [(fits.path, payloads.log(fits))] * 2
@@ -322,8 +322,8 @@ def test_an_event_that_makes_the_broker_hang_up_fails_and_does_not_stop_the_othe
 @pytest.mark.parametrize(
     ("setting", "changes", "words"),
     [
-        ("max_qos 1", {"qos": "2"}, "no more than QoS 1"),
-        ("retain_available false", {"retain": "on"}, "keeps no messages"),
+        ("max_qos 1", {"qos": "2"}, "at most QoS 1"),
+        ("retain_available false", {"retain": "on"}, "does not support retained messages"),
     ],
 )
 def test_what_the_broker_cannot_do_is_found_out_when_opening(setting: str, changes: dict[str, str], words: str) -> None:

@@ -201,7 +201,7 @@ def test_a_mirror_without_a_unique_hash_is_refused_with_the_remedy(either: Names
     [
         (f"{PLAIN} , PRIMARY KEY (key_hash), UNIQUE (key_name(100)))", "a second unique index, key_name"),
         (f"{PLAIN}, PRIMARY KEY (key_hash)) ENGINE = MyISAM", "MyISAM, which has no transactions"),
-        (f"{PLAIN}, PRIMARY KEY (key_hash), owner int NOT NULL)", "demands a value for owner"),
+        (f"{PLAIN}, PRIMARY KEY (key_hash), owner int NOT NULL)", "requires a value for owner"),
         (MINIOS.replace("utf8mb4_bin", "latin1_bin").replace("utf8mb4", "latin1"), "in latin1, which cannot hold"),
     ],
 )

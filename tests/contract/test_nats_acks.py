@@ -103,7 +103,7 @@ def test_a_missing_stream_is_unavailable_and_not_made(jetstream: JetStream, wind
     outcomes = attempt(target, batch, window)
     target.close()
     reason = unavailable(outcomes[0])
-    assert "no JetStream stream takes subject 'nobody.listens'" in reason
+    assert "no JetStream stream has the subject 'nobody.listens'" in reason
     assert "--subjects=nobody.listens" in reason
     assert outcomes[2] == NOT_ATTEMPTED
     with closing(Wire(jetstream.server)) as wire:
@@ -190,7 +190,7 @@ def test_an_answer_from_no_stream_is_no_acknowledgement(jetstream: JetStream, wi
         (outcome,) = attempt(target, [sample_events.put("a")], window)
         thread.join()
         target.close()
-    assert "is no JetStream stream" in unavailable(outcome)
+    assert "is not a JetStream acknowledgement" in unavailable(outcome)
 
 
 @pytest.mark.parametrize(("window", "objects", "sent"), [(1, 15, 1), (10, 15, 10), (10, 3, 3)])

@@ -155,7 +155,7 @@ def test_a_column_that_no_event_can_fill_is_the_tables_fault_and_not_the_events(
     postgres.ask("ALTER TABLE bucketevents ADD owner text NOT NULL")
     (outcome,) = attempt(target, [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
-    with pytest.raises(TargetUnavailable, match="demands a value for owner"):
+    with pytest.raises(TargetUnavailable, match="requires a value for owner"):
         target.open()
     postgres.ask("ALTER TABLE bucketevents ALTER owner SET DEFAULT ''")
     assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]

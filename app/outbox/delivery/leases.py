@@ -11,6 +11,7 @@ that is lost, late or duplicated is harmless.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from random import Random
 
@@ -80,10 +81,10 @@ class Leases:
         self._isolation = TargetIsolation(database)
         self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
-    def offer(self, now: int, hints: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
+    def offer(self, now: int, queued: Callable[[TargetId], int] = lambda _: 0) -> list[Offer]:
         """Mark every free partition with due work as offered, and return the offers. Safe to run concurrently.
 
-        `hints` returns how many wake-ups wait in a target's queue. Offers that no worker has claimed within `lease_ms`
+        `queued` returns how many wake-ups wait in a target's queue. Offers that no worker has claimed within `lease_ms`
         are repeated, the oldest first, but only as many as wake-ups are missing in the queue: if all workers are busy,
         repeated wake-ups would delay those of other partitions.
         """
@@ -92,18 +93,19 @@ class Leases:
         self.next_at = work.next_at
         for (target_id, target), rows in groupby(work.partitions, _target):
             due = list(rows)
-            self._isolation.run([target_id], lambda _: offers.extend(self._offered(target_id, target, due, now, hints)))  # noqa: B023
+            offered = partial(self._offered, target_id, target, due, now, queued)
+            self._isolation.run([target_id], lambda _: offers.extend(offered()))  # noqa: B023
         return offers
 
     def _offered(
-        self, target_id: int, target: TargetId, due: Sequence[DuePartition], now: int, hints: Callable[[TargetId], int]
+        self, target_id: int, target: TargetId, due: Sequence[DuePartition], now: int, queued: Callable[[TargetId], int]
     ) -> Iterator[Offer]:
         found = self._probed(target_id, due) if due[0].probing else due
         offered = {row.partition: row.offered for row in found if row.offered}
         groups = grouped([(row.partition, row.busy) for row in found])
         again = [partitions for partitions in groups if offered.keys() >= set(partitions)]
         again.sort(key=lambda partitions: min(offered[partition] for partition in partitions))
-        missing = max(0, self._hinted(target_id) - hints(target)) if again else 0
+        missing = max(0, self._expected(target_id) - queued(target)) if again else 0
         lost, waiting = again[:missing], again[missing:]
         fresh = [partitions for partitions in groups if partitions not in again]
         # Distinct expiries let wake-ups be counted and ordered by age.
@@ -131,7 +133,7 @@ class Leases:
         fresh = [row for row in due if row.partition not in refused]
         return [self._rng.choice(offered or [row for row in fresh if row.waiting] or fresh or due)]
 
-    def _hinted(self, target_id: int) -> int:
+    def _expected(self, target_id: int) -> int:
         """Return how many wake-ups should wait in the target's queue: the partitions of one share their expiry."""
         c = tables.cursors.c
         query = sa.select(sa.func.count(c.leased_until.distinct())).where(

@@ -11,23 +11,21 @@ from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
 from app.outbox.delivery.log_ahead import WINDOW, goes_to
 from app.outbox.delivery.logged_events import (
-    NEWER_LOOKED_AT,
     LoggedEvent,
     LogPosition,
     histories,
     logged_event,
     neither_parked_nor_dead,
-    newest_first,
     object_key,
     select_ahead,
     select_logged,
     selected,
 )
+from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
 from app.outbox.versions.object_versions import ObjectVersions
-from app.outbox.versions.rows import ObjectKey
 
 _REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
 _FEW_OBJECTS = 64  # with more due objects than this, one event of each makes a batch
@@ -316,21 +314,6 @@ class PartitionReader:
         return records
 
     def _resolved(self, events: list[LoggedEvent]) -> list[LoggedEvent]:
-        """Return the events with `newest` filled in where the query checked too few newer events to determine it."""
-        if self._versions is None or not any(logged.newest is None for logged in events):
+        if self._versions is None:
             return events
-        hot = dict.fromkeys(object_key(logged) for logged in events if logged.newest is None)
-        newest = {key: found for key in hot if (found := self._newest_of_some(key)) is not None}
-        newest |= self._versions.latest([key for key in hot if key not in newest])
-        return [
-            logged if logged.newest is not None else logged._replace(newest=newest[object_key(logged)])
-            for logged in events
-        ]
-
-    def _newest_of_some(self, key: ObjectKey) -> str | None:
-        """Return the greatest sequencer of the target's events of a key; None if not among the greatest of all."""
-        e = tables.events.c
-        columns = sa.select(e.bucket, e.key, e.sequencer, self._target.label("mine"))
-        some = newest_first(columns, tables.events).where(e.key_hash == key.key_hash).limit(NEWER_LOOKED_AT)
-        rows = self._connection.execute(some).all()
-        return next((row.sequencer for row in rows if row.mine and (row.bucket, row.key) == key[:2]), None)
+        return fill_in_newest(self._connection, self._lease.target_id, self._versions, events)

@@ -26,7 +26,7 @@ from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times, parked_rows
-from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
@@ -82,6 +82,25 @@ def test_after_a_death_an_event_that_was_not_sent_becomes_the_head_and_not_a_wai
     [due] = due_times(database).values()
     assert due < NEVER
     assert_counters_balance(database)
+
+
+@pytest.mark.parametrize("objects", [3, 90])
+def test_many_due_objects_are_retried_each_in_its_order(database: Database, objects: int) -> None:
+    """With more of them than are looked at one by one, a batch has one event of each."""
+    schedule = RetrySchedule(base=HOUR, cap=HOUR)
+    courier = Courier(database, add_target(database), ScriptedTarget(_refuse), schedule=schedule, batch=200)
+    events = record(database, *(event(f"k{number % objects}") for number in range(3 * objects)))
+    assert work(courier, now_ms(), turns=100)["parked"] == 3 * objects
+    courier.scripted.script, courier.scripted.got = (lambda one: DELIVERED), []
+    assert work(courier, now_ms() + 2 * HOUR, turns=100) == {"delivered": 3 * objects}
+    assert_in_order(events, courier.scripted.got)
+    assert len(courier.scripted.got) == 3 * objects
+    assert parked_rows(database) == []
+    assert_counters_balance(database)
+
+
+def _refuse(_: Event) -> Outcome:
+    return Failed("no")
 
 
 def test_a_defect_of_an_adapter_makes_one_head_of_an_object_whose_events_all_failed(database: Database) -> None:

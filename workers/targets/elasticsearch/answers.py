@@ -17,7 +17,7 @@ _NOT_THE_EVENTS_FAULT = (
     "no write index is defined",
     "only write ops with an op_type of create",
 )
-CHANGED = Failed("the document was changed by others, again and again, while its version was looked at")
+CHANGED = Failed("the document was changed by others repeatedly while its version was checked")
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,11 +65,11 @@ class Node:
         version = answer.body.get("version") if isinstance(answer.body, dict) else None
         number = str(version.get("number", "")) if isinstance(version, dict) else ""
         if not number:
-            raise TargetUnavailable(f"{self.where}: what answers there is no Elasticsearch")
+            raise TargetUnavailable(f"{self.where}: the server is not Elasticsearch")
         is_opensearch = isinstance(version, dict) and version.get("distribution") == "opensearch"
         if not self._settings.opensearch and (is_opensearch or answer.product != "Elasticsearch"):
             server = f"OpenSearch {number}" if is_opensearch else f"version {number} of an unnamed server"
-            raise TargetUnavailable(f"{self.where}: this is {server}; set opensearch=on if it is meant")
+            raise TargetUnavailable(f"{self.where}: this is {server}; set opensearch=on to use it")
         if not is_opensearch and not _is_recent(number):
             raise TargetUnavailable(f"{self.where}: version {number} is too old; {_LEAST_MAJOR} or later is needed")
 
@@ -135,7 +135,7 @@ class Node:
         if answer.status == 401:
             raise TargetUnavailable(f"{self.where} answered 401: {answer.error} (check the login)")
         if 300 <= answer.status <= 399 or (answer.is_good and answer.body is None):
-            raise TargetUnavailable(f"{self.where} answered {answer.status}, as no Elasticsearch would")
+            raise TargetUnavailable(f"{self.where} answered {answer.status}: the server is not Elasticsearch")
         return answer
 
 

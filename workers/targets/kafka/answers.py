@@ -10,11 +10,11 @@ from workers.delivery.outcomes import Failed, Outcome, Rejected, Unavailable
 TOO_LARGE = (kafka_errors.MessageSizeTooLargeError, kafka_errors.RecordListTooLargeError)
 _REFUSALS = (*TOO_LARGE, kafka_errors.InvalidRecordError)
 _HINTS = {
-    kafka_errors.UnknownTopicOrPartitionError: "the topic is not there and the broker makes none by itself; create it",
-    kafka_errors.InvalidReplicationFactorError: "the broker cannot make the topic with the replicas it is set to",
+    kafka_errors.UnknownTopicOrPartitionError: "the topic does not exist and the broker does not create it; create it",
+    kafka_errors.InvalidReplicationFactorError: "the broker has too few nodes for the topic's default replicas",
     kafka_errors.TopicAuthorizationFailedError: "the user needs Describe and Write on the topic",
     kafka_errors.ClusterAuthorizationFailedError: "the user needs IdempotentWrite on the cluster; or idempotent=off",
-    kafka_errors.InvalidReceiveError: "does it want tls=on?",  # a TLS alert, read as the length of an answer
+    kafka_errors.InvalidReceiveError: "does it need tls=on?",  # a TLS alert, read as the length of an answer
     kafka_errors.InvalidTimestampError: "compare the clock of this machine with the broker's",
 }
 _NUMBERED = re.compile(r"\[Error (-?[0-9]+)\]")
@@ -46,7 +46,7 @@ def describe_error(error: BaseException, last_error: BaseException | None, *, sa
     text = f"{type(error).__name__}: {text or getattr(error, 'description', None) or 'no reason given'}"
     hint = next((hint for kind, hint in _HINTS.items() if isinstance(error, kind)), "")
     if text.endswith("socket disconnected"):
-        hint = "brokers hang up on a wrong login" if sasl else "does it want tls=on or sasl=on?"
+        hint = "brokers close the connection after a wrong login" if sasl else "does it need tls=on or sasl=on?"
     return text + (f" ({hint})" if hint else "")
 
 

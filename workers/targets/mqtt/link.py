@@ -82,7 +82,7 @@ class MqttLink:
         if properties is not None:
             size += len(properties.pack()) - 1  # without properties, their length byte is already part of every message
         if size + 1 + _length_of_length(size) > self._largest:
-            self._batch.settle(index, Rejected(f"of {size} bytes, which is more than the broker takes"))
+            self._batch.settle(index, Rejected(f"the message has {size} bytes, more than the broker accepts"))
             return
         sent = self._client.publish(self._topic, body, self._settings.qos, self._settings.retain, properties)
         if sent.rc is not MQTTErrorCode.MQTT_ERR_SUCCESS:
@@ -173,9 +173,9 @@ class MqttLink:
             self._window = min(self._window, getattr(properties, "ReceiveMaximum", self._window))
         self._largest = getattr(properties, "MaximumPacketSize", self._largest)
         if getattr(properties, "MaximumQoS", 2) < self._settings.qos:
-            raise Lost(f"qos: the broker takes no more than QoS {properties.MaximumQoS}")
+            raise Lost(f"qos: the broker supports at most QoS {properties.MaximumQoS}")
         if self._settings.retain and not getattr(properties, "RetainAvailable", 1):
-            raise Lost("retain: the broker keeps no messages")
+            raise Lost("retain: the broker does not support retained messages")
 
     def _on_disconnect(
         self, _c: object, _u: object, flags: paho.DisconnectFlags, reason: ReasonCode, properties: Any

@@ -111,9 +111,7 @@ def connect(settings: MysqlSettings) -> MysqlConnection:
         server.run(_MODE)
         # The driver escapes by what the server announced about itself; a proxy could have announced it instead.
         if server.ask("SELECT %s", _ODD) != [(_ODD,)]:
-            raise pymysql.OperationalError(
-                "the server's sql_mode is not what is reported of it: texts would be changed"
-            )
+            raise pymysql.OperationalError("a proxy reports another sql_mode than the server's: texts would be changed")
         undo.pop_all()
     return MysqlConnection(connection, wire, facts["version"], int(facts["max_allowed_packet"]))
 

@@ -72,7 +72,7 @@ def take_table(server: MysqlConnection, database: str, name: str, format: str) -
         server.run(f"CREATE TABLE IF NOT EXISTS {written} " + columns.format(hash=_hash_column(server)))
         found = catalogue.rows(_FIND)
     if not found:
-        raise TargetUnavailable(f"MySQL: table {written} was created but does not stand in the catalogue")
+        raise TargetUnavailable(f"MySQL: table {written} was created but is not in the catalogue")
     ((_, engine, transactions),) = found
     if engine and transactions != "YES":
         raise TargetUnavailable(
@@ -103,7 +103,7 @@ def _checked(catalogue: _Catalogue, written: str, format: str) -> Table:  # noqa
     ours = (key, value, _HASH) if format == "namespace" else (key, value)
     if required := [name for name, column in columns.items() if column.is_required and name not in ours]:
         raise TargetUnavailable(
-            f"MySQL: table {written} demands a value for {', '.join(required)}, which no event has; give it a default"
+            f"MySQL: table {written} requires a value for {', '.join(required)}, which events lack; give it a default"
         )
     if format == "access":
         return Table(written, key, value)

@@ -76,7 +76,7 @@ class Connection:
         self._connecting = False
         self._insist_on_tls()
         if not self.client.is_connected:  # nats-py treats a closed connection as an answer to its login
-            raise TargetUnavailable(f"{self.where}: the server closed the connection when we logged in")
+            raise TargetUnavailable(f"{self.where}: the server closed the connection during the login")
 
     @property
     def is_lost(self) -> bool:
@@ -158,7 +158,7 @@ class Connection:
 
     def _insist_on_tls(self) -> None:
         if self.settings.uses_tls and not self._is_encrypted():
-            raise TargetUnavailable(f"{self.where}: the server does not ask for TLS, which the settings insist on")
+            raise TargetUnavailable(f"{self.where}: the server does not ask for TLS, which the settings require")
 
     def _secret(self, text: str) -> Callable[[], str]:
         """Return a callback for nats-py, which calls it just before it sends the secret; TLS is checked then."""

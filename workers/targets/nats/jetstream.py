@@ -46,7 +46,7 @@ class JetStream:
         where = self._connection.where
         if answer.headers and answer.headers.get("Status") == NO_RESPONDERS:
             return Unavailable(
-                f"{where}: no JetStream stream takes subject {self._subject!r}; make one, such as by "
+                f"{where}: no JetStream stream has the subject {self._subject!r}; create one, such as by "
                 f"`nats stream add EVENTS --subjects={self._subject}`, or enable JetStream in the server"
             )
         try:
@@ -56,6 +56,6 @@ class JetStream:
                 return DELIVERED
             code, description = error.get("err_code"), error["description"]
         except (ValueError, LookupError, TypeError, AttributeError):
-            return Unavailable(f"{where}: who answered on subject {self._subject!r} is no JetStream stream")
+            return Unavailable(f"{where}: the answer on subject {self._subject!r} is not a JetStream acknowledgement")
         reason = f"{where}: JetStream: {description} (error {code})"
         return Rejected(reason) if code == _EXCEEDS_STREAM else Unavailable(reason)

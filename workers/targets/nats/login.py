@@ -50,7 +50,7 @@ def _usable(key: str, file: str, seed: bytes) -> bytes:
     try:
         nkeys.from_seed(bytearray(seed)).wipe()
     except (nkeys.NkeysError, ValueError) as error:
-        raise TargetUnavailable(f"{key}: {file} does not hold what it should: a user's NKEY seed") from error
+        raise TargetUnavailable(f"{key}: {file} does not contain a user's NKEY seed") from error
     return seed
 
 

@@ -101,7 +101,7 @@ class NsqConnection:
             self._socket = context.wrap_socket(self._socket, server_hostname=self._settings.nsqd_address.host)
             self._answer()
         if agreed.get("auth_required"):
-            raise TargetUnavailable(f"{self._where}: nsqd asks for AUTH, which this target does not have")
+            raise TargetUnavailable(f"{self._where}: nsqd asks for AUTH, which this target does not support")
 
     def _exchange(self, request: bytes) -> bytes:
         try:

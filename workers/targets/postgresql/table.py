@@ -80,7 +80,7 @@ def _checked(cursor: extensions.cursor, name: str, format: str, number: int, kin
         )
     if required := [column for column, (_, needed) in columns.items() if needed and column not in (key, value)]:
         raise TargetUnavailable(
-            f"PostgreSQL: table {name} demands a value for {', '.join(required)}, which no event has; give it a default"
+            f"PostgreSQL: table {name} requires a value for {', '.join(required)}, which events lack; give it a default"
         )
     is_table = kind in ("r", "p")  # the table behind a view or a foreign table can only be checked by writing
     if format == "namespace" and is_table and not _has_row(cursor, _UNIQUE, (number, key)):
