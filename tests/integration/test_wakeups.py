@@ -12,10 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from botocore.auth import S3SigV4Auth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 from kombu import Connection
 
 from app import wakeups
 from app.api import create_app
+from app.api.admin.encryption import encrypt
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
 from app.wakeups import SERVICE_QUEUE, WakeUps, waiting
@@ -267,6 +271,24 @@ def test_what_makes_work_due_wakes_the_drain(
     answer = client.open(path, method=method, data=content, content_type="application/json")
     assert (answer.status_code < 300) == (wakes or method == "GET"), answer.text
     assert bool(asked) == wakes
+
+
+def test_settings_that_mc_admin_changes_wake_the_drain(
+    outbox: tuple[Database, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They close the circuit breaker of a target that was unavailable."""
+    _, settings = outbox
+    access, secret = "mc-admin", "the/secret+key"
+    settings |= {"BUCKETWIRE_ACCESS_KEY": access, "BUCKETWIRE_SECRET_KEY": secret}
+    asked: list[float] = []
+    monkeypatch.setattr(WakeUps, "request", lambda _, delay=0.0: asked.append(delay))
+    path = "/minio/admin/v3/set-config-kv"
+    content = encrypt(b"notify_webhook:x endpoint=http://127.0.0.1:9/", secret)
+    signed = AWSRequest("PUT", f"http://localhost{path}", data=content)
+    S3SigV4Auth(Credentials(access, secret), "s3", "").add_auth(signed)
+    client = create_app(Settings.from_environ(settings)).test_client()
+    assert client.put(path, data=content, headers=dict(signed.headers)).status_code == 200
+    assert asked
 
 
 def _body(key: str) -> bytes:
