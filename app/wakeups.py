@@ -106,7 +106,8 @@ class _Sender:
         self._changed = threading.Condition()
         self._due, self._requests = math.inf, 0
         self._closed = False
-        threading.Thread(target=self._run, name="wakeups", daemon=True).start()
+        self.thread = threading.Thread(target=self._run, name="wakeups", daemon=True)
+        self.thread.start()
 
     def request(self, delay: float) -> None:
         due = time.monotonic() + delay
@@ -125,9 +126,9 @@ class _Sender:
         is_unavailable = False
         while requests := self._next():
             try:
-                self._send()
+                self._send_or_reconnect()
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
-                if not is_unavailable:
+                if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
                 is_unavailable = True
                 self._disconnect()
@@ -147,6 +148,16 @@ class _Sender:
             requests = 0 if self._closed else self._requests
             self._due, self._requests = math.inf, 0
         return requests
+
+    def _send_or_reconnect(self) -> None:
+        idle = self._connection is not None
+        try:
+            self._send()
+        except Exception:
+            self._disconnect()
+            if not idle:
+                raise
+            self._send()  # a connection may end while nothing is sent, which does not mean that the broker is away
 
     def _send(self) -> None:
         if self._connection is None:

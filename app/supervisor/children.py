@@ -13,13 +13,17 @@ API, BEAT, WORKERS, FLOWER, BROKER = range(5)  # stop first what accepts new wor
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """One process of the service. `quiet`: its warnings appear only in its log file."""
+    """One process of the service. `quiet`: its warnings appear only in its log file.
+
+    `bucketwire` are its arguments if it is a command of ours, which need not be started afresh but can be forked.
+    """
 
     name: str
     stage: int
     argv: Sequence[str]
     env: Mapping[str, str] = field(default_factory=dict)
     quiet: bool = False
+    bucketwire: Sequence[str] = ()
 
 
 def broker(settings: Settings) -> Child:
@@ -32,20 +36,21 @@ def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = M
 
     `shared` is the environment that the API and the delivering worker have in common.
     """
-    targets = _bucketwire("worker", "--only", "targets", "--concurrency", str(concurrency))
     return [
-        Child("api", API, _bucketwire("api"), shared),
-        Child("drain", WORKERS, _bucketwire("worker", "--only", "drain")),
-        Child("targets", WORKERS, targets, shared),
-        Child("beat", BEAT, _bucketwire("beat")),
-        Child("flower", FLOWER, _bucketwire("flower", "--listen", f"127.0.0.1:{flower_port}"), quiet=True),
+        _own("api", API, "api", env=shared),
+        _own("drain", WORKERS, "worker", "--only", "drain"),
+        _own("targets", WORKERS, "worker", "--only", "targets", "--concurrency", str(concurrency), env=shared),
+        _own("beat", BEAT, "beat"),
+        _own("flower", FLOWER, "flower", "--listen", f"127.0.0.1:{flower_port}", quiet=True),
     ]
 
 
 def reconciler() -> Child:
     """Return the worker that runs scheduled reconciliations."""
-    return Child("spark", WORKERS, _bucketwire("worker", "--only", "spark"))
+    return _own("spark", WORKERS, "worker", "--only", "spark")
 
 
-def _bucketwire(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "app.cli", *arguments]
+def _own(
+    name: str, stage: int, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), quiet: bool = False
+) -> Child:
+    return Child(name, stage, [sys.executable, "-m", "app.cli", *arguments], env, quiet, arguments)

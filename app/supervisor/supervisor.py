@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from app.logs import members
 from app.supervisor import guard
 from app.supervisor.children import Child
+from app.supervisor.fork_server import ForkServer, reap_strays
 
 _STEADY = 30.0  # seconds of running after which earlier failures no longer count
 _LONGEST_WAIT = 30.0
@@ -24,21 +26,32 @@ _WARNINGS = ("WARNING", "ERROR", "CRITICAL")
 
 Say = Callable[[str], None]
 Repeat = Callable[[str, str], None]
+Wait = Callable[[], Awaitable[int]]
 
 
 class Supervisor:
     """The supervisor of one `bucketwire up`. `logs` is the folder of log files, `say` prints a line on the console.
 
     `repeat` prints a warning of a process, whose name is its first argument; by default `say` does.
-    `held` are descriptors that must stay open until the last process has ended, such as a lock's.
+    `held` are descriptors that must stay open until the last process has ended, such as a lock's. With `forks`,
+    processes of ours are forked there; `run` ends it.
     """
 
-    def __init__(self, logs: Path, say: Say, held: Sequence[int] = (), repeat: Repeat | None = None) -> None:
+    def __init__(
+        self,
+        logs: Path,
+        say: Say,
+        held: Sequence[int] = (),
+        repeat: Repeat | None = None,
+        forks: ForkServer | None = None,
+    ) -> None:
         self._logs = logs
         self._say = say
         self._repeat = repeat or (lambda name, line: say(f"{name}: {line}"))
         self._held = held
+        self._forks = forks
         self._running: dict[int, Child] = {}
+        self._starting = 0  # processes that may exist and are not in `_running` yet
         self._keepers: list[asyncio.Task[None]] = []
         self._ending = asyncio.Event()
         self._guard = self._start_guard()
@@ -86,31 +99,49 @@ class Supervisor:
 
     async def _run(self, child: Child, log: "Log") -> int:
         with log.path.open("ab") as output:
-            # In its own session, so that Ctrl-C reaches only the supervisor, which stops the processes in order.
-            process = await asyncio.create_subprocess_exec(
-                *child.argv,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | child.env,
-                start_new_session=True,
-            )
-        self._running[process.pid] = child
-        self._notify_guard("+", process.pid)
+            self._starting += 1
+            try:
+                pid, wait = await self._fork(child, output.fileno()) or await self._spawn(child, output.fileno())
+                self._running[pid] = child
+            finally:
+                self._starting -= 1
+        self._notify_guard("+", pid)
         if self._ending.is_set():  # requested while it started: the guard may no longer read
-            process.kill()
-        code = await process.wait()
+            os.kill(pid, signal.SIGKILL)
+        code = await wait()
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)  # a killed worker leaves its pool behind
-        self._notify_guard("-", process.pid)
-        del self._running[process.pid]
+            os.killpg(pid, signal.SIGKILL)  # a killed worker leaves its pool behind
+        self._notify_guard("-", pid)
+        del self._running[pid]
         return code
+
+    async def _fork(self, child: Child, output: int) -> tuple[int, Wait] | None:
+        """Have a process forked; return its id and how to wait for its exit code, None if that is not possible."""
+        if self._forks is None or not child.bucketwire:
+            return None
+        pid = await asyncio.to_thread(self._forks.start, child.bucketwire, child.env, output)
+        return None if pid is None else (pid, partial(_exit_code, pid))
+
+    @staticmethod
+    async def _spawn(child: Child, output: int) -> tuple[int, Wait]:
+        # In its own session, so that Ctrl-C reaches only the supervisor, which stops the processes in order.
+        process = await asyncio.create_subprocess_exec(
+            *child.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | child.env,
+            start_new_session=True,
+        )
+        return process.pid, process.wait
 
     async def _follow(self, child: Child, log: "Log") -> None:
         while True:
             for line in log.read_new_lines():
                 if not child.quiet and warns(line):
                     self._repeat(child.name, line)
+            if self._forks is not None:
+                reap_strays()
             await asyncio.sleep(_POLL)
 
     def _request_end(self) -> None:
@@ -132,7 +163,9 @@ class Supervisor:
         if self._guard.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._guard.stdin.close()
-        while self._running:
+        if self._forks is not None:
+            await asyncio.to_thread(self._forks.close)
+        while self._running or self._starting:
             await asyncio.sleep(0.02)
         for keeper in self._keepers:
             keeper.cancel()
@@ -150,6 +183,19 @@ class Supervisor:
                 self._guard.stdin.flush()
 
 
+async def _exit_code(pid: int) -> int:
+    """Wait for a child of this process that asyncio did not start; return its exit code, negative for a signal."""
+    ended, descriptor = asyncio.Event(), os.pidfd_open(pid)
+    loop = asyncio.get_running_loop()
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
 class Log:
     """A process's log file, written by the process itself; a long one is moved to `….log.1`."""
 
@@ -160,6 +206,8 @@ class Log:
 
     def read_new_lines(self) -> list[str]:
         """Return the lines written since the last call; an incomplete line is returned once it is complete."""
+        if self.path.stat().st_size == self._read:
+            return []
         with self.path.open("rb") as file:
             file.seek(self._read)
             read = file.read(1 << 20)

@@ -120,7 +120,16 @@ def everything(whole: Whole) -> list[psutil.Process]:
     """Every process of the service, the guard and the embedded Redis included."""
     members = reaper.family(whole.pid)
     names = " ".join(" ".join(one.cmdline()) for one in members)
-    for part in ("redis-server", "gunicorn", "drain@", "targets@", "beat", "flower", "guard.py"):
+    for part in (
+        "redis-server",
+        " api",
+        "--only drain",
+        "--only targets",
+        " beat",
+        " flower",
+        "fork server",
+        "guard.py",
+    ):
         assert part in names, f"{part} does not run: {names}"
     return members
 

@@ -131,6 +131,7 @@ def import_(call: AdminCall) -> Response:
 
 def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]]) -> None:
     plan = set_keys(call.parts.registry, settings)
+    call.parts.wakeups.request()  # new settings are tried at once, also of a target that was unavailable
     for change in plan.changes:
         log.info("%s was set by the key %s", change.target, call.seal.key.name)
         for sentence in without_effect(change.after):

@@ -1,13 +1,17 @@
 """Gunicorn's configuration file: `gunicorn --config python:app.api.server.gunicorn_conf app.api.server.wsgi:app`."""
 
+import gc
 import os
 import sys
 
+import app.api.listen.gunicorn_worker
+import app.api.s3.wsgi_app  # noqa: F401 - its workers, which share what is imported before they are forked, need both
 from app.api.auth import check_listen
 from app.api.server.gunicorn_options import options
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
+from app.wakeups import load_transport
 
 _settings = Settings.from_environ(os.environ)
 try:
@@ -30,3 +34,6 @@ def on_starting(_server: object) -> None:
         sys.exit(1)
     finally:
         database.close()
+    load_transport(_settings.broker_url)
+    gc.collect()
+    gc.freeze()  # a collection in a worker would otherwise write to every shared page

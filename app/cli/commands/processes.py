@@ -4,6 +4,7 @@ Each command replaces itself by its program (gunicorn, celery), so that signals 
 """
 
 import os
+import runpy
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,13 +22,20 @@ from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
+from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
+from app.wakeups import SERVICE_QUEUE
 
 # The only link from app to workers: a name that celery imports, so that nothing here does.
 CELERY = ("celery", "-A", "workers.celery")
+# What the processes below import, for a fork server; in order, so that a missing one of the last costs little.
+PRELOADED = (
+    "workers.tasks", "celery.bin.celery", "celery.apps.worker", "celery.apps.beat", "celery.concurrency.prefork",
+    "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.api.listen.gunicorn_worker", "app.api.s3.wsgi_app",
+    "flower.app",
+)  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
-SERVICE_QUEUE = "bucketwire"  # as in workers.celery; a test compares them
-SPARK_QUEUE = "spark"  # likewise
+SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them
 
 
 @click.command()
@@ -164,6 +172,11 @@ def check_spark() -> None:
 
 
 def exec_process(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Replace this process by `python -m` with these arguments."""
+    """Replace this process by `python -m` with these arguments; a forked one, which has them imported, runs on."""
     sys.stdout.flush()
+    if fork_server.forked:
+        os.environ.update(environment or {})
+        sys.argv = list(argv)
+        runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
+        sys.exit(0)
     os.execve(sys.executable, [sys.executable, "-m", *argv], os.environ | (environment or {}))  # noqa: S606 - no shell

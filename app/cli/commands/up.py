@@ -14,7 +14,8 @@ import click
 
 from app import logs, metrics_folder
 from app.api.auth import check_listen
-from app.cli.commands.processes import check_spark, say
+from app.cli import main
+from app.cli.commands.processes import PRELOADED, check_spark, say
 from app.cli.context import CommandContext
 from app.cli_common.errors import CommandError
 from app.config.settings import Settings
@@ -24,6 +25,7 @@ from app.outbox.reconcile.schedule import Schedule
 from app.supervisor import embedded_redis, start
 from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
+from app.supervisor.fork_server import ForkServer
 from app.supervisor.supervisor import Supervisor
 
 _EXAMPLE = Path(__file__).parents[3] / "examples" / "event.json"  # in a checkout; a wheel does not contain it
@@ -52,7 +54,11 @@ def up(concurrency: int) -> None:
         os.environ["BUCKETWIRE_LISTEN"] = str(settings.listen._replace(port=start.free_port()))
         settings = CommandContext().settings
     start.check_address(settings.listen)
-    asyncio.run(_Service(settings, concurrency).run(lock))
+    try:
+        forks = ForkServer(PRELOADED, main)
+    except OSError:
+        forks = None
+    asyncio.run(_Service(settings, concurrency).run(lock, forks))
     say(settings.log_format, "all ended")
 
 
@@ -65,10 +71,10 @@ class _Service:
         self._sample = False
         self._arns: list[str] = []
 
-    async def run(self, lock: int) -> None:
+    async def run(self, lock: int, forks: ForkServer | None) -> None:
         """Run until a signal requests the end; the lock is held until the last process has ended."""
         folder = self._settings.folder / "log"
-        await Supervisor(folder, self._say, held=[lock], repeat=self._repeat).run(self._start)
+        await Supervisor(folder, self._say, held=[lock], repeat=self._repeat, forks=forks).run(self._start)
 
     async def _start(self, supervisor: Supervisor) -> None:
         """Start all processes in order, print their addresses, and then start the reconciler when it is needed."""

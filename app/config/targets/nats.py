@@ -87,7 +87,12 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
         Interval(0, 86400), default="0", about="how often to test an open connection by a PING; 0 means 2m"
     )
     jetstream: bool = setting(Toggle(), default="off", about="publish to a JetStream stream, which must exist")
-    streaming: bool = setting(Toggle(), default="off", about="publish to NATS Streaming (no longer maintained)")
+    streaming: bool = setting(
+        Toggle(),
+        default="off",
+        aliases=("streaming_enable",),
+        about="publish to NATS Streaming (no longer maintained)",
+    )
     streaming_cluster_id: str = setting(ClusterId(), default="", about="id of the NATS Streaming cluster")
     streaming_async: bool = setting(
         Toggle(), default="off", about="NATS Streaming: allow more than one unacknowledged message, up to max_in_flight"

@@ -30,7 +30,7 @@ class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
     topic: str = setting(Topic(), about="the topic of every message")
-    tls: bool = setting(Toggle(), default="off", about="use TLS, which nsqd must offer")
+    tls: bool = setting(Toggle(), default="off", aliases=("tls_enable",), about="use TLS, which nsqd must offer")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")

@@ -24,8 +24,14 @@ def sections() -> dict[str, type[TargetSettings]]:
 
 
 def section_type(section: str) -> type[TargetSettings]:
-    """Return the settings class of a section. Raises `BadSettings`, which names the nearest section or all of them."""
+    """Return the settings class of a section, also by its type's name (`notify_postgresql`).
+
+    Raises `BadSettings`, which names the nearest section or all of them.
+    """
     known = sections()
+    by_type = {f"notify_{cls.type_name}": cls for cls in TYPES.values()}
+    if section in by_type:
+        return by_type[section]
     if section not in known:
         raise BadSettings([Problem(section, "", "is not a known section", did_you_mean(section, list(known)))])
     return known[section]

@@ -6,6 +6,8 @@ import json
 import os
 import pty
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import orjson
@@ -14,7 +16,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from minio.error import MinioAdminException
-from werkzeug.test import Client
+from werkzeug.test import Client, TestResponse
 
 from app.api import create_app
 from app.api.admin.call import LIMIT
@@ -68,6 +70,11 @@ GUIDES = {
     'dbname=minio_events user=postgres password=password sslmode=disable" table="bucketevents" format="namespace"',
     "mysql:myinstance": 'mc admin config set bw notify_mysql:myinstance table="minio_images" '
     'dsn_string="root:xxxx@tcp(172.17.0.1:3306)/miniodb"',
+    "nats:1": 'mc admin config set bw notify_nats:1 password="yoursecret" streaming_max_pub_acks_in_flight="10" '
+    'subject="bucketevents" address="0.0.0.0:4222" token="" username="yourusername" ping_interval="0" queue_limit="0" '
+    'tls="off" streaming_async="on" queue_dir="" streaming_cluster_id="test-cluster" streaming_enable="on"',
+    "nsq:1": 'mc admin config set bw notify_nsq:1 nsqd_address="127.0.0.1:4150" queue_dir="" queue_limit="0" '
+    'tls_enable="off" tls_skip_verify="off" topic="minio"',
     "kafka:1": 'mc admin config set bw notify_kafka:1 tls_skip_verify="off" queue_dir="" queue_limit="0" sasl="off" '
     'sasl_password="" sasl_username="" tls_client_auth="0" tls="off" client_tls_cert="" client_tls_key="" '
     'brokers="localhost:9092,localhost:9093" topic="bucketevents" version=""',
@@ -289,26 +296,41 @@ def test_mc_finds_the_service_ready_and_its_buckets_private(s3: S3, bw: Admin) -
     assert "is not valid" in bw.refused("mc event ls bw/Im_ages")
 
 
-def test_the_region_of_the_service_is_in_its_arns_and_not_in_the_signature_of_mc(tmp_path: Path) -> None:
-    """mc signs admin calls for the region "", whatever the server's is."""
+@contextmanager
+def in_process(database_url: str, **more: str) -> Iterator[Callable[[str], TestResponse]]:
+    """An app in this process; call it with the region of the signature to get its answer to `mc admin info`."""
     environ = {
-        "BUCKETWIRE_DATABASE_URL": f"sqlite:///{tmp_path}/outbox.db",
+        "BUCKETWIRE_DATABASE_URL": database_url,
         "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",
         "BUCKETWIRE_SECRET_KEYS": KEY,
-        "BUCKETWIRE_REGION": "eu-1",
         "BUCKETWIRE_ACCESS_KEY": S3.access_key,
         "BUCKETWIRE_SECRET_KEY": S3.secret_key,
     }
-    database = migrated(environ["BUCKETWIRE_DATABASE_URL"])
-    add_target(database, "audit")
-    app = create_app(Settings.from_environ(environ))
+    app = create_app(Settings.from_environ(environ | more))
+
+    def info(region: str) -> TestResponse:
+        signed = AWSRequest("GET", "http://localhost/minio/admin/v3/info")
+        S3SigV4Auth(Credentials(S3.access_key, S3.secret_key), "s3", region).add_auth(signed)
+        return Client(app.wsgi_app).get("/minio/admin/v3/info", headers=dict(signed.headers))
+
     try:
-        for region, status in (("", 200), ("us-east-1", 200)):
-            signed = AWSRequest("GET", "http://localhost/minio/admin/v3/info")
-            S3SigV4Auth(Credentials(S3.access_key, S3.secret_key), "s3", region).add_auth(signed)
-            answer = Client(app.wsgi_app).get("/minio/admin/v3/info", headers=dict(signed.headers))
-            assert answer.status_code == status
-            assert orjson.loads(answer.data)["sqsARN"] == ["arn:minio:sqs:eu-1:audit:webhook"]
+        yield info
     finally:
         app.extensions["bucketwire"].database.close()
-        database.close()
+
+
+def test_the_region_of_the_service_is_in_its_arns_and_not_in_the_signature_of_mc(tmp_path: Path) -> None:
+    """mc signs admin calls for the region "", whatever the server's is."""
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    with closing(migrated(url)) as database:
+        add_target(database, "audit")
+        with in_process(url, BUCKETWIRE_REGION="eu-1") as info:
+            for region in ("", "us-east-1"):
+                assert orjson.loads(info(region).data)["sqsARN"] == ["arn:minio:sqs:eu-1:audit:webhook"]
+
+
+def test_a_database_that_is_away_is_told_in_json_and_mc_tries_again(tmp_path: Path) -> None:
+    with in_process(f"sqlite:///{tmp_path}/nowhere/outbox.db") as info:
+        answer = info("")
+    assert (answer.status_code, answer.headers["Retry-After"]) == (503, "5")
+    assert orjson.loads(answer.data)["Code"] == "ServiceUnavailable"

@@ -10,10 +10,10 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from app.cli.commands.processes import SERVICE_QUEUE
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.wakeups import SERVICE_QUEUE
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated

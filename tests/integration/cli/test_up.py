@@ -102,7 +102,7 @@ def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role)
     assert f"is already running in {folder}, as process {running.pid}" in refused(Path(folder), services.free_port())
 
     api = f"http://{running.settings['BUCKETWIRE_LISTEN']}/healthz"
-    master = next(one for one in running.children() if "gunicorn" in str(one.cmdline()))
+    master = next(one for one in running.children() if one.cmdline()[0] == "bucketwire api")
     master.kill()
     until(lambda: "api ended (SIGKILL); restarting it in 0.5 s" in running.log.read_text(), what="the news")
     until(lambda: _answers(api), 30, what="the API again")
