@@ -20,9 +20,8 @@ from kombu.transport.virtual import Channel as VirtualChannel
 log = logging.getLogger("bucketwire.wakeups")
 
 SERVICE_QUEUE = "bucketwire"
-SILENCE = (
-    3  # seconds; without timeouts, a publisher waits forever for a broker that vanished without closing connections
-)
+# Seconds; without timeouts, a publisher waits forever for a broker that vanished without closing connections.
+SILENCE = 3
 _RABBITMQ = {
     "confirm_publish": True,
     "confirm_timeout": SILENCE,
@@ -39,7 +38,7 @@ _REDIS = {
 # The more requests a wake-up stands for, the later is the next: with few events each is delivered at once, and with
 # many the drain, whose cost does not depend on their number, leaves the processor to intake and delivery.
 _LEAST_APART, _MOST_APART = 0.005, 0.05  # seconds
-_AWAY_PAUSE = 1.0  # seconds between two attempts to reach a broker that is away
+_RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
 _MOST_WAITING = 3  # messages in the service queue; the drain that is among them has not begun, so it finds all work
 _TASK = {"lang": "py", "task": "drain", "argsrepr": "()", "kwargsrepr": "{}", "retries": 0, "timelimit": [None, None]}
 _BODY: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
@@ -78,8 +77,8 @@ class WakeUps:
     def request(self, delay: float = 0.0) -> None:
         """Have the drain run soon, or in `delay` seconds. Returns at once and raises nothing.
 
-        Requests that come shortly after each other, or while the broker is away, share one wake-up. A wake-up sent for
-        an earlier request also cancels later ones: the drain that it causes finds out what else will be due.
+        Requests that come shortly after each other, or while the broker is unavailable, share one wake-up. A wake-up
+        sent for an earlier request also cancels later ones: the drain that it causes finds out what else will be due.
         """
         sender = self._sender
         if sender is None or sender.pid != os.getpid():
@@ -124,20 +123,20 @@ class _Sender:
             self._changed.notify()
 
     def _run(self) -> None:
-        away = False
+        is_unavailable = False
         while requests := self._next():
             try:
                 self._send_or_reconnect()
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
-                if not (away or self._closed):
-                    log.warning("the broker is away, so events are delivered later: %s", error)
-                away = True
+                if not (is_unavailable or self._closed):
+                    log.warning("the broker is unavailable, so events are delivered later: %s", error)
+                is_unavailable = True
                 self._disconnect()
-                time.sleep(_AWAY_PAUSE)
+                time.sleep(_RETRY_PAUSE)
             else:
-                if away:
-                    log.info("the broker is back")
-                away = False
+                if is_unavailable:
+                    log.info("the broker is available again")
+                is_unavailable = False
                 time.sleep(min(_MOST_APART, _LEAST_APART * requests))
         self._disconnect()
 

@@ -68,19 +68,23 @@ class SpoolFeeder:
         return total
 
     def _run(self) -> None:
-        away = False
+        was_unavailable = False
         while True:
             try:
                 self._remember_limit()
                 fed = self.feed() if self.spool.pending() else 0
             except DatabaseUnavailable:
-                away = True
+                was_unavailable = True
             except Exception:  # if the thread ended, nothing would be fed any more
-                log.exception("what is spooled in %s cannot be fed, trying again", self.spool.folder)
+                log.exception("the files spooled in %s cannot be recorded, trying again", self.spool.folder)
             else:
                 if fed:
-                    log.info("fed %d spooled file(s)%s", fed, ", the database is back" if away else "")
-                    away = False
+                    log.info(
+                        "recorded %d spooled file(s)%s",
+                        fed,
+                        ", the database is available again" if was_unavailable else "",
+                    )
+                    was_unavailable = False
             time.sleep(_PAUSE)
 
     def _remember_limit(self) -> None:
