@@ -5,7 +5,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import sqlalchemy as sa
-from psycopg2 import extensions
 
 from app.outbox.engine.db_errors import as_sqlalchemy
 
@@ -29,8 +28,7 @@ def copy(connection: sa.Connection, table: sa.Table, lines: Iterable[str]) -> No
     names = ", ".join(quote(column.name) for column in table.columns)
     statement = f"COPY {quote(table.name)} ({names}) FROM STDIN"
     driver: Any = connection.connection.driver_connection
-    # Encoded as the driver would; a `StringIO` takes four bytes for each character.
-    text = io.BytesIO("".join(lines).encode(extensions.encodings[driver.encoding]))
+    text = io.BytesIO(driver.encoded("".join(lines)))  # a `StringIO` takes four bytes for each character
     with as_sqlalchemy(driver, statement, connection.invalidate), driver.cursor() as cursor:
         cursor.copy_expert(statement, text, size=_READ)
 
