@@ -16,6 +16,7 @@ from tests.support.outbox_operations import (
     Operation,
     Worker,
     World,
+    append,
     begin_replay,
     build,
     deliver,
@@ -86,6 +87,22 @@ def test_two_operations_in_every_order_of_their_statements_keep_every_promise(
     world = build(database)
     for first, second in [*pairs(), (deliver, recreate_and_append)]:
         assert next(broken(workers, world, first, second, Explorer.every_order), "") == ""
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql"], indirect=True)
+def test_the_explorer_stops_before_an_append_that_is_one_statement(
+    database: Database, workers: Sequence[Worker]
+) -> None:
+    world = build(database)
+
+    def operations() -> list[partial[None]]:
+        world.reset()
+        return [partial(append, worker, world) for worker in workers]
+
+    explorer = Explorer([worker.side for worker in workers], LockWaits(database))
+    runs = list(explorer.interrupted_once(operations))
+    assert runs
+    assert all([step.both for _, step in done] == [True, True] for done in runs)
 
 
 @on_servers
