@@ -157,7 +157,7 @@ class _Sender:
             self._disconnect()
             if not idle:
                 raise
-            self._send()  # a connection may end while nothing is sent, which does not mean that the broker is away
+            self._send()  # a connection may end while nothing is sent; the broker may be available nevertheless
 
     def _send(self) -> None:
         if self._connection is None:

@@ -168,7 +168,7 @@ def test_requests_do_not_wait_for_a_broker_that_never_answers(silent: socket.soc
 def test_a_broker_that_refuses_is_reported_once_and_tried_again(
     scheme: str, redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(wakeups, "_AWAY_PAUSE", 0.01)
+    monkeypatch.setattr(wakeups, "_RETRY_PAUSE", 0.01)
     tries: list[object] = []
     disconnect = wakeups._Sender._disconnect
     monkeypatch.setattr(wakeups._Sender, "_disconnect", lambda self: (tries.append(self), disconnect(self)))
