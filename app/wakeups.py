@@ -35,8 +35,9 @@ _REDIS = {
     "socket_keepalive": True,
     "health_check_interval": SILENCE - 1,  # also bounds how late Redis may reply that no message arrived
 }
-# The more requests a wake-up stands for, the later is the next: with few events each is delivered at once, and with
-# many the drain, whose cost does not depend on their number, leaves the processor to intake and delivery.
+# The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
+# delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
+# and delivery.
 _LEAST_APART, _MOST_APART = 0.005, 0.05  # seconds
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
 _MOST_WAITING = 3  # messages in the service queue; the drain that is among them has not begun, so it finds all work
@@ -126,7 +127,7 @@ class _Sender:
         is_unavailable = False
         while requests := self._next():
             try:
-                self._send_or_reconnect()
+                ahead = self._send_or_reconnect()
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
                 if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
@@ -137,7 +138,7 @@ class _Sender:
                 if is_unavailable:
                     log.info("the broker is available again")
                 is_unavailable = False
-                time.sleep(min(_MOST_APART, _LEAST_APART * requests))
+                time.sleep(min(_MOST_APART, _LEAST_APART * requests * 4**ahead))
         self._disconnect()
 
     def _next(self) -> int:
@@ -149,33 +150,36 @@ class _Sender:
             self._due, self._requests = math.inf, 0
         return requests
 
-    def _send_or_reconnect(self) -> None:
+    def _send_or_reconnect(self) -> int:
         idle = self._connection is not None
         try:
-            self._send()
+            return self._send()
         except Exception:
             self._disconnect()
             if not idle:
                 raise
-            self._send()  # a connection may end while nothing is sent; the broker may be available nevertheless
+            # A connection may end while nothing is sent; the broker may be available nevertheless.
+            return self._send()
 
-    def _send(self) -> None:
+    def _send(self) -> int:
+        """Send a wake-up, unless enough messages wait; return how many do."""
         if self._connection is None:
             options = transport_options(self._broker_url)
             self._connection = Connection(self._broker_url, connect_timeout=SILENCE, transport_options=options)
         if self._channel is None:
             self._channel = self._connection.channel()
         try:
-            if waiting(self._channel, SERVICE_QUEUE) >= _MOST_WAITING:
-                return
+            ahead = waiting(self._channel, SERVICE_QUEUE)
         except self._connection.channel_errors:  # no such queue: no worker has ever served it
             self._channel = None
-            return
-        number = str(uuid4())
-        Producer(self._channel, auto_declare=False).publish(
-            _BODY, routing_key=SERVICE_QUEUE, serializer="json", headers=_TASK | {"id": number, "root_id": number},
-            correlation_id=number,
-        )  # fmt: skip
+            return _MOST_WAITING
+        if ahead < _MOST_WAITING:
+            number = str(uuid4())
+            Producer(self._channel, auto_declare=False).publish(
+                _BODY, routing_key=SERVICE_QUEUE, serializer="json", headers=_TASK | {"id": number, "root_id": number},
+                correlation_id=number,
+            )  # fmt: skip
+        return ahead
 
     def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None

@@ -1,7 +1,9 @@
-"""Run every benchmark; each prints its table and writes bench/results/<name>.json."""
+"""Run every benchmark; each prints its table and writes bench/results/<name>.json. The last page has the aims."""
 
 import subprocess
 import sys
+
+from bench.report import show_aims
 
 BENCHMARKS = (
     "ingest",
@@ -19,3 +21,4 @@ BENCHMARKS = (
 for name in BENCHMARKS:
     print(f"--- {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
+show_aims(BENCHMARKS)

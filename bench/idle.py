@@ -25,8 +25,10 @@ from tests import services
 
 CPU_AIM, MEMORY_AIM = 2.0, 350.0  # percent of a core; MB
 _SETTLES = 20.0  # seconds after the start until nothing of it is left to do
-_ROLES = {"up": r"bucketwire\S* up", "guard": "guard", "broker": "redis-server", "API": "gunicorn", "beat": " beat ",
-          "drain": "drain@", "targets": "targets@", "flower": " flower "}  # fmt: skip
+_ROLES = {
+    "fork server": "fork server", "guard": r"guard\.py", "broker": "redis-server", "API": "gunicorn|bucketwire api",
+    "beat": " beat", "drain": "drain", "targets": "targets", "flower": " flower", "up": " up",
+}  # fmt: skip
 
 
 def main() -> None:

@@ -1,11 +1,17 @@
-"""Measure intake: single posts and batches over HTTP, beside raw inserts into the same database.
+"""Measure intake: single posts and batches over HTTP, each beside its baseline.
 
-    python -m bench.ingest [--seconds 4] [--rounds 3]
+    python -m bench.ingest [--seconds 3] [--rounds 5]
 
-The API runs as in production: gunicorn, 2 processes of 32 threads, on loopback, over a PostgreSQL that waits for its
-disk. Events are MinIO's, 1.1 KB each, all different; one target has a rule for everything. `single commit` is the same
-API with one transaction per request. The raw inserts write the rows of the same events, 1,000 per commit, into a table
-with the same indexes, from tuples in memory: no HTTP, no parsing, no rules, no counters.
+The API runs as in production: gunicorn with its own options, on loopback, over a PostgreSQL that waits for its disk.
+Events are MinIO's, 1.1 KB each, all different; one target has a rule for everything. The baselines:
+
+- INSERT + COMMIT: a psycopg2 loop that inserts the row of one such event and commits, into a table with the same
+  indexes, from tuples in memory: no HTTP, no parsing, no rules, no counters;
+- a bare view: Flask reads the body and answers, under gunicorn with the same options;
+- a commit for each request: the same API without group commit;
+- COPY and `execute_values` of 1,000 such rows and a commit, into that table.
+
+The two sides of a pair are measured one after the other, several times; a row has the medians of its rounds.
 """
 
 import argparse
@@ -13,10 +19,12 @@ import io
 import itertools
 import selectors
 import socket
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +147,18 @@ def _is_complete(response: bytes) -> bool:
     return bool(divider) and len(body) >= int(length.partition(b"\r\n")[0])
 
 
+@dataclass(frozen=True)
+class Result:
+    """One measurement: events per second, and the sorted latencies of the requests."""
+
+    rate: float
+    latencies: Sequence[float] = ()
+
+    def quantile(self, part: float) -> float | None:
+        """Return a latency in milliseconds."""
+        return self.latencies[int(len(self.latencies) * part)] * 1000 if self.latencies else None
+
+
 class RawInserts:
     """Insert the rows of the log into a copy of the table with the driver alone."""
 
@@ -148,19 +168,23 @@ class RawInserts:
             cursor.execute("SELECT * FROM events ORDER BY seq LIMIT 40000")
             self.rows = cursor.fetchall()
 
-    def run(self, write: Callable[[Any, Sequence[Any]], None], seconds: float) -> tuple[int, float, list[float]]:
-        """Return the number of commits and their time."""
+    def run(self, write: Callable[[Any, Sequence[Any]], None], size: int, seconds: float) -> Result:
+        """Write and commit `size` rows at a time."""
         with self.connection.cursor() as cursor:
             cursor.execute("DROP TABLE IF EXISTS raw; CREATE TABLE raw (LIKE events INCLUDING ALL)")
             self.connection.commit()
             began, count = time.perf_counter(), 0
-            for start in range(0, len(self.rows) - BATCH + 1, BATCH):
-                write(cursor, self.rows[start : start + BATCH])
+            for start in range(0, len(self.rows) - size + 1, size):
+                write(cursor, self.rows[start : start + size])
                 self.connection.commit()
                 count += 1
                 if time.perf_counter() - began > seconds:
                     break
-            return count, time.perf_counter() - began, []
+            return Result(count * size / (time.perf_counter() - began))
+
+
+def insert(cursor: Any, rows: Sequence[Any]) -> None:
+    cursor.execute(f"INSERT INTO raw VALUES ({', '.join(['%s'] * len(rows[0]))})", rows[0])
 
 
 def values(cursor: Any, rows: Sequence[Any]) -> None:
@@ -172,47 +196,75 @@ def copy(cursor: Any, rows: Sequence[Any]) -> None:
     cursor.copy_expert("COPY raw FROM STDIN", io.StringIO("".join(lines)))
 
 
+@dataclass(frozen=True)
+class Pair:
+    """What is measured, its baseline, and the ratio of their rates that is wanted (0: none)."""
+
+    what: str
+    beside: str
+    aim: float
+    ours: Callable[[], Result]
+    baseline: Callable[[], Result]
+
+    def row(self, rounds: int) -> dict[str, Any]:
+        """Measure both sides so many times, and return the medians."""
+        results = [(self.ours(), self.baseline()) for _ in range(rounds)]
+        ratio = statistics.median(ours.rate / baseline.rate for ours, baseline in results)
+        ours = sorted((ours for ours, _ in results), key=lambda result: result.rate)[rounds // 2]
+        return {
+            "ratio": f"{ratio:.0%}",
+            "aim": f"{self.aim:.0%}" if self.aim else "",
+            "met": ("yes" if ratio >= self.aim else "NO") if self.aim else "",
+            "what": self.what,
+            "of the rate of": self.beside,
+            "events/s": ours.rate,
+            "its events/s": statistics.median(baseline.rate for _, baseline in results),
+            "p50 ms": ours.quantile(0.5),
+            "p99 ms": ours.quantile(0.99),
+        }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=4, help="of each measurement")
-    parser.add_argument("--rounds", type=int, default=3, help="all sides alternate; the best round of each counts")
+    parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
+    parser.add_argument("--rounds", type=int, default=5, help="of each pair")
     options = parser.parse_args()
     post, post_batch, size = makers()
+
+    def driven(api: Api, connections: int, make: Callable[[], bytes], events: int = 1) -> Callable[[], Result]:
+        def run() -> Result:
+            count, took, latencies = drive(api.port, connections, make, options.seconds)
+            return Result(count * events / took, latencies)
+
+        return run
+
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
-        single_commit, group_commit = (
-            start(stack, server, app) for app in ("bench.baseline_single_commit:app", "app.api.server.wsgi:app")
+        api, each, bare = (
+            start(stack, server, app)
+            for app in ("app.api.server.wsgi:app", "bench.baseline_single_commit:app", "bench.bare_view:app")
         )
-        for api in (single_commit, group_commit):
-            drive(api.port, 32, post, 1)
-        drive(group_commit.port, 4, post_batch, 4)
-        raw = RawInserts(server.dsn(group_commit.database_url.rpartition("/")[2]))
+        for one in (api, each, bare):
+            drive(one.port, 32, post, 1)
+        drive(api.port, 4, post_batch, 4)
+        raw = RawInserts(server.dsn(api.database_url.rpartition("/")[2]))
         stack.callback(raw.connection.close)
-        sides: dict[tuple[str, int, int], Callable[[], tuple[int, float, list[float]]]] = {
-            ("single posts, single commit", 32, 1): lambda: drive(single_commit.port, 32, post, options.seconds),
-            ("single posts, group commit", 32, 1): lambda: drive(group_commit.port, 32, post, options.seconds),
-            ("single posts, group commit", 1, 1): lambda: drive(group_commit.port, 1, post, options.seconds),
-            (f"lines of {BATCH}", 1, BATCH): lambda: drive(group_commit.port, 1, post_batch, options.seconds),
-            (f"lines of {BATCH}", 4, BATCH): lambda: drive(group_commit.port, 4, post_batch, options.seconds),
-            ("raw execute_values of 500", 1, BATCH): lambda: raw.run(values, options.seconds),
-            ("raw COPY", 1, BATCH): lambda: raw.run(copy, options.seconds),
-        }
-        rounds = [{side: run() for side, run in sides.items()} for _ in range(options.rounds)]
-    table = []
-    for name, connections, events in sides:
-        results = [sides_of_round[name, connections, events] for sides_of_round in rounds]
-        count, took, latencies = max(results, key=lambda result: result[0] / result[1])
-        p50, p99 = (latencies[int(len(latencies) * part)] * 1000 if latencies else None for part in (0.5, 0.99))
-        row: dict[str, Any] = {"what": name, "connections": connections, "requests/s": count / took}
-        table.append(row | {"events/s": count * events / took, "p50 ms": p50, "p99 ms": p99})
-    rates = [row["events/s"] for row in table]
-    batches = max(rates[3:5])
-    note = (
-        f"group commit / single commit: {rates[1] / rates[0]:.1f}; batches / raw execute_values: "
-        f"{batches / rates[5]:.0%}, / raw COPY: {batches / rates[6]:.0%}; events of {size} bytes; best of "
-        f"{options.rounds} rounds"
-    )
-    show("ingest", "Intake (PostgreSQL, fsync on)", table, note)
+
+        def raw_run(write: Callable[[Any, Sequence[Any]], None], size: int) -> Callable[[], Result]:
+            return lambda: raw.run(write, size, options.seconds)
+
+        one, many = "single posts, {} connection{}".format, f"NDJSON of {BATCH:,}, {{}} connections".format
+        pairs = [
+            Pair(one(1, ""), "INSERT + COMMIT", 0.5, driven(api, 1, post), raw_run(insert, 1)),
+            Pair(one(32, "s"), "a bare Flask view", 0.6, driven(api, 32, post), driven(bare, 32, post)),
+            Pair(many(4), "COPY", 0.6, driven(api, 4, post_batch, BATCH), raw_run(copy, BATCH)),
+            Pair(many(4), "execute_values", 0, driven(api, 4, post_batch, BATCH), raw_run(values, BATCH)),
+            Pair(one(1, ""), "a bare Flask view", 0, driven(api, 1, post), driven(bare, 1, post)),
+            Pair(one(32, "s"), "a commit for each request", 0, driven(api, 32, post), driven(each, 32, post)),
+        ]
+        table = [pair.row(options.rounds) for pair in pairs]
+    note = f"Events of {size} bytes; medians of {options.rounds} rounds of {options.seconds:g} s."
+    show("ingest", "Recording events (PostgreSQL, fsync on)", table, note)
 
 
 def start(stack: ExitStack, server: services.Postgres, app: str) -> Api:

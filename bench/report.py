@@ -31,7 +31,15 @@ def met(value: float, most: float) -> str:
     return "met" if value <= most else "missed"
 
 
+def show_aims(names: Sequence[str]) -> None:
+    """Print a page with every row of these benchmarks that has an aim: its ratio first, and whether the aim is met."""
+    documents = [json.loads((RESULTS / f"{name}.json").read_text()) for name in names]
+    rows = [row for document in documents for row in document["rows"] if row.get("aim")]
+    columns = ("ratio", "aim", "met", "what", "of the rate of")
+    show("aims", "Aims", [{column: row.get(column, "") for column in columns} for row in rows])
+
+
 def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)

@@ -22,13 +22,16 @@ from app.api import create_app
 from app.api.admin.encryption import encrypt
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
+from app.outbox.log.spool import Spool
+from app.outbox.log.spool_feeder import SpoolFeeder
 from app.wakeups import SERVICE_QUEUE, WakeUps, waiting
 from tests import services
 from tests.services import until
-from tests.support.builders import event, migrated
+from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
 from workers.celery import app as celery
 from workers.celery import queue
+from workers.delivery.redelivery_requests import RedeliveryRequests
 
 
 @pytest.fixture
@@ -289,6 +292,28 @@ def test_settings_that_mc_admin_changes_wake_the_drain(
     client = create_app(Settings.from_environ(settings)).test_client()
     assert client.put(path, data=content, headers=dict(signed.headers)).status_code == 200
     assert asked
+
+
+def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
+    outbox: tuple[Database, dict[str, str]], tmp_path: Path
+) -> None:
+    database, _ = outbox
+    asked: list[str] = []
+    spool = Spool(tmp_path / "spool")
+    feeder = SpoolFeeder(spool, database, lambda: asked.append("fed"))
+    assert feeder.feed() == 0
+    assert asked == []
+    spool.append([event("spooled")])
+    assert feeder.feed() == 1
+    assert asked == ["fed"]
+
+    target = registry(database).target(add_target(database)).row_id
+    requests = RedeliveryRequests(database, tmp_path, lambda: asked.append("redelivery"))
+    requests.add(target, "arn", {})
+    assert asked == ["fed"]
+    requests.add(target, "arn", {(0, 1): 1})
+    assert asked == ["fed", "redelivery"]
+    requests.close()
 
 
 def _body(key: str) -> bytes:

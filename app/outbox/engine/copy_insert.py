@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.outbox.engine.db_errors import as_sqlalchemy
 
 _WORTH_A_COPY = 8  # rows; with fewer, the extra round trip costs more than COPY saves
-_READ = 1 << 18  # characters that the driver sends at once
+_READ = 1 << 18  # bytes that the driver sends at once
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 
 
@@ -28,8 +28,9 @@ def copy(connection: sa.Connection, table: sa.Table, lines: Iterable[str]) -> No
     names = ", ".join(quote(column.name) for column in table.columns)
     statement = f"COPY {quote(table.name)} ({names}) FROM STDIN"
     driver: Any = connection.connection.driver_connection
+    text = io.BytesIO(driver.encoded("".join(lines)))  # a `StringIO` takes four bytes for each character
     with as_sqlalchemy(driver, statement, connection.invalidate), driver.cursor() as cursor:
-        cursor.copy_expert(statement, io.StringIO("".join(lines)), size=_READ)
+        cursor.copy_expert(statement, text, size=_READ)
 
 
 def copy_line(values: Sequence[object]) -> str:

@@ -87,6 +87,10 @@ class Connection(extensions.connection):
         with self.waiting():
             super().rollback()
 
+    def encoded(self, text: str) -> bytes:
+        """Encode a text as the driver sends it."""
+        return text.encode(extensions.encodings[self.encoding])
+
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager in which every call that waits for the server must run."""
         if self.patience is None or self.closed:

@@ -13,10 +13,11 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.stored_size import is_larger
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.buckets import Remembered
+from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
-from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt, key_hash
 from app.outbox.log.pg_append import append_at_once
@@ -28,9 +29,6 @@ _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Built once: building a statement takes about as long as running it in the database.
-_HEAD = (tables.log_head.c.last_seq, tables.log_head.c.partitions, tables.log_head.c.version)
-_RESERVE = tables.log_head.update().values(last_seq=tables.log_head.c.last_seq + sa.bindparam("wanted"))
-_RESERVE_RETURNING, _READ_HEAD = _RESERVE.returning(*_HEAD), sa.select(*_HEAD)
 _SELECT_RECORDED = sa.select(tables.targets.c.id, tables.targets.c.recorded)
 _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bindparam("ids", expanding=True)))
 
@@ -45,6 +43,8 @@ class Log:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        # The database's clock, so that events age alike whichever host recorded them, and however its clock is set.
+        self._clock = DatabaseClock(database)
         self._routing = Routing.empty()
         self._buckets = Remembered()
         self._settled: dict[int, int] = {}  # lower bounds by target, because `settled` only grows
@@ -76,7 +76,7 @@ class Log:
         self._check_sizes(requests)
         routing = self._routing_for(routed, only_target)
         if guard is None and self._usual and self._database.dialect == "postgresql":
-            batch = BatchBuilder(routing, {}, (), {}, 0, self._partitions, now_ms())
+            batch = BatchBuilder(routing, {}, (), {}, 0, self._partitions, self._clock())
             answers = [batch.add(events) for events in requests]
             if self._append_at_once(batch, promised):
                 return answers
@@ -111,6 +111,7 @@ class Log:
         wanted = sum(map(len, requests))
         # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
         matched = {event.id: routing.targets(event) for events in requests for event in events}
+        now = self._clock()
         with self._database.writing() as connection:
             first, changed = self._reserve(connection, wanted)
             if changed:
@@ -122,11 +123,11 @@ class Log:
             room = self._room(connection, wanted)
             if promised:
                 room = {target: left for target, left in room.items() if target not in self._routing.rejecting}
-            batch = BatchBuilder(routing, matched, known, room, first, self._partitions, now_ms(), overtaken)
+            batch = BatchBuilder(routing, matched, known, room, first, self._partitions, now, overtaken)
             answers = [batch.add(events) for events in requests]
             insert(connection, tables.events, batch.rows)
             _count(connection, batch)
-            buckets = self._buckets.new(connection, batch.buckets, now_ms())
+            buckets = self._buckets.new(connection, batch.buckets, now)
         self._buckets.add(buckets)
         self._usual = len(batch.rows) == wanted and not batch.discarded
         return answers
@@ -144,17 +145,13 @@ class Log:
 
     def _reserve(self, connection: sa.Connection, wanted: int) -> tuple[int, bool]:
         """Lock the head, and return the first of the reserved numbers, and whether targets or rules have changed."""
-        if connection.dialect.update_returning:
-            row = connection.execute(_RESERVE_RETURNING, {"wanted": wanted}).one()
-        else:
-            connection.execute(_RESERVE, {"wanted": wanted})
-            row = connection.execute(_READ_HEAD).one()
-        changed = row.version != self._routing.version
+        head = log_head.reserve(connection, wanted)
+        changed = head.version != self._routing.version
         if changed:
-            self._routing, self._partitions = load_routing(connection, row.version), row.partitions
+            self._routing, self._partitions = load_routing(connection, head.version), head.partitions
             self._settled.clear()
             self._buckets.clear()
-        return row.last_seq - wanted + 1, changed
+        return head.last_seq - wanted + 1, changed
 
     def _room(self, connection: sa.Connection, wanted: int) -> dict[int, int]:
         """Return the remaining queue capacity of each limited target: exact if nearly full, else a lower bound."""

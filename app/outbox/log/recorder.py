@@ -4,11 +4,9 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from uuid import uuid4
 
-import sqlalchemy as sa
-
 from app.config.arn import TargetId
 from app.events.model import Event
-from app.outbox import tables
+from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.db_errors import Unstorable, may_be_a_value
 from app.outbox.log.append import Guard, Log, QueueFull, Receipt
@@ -94,11 +92,10 @@ def check_writable(database: Database) -> None:
     It writes to every table that recording an event writes to, because a permission, a table or a disk may be missing
     for one of them only. No reader sees the event; its seq stays unused.
     """
-    head, e, b, t = tables.log_head.c, tables.events.c, tables.buckets.c, tables.targets.c
+    e, b, t = tables.events.c, tables.buckets.c, tables.targets.c
     unique = uuid4().hex
     with database.writing() as connection:
-        connection.execute(tables.log_head.update().values(last_seq=head.last_seq + 1))
-        seq = connection.execute(sa.select(head.last_seq)).scalar_one()
+        seq = log_head.reserve(connection, 1).last_seq
         connection.execute(
             tables.events.insert().values(
                 partition=0, seq=seq, id=unique, key_hash=0, received_at=now_ms(), name="s3:TestEvent",

@@ -2,12 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
 import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
-from app.outbox.engine.database import Database
+from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log, QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.rules.model import Rule
@@ -153,3 +154,19 @@ def test_events_of_an_object_share_a_partition_and_stand_in_the_order_they_came(
         rows = connection.execute(sa.select(e.id, e.key, e.partition, e.seq).order_by(e.seq)).all()
     assert [row.id for row in rows] == [one.id for one in events]
     assert len({(row.key, row.partition) for row in rows}) == 7
+
+
+def test_events_are_dated_by_the_database_whatever_the_clock_of_the_host(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if database.dialect == "sqlite":
+        pytest.skip("SQLite has no other clock than the host's")
+    before = now_ms()
+    for module in ("app.outbox.log.append", "app.outbox.engine.clock"):
+        monkeypatch.setattr(f"{module}.now_ms", lambda: before + 365 * 86_400_000, raising=False)
+    log = Log(database)
+    for one in (event("first"), event("next")):  # on PostgreSQL, the second takes the short way
+        log.append([[one]])
+    with database.reading() as connection:
+        received = connection.execute(sa.select(tables.events.c.received_at)).scalars().all()
+    assert [abs(each - before) < 60_000 for each in received] == [True, True]
