@@ -158,9 +158,8 @@ class _Sender:
             self._disconnect()
             if not idle:
                 raise
-            return (
-                self._send()
-            )  # a connection may end while nothing is sent, which does not mean that the broker is away
+            # A connection may end while nothing is sent; the broker may be available nevertheless.
+            return self._send()
 
     def _send(self) -> int:
         """Send a wake-up, unless enough messages wait; return how many do."""
