@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -116,22 +117,26 @@ def whole(made: Whole) -> Whole:
     return made
 
 
+PARTS = ("redis-server", " api", "--only drain", "--only targets", " beat", " flower", "fork server", "guard.py")
+
+
 def everything(whole: Whole) -> list[psutil.Process]:
-    """Every process of the service, the guard and the embedded Redis included."""
-    members = reaper.family(whole.pid)
-    names = " ".join(" ".join(one.cmdline()) for one in members)
-    for part in (
-        "redis-server",
-        " api",
-        "--only drain",
-        "--only targets",
-        " beat",
-        " flower",
-        "fork server",
-        "guard.py",
-    ):
-        assert part in names, f"{part} does not run: {names}"
+    """Every process of the service, the guard and the embedded Redis included; the API may answer before all run."""
+    members: list[psutil.Process] = []
+
+    def missing() -> list[str]:
+        members[:] = reaper.family(whole.pid)
+        names = " ".join(name for one in members for name in _command_line(one))
+        return [part for part in PARTS if part not in names]
+
+    until(lambda: not missing(), 30, what="every process")
     return members
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    with suppress(psutil.NoSuchProcess):
+        return [" ".join(process.cmdline())]
+    return []
 
 
 def test_the_first_event_is_delivered_and_seen_by_the_lines_that_are_printed(whole: Whole) -> None:
