@@ -224,7 +224,7 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
     service.write("signing", new)
     assert seen() == (False, True, "Bearer second-token")
     [worker] = service.whole.workers
-    assert worker.said().count("goes on with the secrets that it has: ") == 1
+    assert worker.said().count("keeps its secrets, because they cannot be read again: ") == 1
     until(lambda: service.whole.settled(f"webhook:{bucket}"), PATIENCE, what="every request counted")
 
 

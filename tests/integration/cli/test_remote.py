@@ -106,7 +106,7 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     done = there("replay", "--list", "--json").json[0]
     assert (done["replayed"], done["progress"], done["finished"]) == (4, 1, True)
     assert there("replay", "--target", "webhook:typo", "--all").code == 1
-    assert "was over already" in there("replay", "cancel", str(done["number"])).out
+    assert "was already finished" in there("replay", "cancel", str(done["number"])).out
     assert "there is no replay 99" in there("replay", "cancel", "99").err
 
     monkeypatch.setenv("BUCKETWIRE_DATA_DIR", api.settings["BUCKETWIRE_DATA_DIR"])
