@@ -28,7 +28,8 @@ class ApiSession:
     """Connections to the API at a URL; a closed connection is opened again by the next request.
 
     Only this token is sent, whatever a netrc file has. A redirect is a response, and is not followed. TLS trusts the
-    authorities in `SSL_CERT_FILE` or `REQUESTS_CA_BUNDLE`, else those of certifi. The proxies of the environment apply.
+    authorities in `SSL_CERT_FILE`, else those in `REQUESTS_CA_BUNDLE`, else those of certifi. The proxies of the
+    environment apply.
     """
 
     def __init__(self, url: str, token: str = "", *, timeout: float = 60) -> None:
@@ -41,7 +42,8 @@ class ApiSession:
         self._token, self._timeout = token, timeout
         self._session = requests.Session()
         self._session.auth = self._authorize
-        self._session.verify = os.environ.get("SSL_CERT_FILE") or True
+        # Passed with each request: REQUESTS_CA_BUNDLE would replace a session's own value.
+        self._verify = os.environ.get("SSL_CERT_FILE") or True
 
     def request(self, method: str, path: str, **options: Any) -> Response:
         """Send a request and return the response, whatever its status; `options` are those of `requests`.
@@ -50,7 +52,7 @@ class ApiSession:
         """
         try:
             return self._session.request(
-                method, self.url + path, timeout=self._timeout, allow_redirects=False, **options
+                method, self.url + path, timeout=self._timeout, verify=self._verify, allow_redirects=False, **options
             )
         except (requests.RequestException, HTTPError, UnicodeError) as error:
             raise ApiUnavailable(f"{self.url} does not answer: {_reason(error)}") from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -72,6 +73,26 @@ def test_a_redirect_is_not_followed(server: Recorder) -> None:
     assert session.request("GET", "/moved").status_code == 307
     session.close()
     assert [path for path, _ in server.requests] == ["/moved"]
+
+
+def test_ssl_cert_file_names_the_authorities_whatever_other_variable_is_set(
+    server: Recorder, certificates: services.Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.cert, certificates.key)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificates.ca))
+    monkeypatch.delenv("SSL_CERT_FILE", raising=False)
+    for known, trusted in (("", True), (certificates.other_ca, False), (certificates.ca, True)):
+        if known:
+            monkeypatch.setenv("SSL_CERT_FILE", str(known))
+        session = ApiSession(server.url.replace("http:", "https:"))
+        if trusted:
+            assert session.request("GET", "/v1/status").status_code == 200
+        else:
+            with pytest.raises(ApiUnavailable, match="certificate verify failed"):
+                session.request("GET", "/v1/status")
+        session.close()
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8730", "ftp://localhost", "http://", "http://[::1", "http://host:port"])
