@@ -176,7 +176,8 @@ def append(worker: Worker, world: World) -> None:
     k, j = _apart()
     log = Log(worker.context.database)
     # As after its first append: what a log remembers, whatever the runs before have changed.
-    vars(log).update(copy.deepcopy({name: kept for name, kept in vars(world.log).items() if name != "_database"}))
+    kept = {name: kept for name, kept in vars(world.log).items() if name not in ("_database", "_clock")}
+    vars(log).update(copy.deepcopy(kept), _clock=world.log._clock)
     log.append([[event(k), event(j)]])
 
 

@@ -138,7 +138,7 @@ def test_an_api_that_the_network_reaches_does_not_start_without_a_token(
     api = Role(arguments=["api"], settings={**settings, "BUCKETWIRE_LISTEN": f"0.0.0.0:{port}"}, ready="Booting worker")
     with pytest.raises(RuntimeError, match="bucketwire ended with 1") as refused:
         api.start()
-    assert "there is no token; make one with `bucketwire token create" in str(refused.value)
+    assert "there is no token; create one with `bucketwire token create" in str(refused.value)
     assert "Traceback" not in str(refused.value)
 
 

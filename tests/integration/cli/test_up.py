@@ -80,7 +80,7 @@ def test_a_port_that_is_taken_is_named_with_the_setting_and_a_free_one(tmp_path:
 
 def test_an_address_that_the_network_reaches_needs_a_token_first(tmp_path: Path) -> None:
     said = refused(tmp_path / "var", 0, BUCKETWIRE_LISTEN=f"0.0.0.0:{services.free_port()}")
-    assert "there is no token; make one with `bucketwire token create" in said
+    assert "there is no token; create one with `bucketwire token create" in said
 
 
 def test_a_schedule_brings_a_worker_that_reconciles(in_json: Role) -> None:
