@@ -145,13 +145,20 @@ def test_nothing_outlives_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         from app.supervisor.supervisor import Supervisor
         from tests.integration.test_supervisor import servant
         from app.supervisor.children import API, WORKERS
+        class Told(Supervisor):
+            def _notify_guard(self, sign, pid):
+                super()._notify_guard(sign, pid)
+                print(sign, flush=True)
         async def start(keeping):
             shared = Path({str(shared)!r})
             keeping.keep([servant("worker", WORKERS, shared), servant("api", API, shared)])
-        asyncio.run(Supervisor(Path({str(tmp_path)!r}), print).run(start))
+        asyncio.run(Told(Path({str(tmp_path)!r}), print).run(start))
         """)
     )
-    with subprocess.Popen([sys.executable, script], env={"PYTHONPATH": str(Path(__file__).parents[2])}) as keeping:
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True) as keeping:
+        assert keeping.stdout is not None
+        assert [keeping.stdout.readline() for _ in range(2)] == ["+\n", "+\n"], "the guard knows of both"
         asyncio.run(until(lambda: len(lines(shared, "+")) == 2))
         members = reaper.family(keeping.pid)
         keeping.kill()
