@@ -17,7 +17,8 @@ from app.events.model import Event
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log, key_hash
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from tests import services
 from tests.contract.probes.elasticsearch import Access
 from tests.services import Answer, Receiver

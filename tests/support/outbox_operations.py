@@ -20,7 +20,8 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, key_hash
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from app.outbox.log.retention import purge
 from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import StoredTarget, UnknownTarget

@@ -29,7 +29,7 @@ from app.events.stored_size import is_larger
 from app.events.trace import fields
 from app.outbox.delivery.object_history import RecordedEvent, object_history
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
-from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.spool import Spool
 
 log = logging.getLogger("bucketwire.api")

@@ -13,7 +13,7 @@ from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
 from app.outbox.engine.database import now_ms
-from app.outbox.log.append import Receipt
+from app.outbox.log.batch import Receipt
 from app.outbox.log.recorder import Recorder
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
 

@@ -17,7 +17,7 @@ from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
 from app.outbox.engine.database import now_ms
-from app.outbox.log.append import QueueFull
+from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.targets import StoredTarget, UnknownTarget
 

@@ -17,7 +17,7 @@ from app.events.model import Event
 from app.manifest.document import Manifest
 from app.minio_import.queue_dir import QueueFile, files, read
 from app.outbox.delivery.counters import read_counters
-from app.outbox.log.append import QueueFull
+from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
 from app.rules.matching import compile_rules

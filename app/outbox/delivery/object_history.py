@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.log.append import key_hash
+from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
 
 

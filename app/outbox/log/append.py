@@ -19,11 +19,9 @@ from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
-from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt, key_hash
+from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt
 from app.outbox.log.pg_append import append_at_once
 from app.outbox.log.routing import Routing, load_routing
-
-__all__ = ["Guard", "Log", "QueueFull", "Receipt", "chunks", "key_hash", "settled"]
 
 _Value = TypeVar("_Value")
 _CHUNK = 1000  # values of one IN (…): far below every database's limit

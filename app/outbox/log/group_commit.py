@@ -7,7 +7,7 @@ from queue import Empty, SimpleQueue
 
 from app.events.model import Event
 from app.outbox.engine.database import Database
-from app.outbox.log.append import QueueFull, Receipt
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
 
 _GROUP_BYTES = 1 << 24  # of the records in one transaction

@@ -9,7 +9,8 @@ from app.events.model import Event
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database, describe_error, now_ms
 from app.outbox.engine.db_errors import Unstorable, may_be_a_value
-from app.outbox.log.append import Guard, Log, QueueFull, Receipt
+from app.outbox.log.append import Guard, Log
+from app.outbox.log.batch import QueueFull, Receipt
 
 Answer = Receipt | QueueFull | Exception
 _TRIES = 2  # of a single request, each followed by a write that must succeed, before the request counts as refused

@@ -15,7 +15,8 @@ from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.logged_events import selected
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Guard, chunks, key_hash
+from app.outbox.log.append import Guard, chunks
+from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import find_target
 

@@ -12,7 +12,8 @@ import sqlalchemy as sa
 from app.outbox import tables
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
-from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from tests import services
 from tests.integration.api.conftest import keys, records

@@ -9,7 +9,8 @@ from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry

@@ -19,7 +19,8 @@ from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, key_hash
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from app.outbox.markers import NEVER
 from tests.services import until
 from tests.support.builders import DELETE, add_target, event, registry

@@ -17,7 +17,8 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, key_hash
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from tests.support.builders import add_target, event, registry
 from tests.support.parked_rows import assert_each_object_has_one_head, due_times
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order

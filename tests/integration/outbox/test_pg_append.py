@@ -18,7 +18,8 @@ from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log import pg_append
-from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Recorder
 from tests import services
 from tests.support.builders import add_target, event, migrated

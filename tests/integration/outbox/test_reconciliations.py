@@ -10,7 +10,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, QueueFull, Receipt
+from app.outbox.log.append import Log
+from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     AlreadyRunning,

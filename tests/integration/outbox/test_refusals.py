@@ -13,7 +13,8 @@ from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.dead_letters import DeadLetter, DeadLetters, Filter
 from app.outbox.engine.database import Database
-from app.outbox.log.append import Log, key_hash
+from app.outbox.log.append import Log
+from app.outbox.log.batch import key_hash
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import ScriptedTarget, assert_counters_balance, assert_in_order

@@ -16,7 +16,8 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.replays import BadSelection, Replay, Replays, Selection, UnknownReplay, checked
 from app.outbox.delivery.settlement_store import PartitionReader
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log, Receipt
+from app.outbox.log.append import Log
+from app.outbox.log.batch import Receipt
 from app.outbox.log.retention import purge
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
