@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
 from app.events.model import Event
@@ -48,16 +48,9 @@ class GroupCommit:
     own commits, so that a request gets its answer in time even if the database hangs.
     """
 
-    def __init__(
-        self, database: Database, *, most_events: int = 10_000, committed: Callable[[], None] = lambda: None
-    ) -> None:
-        """`committed` is called after each transaction that recorded events for targets, after its requests' answers.
-
-        It must neither wait nor raise.
-        """
+    def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
         self._database = database
         self._most_events = most_events
-        self._committed = committed
         self._lock = threading.Lock()
         self._pid = 0
         self._queue: SimpleQueue[_Waiting] = SimpleQueue()
@@ -86,12 +79,8 @@ class GroupCommit:
         recorder = Recorder(self._database)
         while True:
             group = self._group(queue)
-            due = False
             for waiting, answer in zip(group, recorder.record([each.events for each in group]), strict=True):
                 waiting.answer(answer)
-                due |= isinstance(answer, Receipt) and bool(answer.matched)
-            if due:
-                self._committed()
 
     def _group(self, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
         group: list[_Waiting] = []

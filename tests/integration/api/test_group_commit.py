@@ -17,7 +17,7 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
 from tests import services
 from tests.integration.api.conftest import keys, records
-from tests.support.builders import add_target, event
+from tests.support.builders import event
 
 
 @pytest.mark.parametrize("size", [1, 20])
@@ -48,17 +48,6 @@ def test_with_a_commit_for_each_request_all_are_recorded_too(log: Database) -> N
     with log.reading() as connection:
         commits_made = connection.execute(sa.text("SELECT COUNT(DISTINCT xmin::text) FROM events")).scalar_one()
     assert commits_made == 50
-
-
-def test_a_commit_with_events_for_a_target_is_told_after_the_answers(log: Database) -> None:
-    add_target(log, bucket="images")
-    told = threading.Semaphore(0)
-    commits = GroupCommit(log, committed=told.release)
-    commits.append([event(), event()])
-    assert told.acquire(timeout=10)
-    commits.append([event(bucket="other")])
-    commits.append([event(bucket="other")])
-    assert not told.acquire(blocking=False)
 
 
 def test_a_request_that_gave_up_before_its_turn_is_not_recorded_later(log: Database) -> None:
