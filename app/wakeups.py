@@ -21,19 +21,19 @@ log = logging.getLogger("bucketwire.wakeups")
 
 SERVICE_QUEUE = "bucketwire"
 # Seconds; without timeouts, a publisher waits forever for a broker that vanished without closing connections.
-SILENCE = 3
+BROKER_TIMEOUT = 3
 _RABBITMQ = {
     "confirm_publish": True,
-    "confirm_timeout": SILENCE,
-    "read_timeout": SILENCE,
-    "write_timeout": SILENCE,
+    "confirm_timeout": BROKER_TIMEOUT,
+    "read_timeout": BROKER_TIMEOUT,
+    "write_timeout": BROKER_TIMEOUT,
 }
 _REDIS = {
     "visibility_timeout": 600,
-    "socket_timeout": SILENCE,
-    "socket_connect_timeout": SILENCE,
+    "socket_timeout": BROKER_TIMEOUT,
+    "socket_connect_timeout": BROKER_TIMEOUT,
     "socket_keepalive": True,
-    "health_check_interval": SILENCE - 1,  # also bounds how late Redis may reply that no message arrived
+    "health_check_interval": BROKER_TIMEOUT - 1,  # also bounds how late Redis may reply that no message arrived
 }
 # The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
 # delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
@@ -165,7 +165,7 @@ class _Sender:
         """Send a wake-up, unless enough messages wait; return how many do."""
         if self._connection is None:
             options = transport_options(self._broker_url)
-            self._connection = Connection(self._broker_url, connect_timeout=SILENCE, transport_options=options)
+            self._connection = Connection(self._broker_url, connect_timeout=BROKER_TIMEOUT, transport_options=options)
         if self._channel is None:
             self._channel = self._connection.channel()
         try:

@@ -34,7 +34,7 @@ from app.metrics_folder import remove
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
-from app.wakeups import SERVICE_QUEUE, SILENCE, is_rabbitmq, transport_options, waiting
+from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, transport_options, waiting
 from workers import reconcile_jobs, runtime
 from workers.target_pool import HARD_LIMIT
 from workers.telemetry import metrics
@@ -155,7 +155,8 @@ app.conf.update(
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_heartbeat=2 * SILENCE,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
+    broker_heartbeat=2
+    * BROKER_TIMEOUT,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
     broker_transport_options=transport_options(settings.broker_url),
     # Otherwise a worker that lost its connection silently could not reconnect before the broker notices the loss.
     control_queue_durable=_rabbitmq,

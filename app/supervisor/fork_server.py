@@ -2,7 +2,7 @@
 
 Started by themselves, each of them holds its own copy of the same libraries, and needs seconds of processor time to
 import them. The fork server is a fork of the supervisor without threads. Its children become the supervisor's own, so
-whether the server lives on is no concern of theirs. Only Linux can do this; elsewhere each process is started afresh.
+they keep running if the server ends. This needs Linux; on other systems each process is started by itself.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def _serve(requests: socket.socket, preload: Sequence[str], main: Callable[[Sequ
     _close_all_but(requests.fileno())
     _set_title("bucketwire fork server")
     for name in preload:
-        with contextlib.suppress(Exception):  # whoever needs it reports why it cannot be imported
+        with contextlib.suppress(Exception):  # the process that needs it reports why it cannot be imported
             importlib.import_module(name)
     gc.collect()
     gc.freeze()  # a collection in a child would otherwise write to every shared page
@@ -108,9 +108,9 @@ def _serve(requests: socket.socket, preload: Sequence[str], main: Callable[[Sequ
 
 
 def _is_child(answer: int) -> bool:
-    """Fork a process that the supervisor adopts, and that tells it its id; return whether this is that process.
+    """Fork a process that the supervisor adopts; return whether this is that process.
 
-    The child answers by itself, so that the supervisor learns of it also if the server ends in this moment.
+    The child sends its process id itself, so that the supervisor gets it even if the server ends at that moment.
     """
     try:
         between = os.fork()
