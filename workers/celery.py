@@ -155,8 +155,8 @@ app.conf.update(
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
-    broker_heartbeat=2
-    * BROKER_TIMEOUT,  # for RabbitMQ, where a connection is closed after two intervals without a heartbeat
+    # For RabbitMQ, where a connection is closed after two intervals without a heartbeat.
+    broker_heartbeat=2 * BROKER_TIMEOUT,
     broker_transport_options=transport_options(settings.broker_url),
     # Otherwise a worker that lost its connection silently could not reconnect before the broker notices the loss.
     control_queue_durable=_rabbitmq,
