@@ -66,6 +66,8 @@ class Database:
             # connection when it is returned costs a round trip, and if the connection breaks just then, the pool never
             # stops counting it.
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
+            for engine in (self.engine, self._reader):
+                sa_event.listen(engine, "handle_error", self._replace_lost)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -114,7 +116,7 @@ class Database:
 
         def lost(error: BaseException) -> None:
             pooled.invalidate(error)
-            self._reader.dispose()  # as SQLAlchemy does: all others were most likely lost with it
+            self._dispose()
 
         try:
             with db_errors.as_sqlalchemy(driver, statement, lost), driver.cursor() as cursor:
@@ -122,6 +124,16 @@ class Database:
                 return int(cursor.rowcount)
         finally:
             pooled.close()
+
+    def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
+        """After a lost connection, open new ones for both engines: SQLAlchemy does so for the one of the statement."""
+        if context.is_disconnect:
+            self._dispose()
+
+    def _dispose(self) -> None:
+        """Close every connection that is not in use, because all were most likely lost together."""
+        for engine in (self.engine, self._reader):
+            engine.dispose()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
@@ -140,8 +152,7 @@ class Database:
 
     def close(self) -> None:
         """Close every pooled connection."""
-        for engine in (self.engine, self._reader):
-            engine.dispose()
+        self._dispose()
 
 
 def _open(url: sa.URL, pool_size: int, patience: float | None, *, autocommit: bool = False) -> sa.Engine:

@@ -23,15 +23,15 @@ _FACES: dict[str, Callable[[Database], Any]] = {
 }
 
 
+_NUMBER = {"postgresql": "SELECT pg_backend_pid()", "mysql": "SELECT connection_id()"}
+_END = {"postgresql": "SELECT pg_terminate_backend(:number, 5000)", "mysql": "KILL :number"}
+
+
 def cut(database: Database, connection: sa.Connection) -> None:
     """Have the server end a connection, as its own end would."""
-    number, end = {
-        "postgresql": ("SELECT pg_backend_pid()", "SELECT pg_terminate_backend(:number, 5000)"),
-        "mysql": ("SELECT connection_id()", "KILL :number"),
-    }[database.dialect]
-    found = connection.execute(sa.text(number)).scalar_one()
+    found = connection.execute(sa.text(_NUMBER[database.dialect])).scalar_one()
     with Database(str(database.url.render_as_string(hide_password=False))).engine.connect() as other:
-        other.execute(sa.text(end), {"number": found})
+        other.execute(sa.text(_END[database.dialect]), {"number": found})
         other.engine.dispose()
 
 
@@ -56,6 +56,25 @@ def _answers(connecting: Any) -> bool:
             return bool(connection.execute(sa.text("SELECT 1")).scalar_one())
     except DatabaseUnavailable:
         return False
+
+
+@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+@pytest.mark.parametrize("first", ["reading", "writing"])
+def test_connections_that_were_lost_together_cause_one_error(outbox_url: str, first: str) -> None:
+    database, other = Database(outbox_url), Database(outbox_url)
+    with database.reading() as reader, database.writing() as writer:
+        numbers = [
+            reader.execute(sa.text(_NUMBER[database.dialect])),
+            writer.execute(sa.text(_NUMBER[database.dialect])),
+        ]
+        lost = [result.scalar_one() for result in numbers]
+    with other.writing() as connection:
+        for number in lost:
+            connection.execute(sa.text(_END[database.dialect]), {"number": number})
+    assert not _answers(_FACES[first](database))
+    assert all(_answers(opened(database)) for opened in _FACES.values())
+    database.close()
+    other.close()
 
 
 @pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
