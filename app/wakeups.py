@@ -1,8 +1,8 @@
-"""Wake the drain as soon as work is due, so that it need not look for work many times a second.
+"""Wake the drain and the workers as soon as work is due, so that nothing need look for work many times a second.
 
-A wake-up is a message of Celery's task `drain`, in the protocol that Celery documents; this module knows kombu, the
-messaging library below Celery, and not Celery itself. A wake-up promises nothing: if it is lost, beat's next drain
-finds the work.
+A wake-up is a message of Celery's task `drain` or `deliver`, in the protocol that Celery documents; this module knows
+kombu, the messaging library below Celery, and not Celery itself. A wake-up promises nothing: if it is lost, beat's next
+drain finds the work.
 """
 
 import logging
@@ -10,12 +10,16 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from kombu import Connection, Producer
 from kombu.transport.virtual import Channel as VirtualChannel
+
+from app.config.arn import TargetId
 
 log = logging.getLogger("bucketwire.wakeups")
 
@@ -38,11 +42,24 @@ _REDIS = {
 # The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
 # delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
 # and delivery.
-_LEAST_APART, _MOST_APART = 0.02, 0.05  # seconds; with 0.005, a hundred events a second kept two cores busy
+_LEAST_APART, _MOST_APART = 0.005, 0.05  # seconds
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
 _MOST_WAITING = 3  # messages in the service queue; the drain that is among them has not begun, so it finds all work
-_TASK = {"lang": "py", "task": "drain", "argsrepr": "()", "kwargsrepr": "{}", "retries": 0, "timelimit": [None, None]}
-_BODY: tuple[Any, ...] = ((), {}, {"callbacks": None, "errbacks": None, "chain": None, "chord": None})
+_MOST_DIRECT = 4  # targets and requests of which the workers are woken directly: of more, the drain makes fewer batches
+_NOT_READY = 1.0  # seconds until the drain looks after targets that could not be delivered to
+_HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
+_OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
+
+# Where events are due: the partitions of each target.
+Due = Mapping[TargetId, Collection[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A target that can be delivered to now: its ARN, and the seconds after which a delivery certainly hangs."""
+
+    arn: str
+    time_limit: int
 
 
 def is_rabbitmq(broker_url: str) -> bool:
@@ -62,15 +79,22 @@ def waiting(channel: Any, name: str) -> int:
     return int(channel.queue_declare(name, passive=True).message_count)
 
 
+def queue_name(target: TargetId) -> str:
+    """Return the name of the queue that carries a target's wake-ups."""
+    return f"target.{target.type}.{target.name}"
+
+
 class WakeUps:
     """The wake-ups that this process sends. Safe to use from any thread, and in a process forked since.
 
     A thread of its own talks to the broker and starts with the first request in each process, so a request never waits
-    for a connection, for TLS, for DNS or for an answer.
+    for a connection, for TLS, for DNS or for an answer. `ready` returns the targets that can be delivered to, and is
+    called by that thread only; without it, only the drain is woken.
     """
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, ready: Callable[[], Mapping[TargetId, Ready]] = dict) -> None:
         self._broker_url = broker_url
+        self._ready = ready
         self._starting = threading.Lock()
         self._sender: _Sender | None = None
         load_transport(broker_url)
@@ -81,13 +105,25 @@ class WakeUps:
         Requests that come shortly after each other, or while the broker is unavailable, share one wake-up. A wake-up
         sent for an earlier request also cancels later ones: the drain that it causes finds out what else will be due.
         """
+        self._started().request_drain(delay)
+
+    def request_delivery(self, due: Due) -> None:
+        """Have events delivered soon that were recorded in these partitions. Returns at once and raises nothing.
+
+        A worker of a target that is ready is woken directly, which saves the time and the cost of a drain; for others,
+        or while much is going on, the drain is woken. A worker that is woken in vain does no harm.
+        """
+        if due:
+            self._started().request_delivery(due)
+
+    def _started(self) -> "_Sender":
         sender = self._sender
         if sender is None or sender.pid != os.getpid():
             with self._starting:
                 sender = self._sender
                 if sender is None or sender.pid != os.getpid():
-                    sender = self._sender = _Sender(self._broker_url)
-        sender.request(delay)
+                    sender = self._sender = _Sender(self._broker_url, self._ready)
+        return sender
 
     def close(self) -> None:
         """End this process's thread. A wake-up that was requested and not sent yet is lost."""
@@ -96,26 +132,51 @@ class WakeUps:
             sender.close()
 
 
+@dataclass(slots=True)
+class _Requested:
+    """What was requested since the last wake-up; times are those of `time.monotonic()`."""
+
+    number: int = 0
+    drain_at: float = math.inf
+    deliver_at: float = math.inf
+    due: dict[TargetId, set[int]] = field(default_factory=dict)
+
+    @property
+    def at(self) -> float:
+        return min(self.drain_at, self.deliver_at)
+
+
 class _Sender:
     """The thread that sends this process's wake-ups, and its connection."""
 
-    def __init__(self, broker_url: str) -> None:
+    def __init__(self, broker_url: str, ready: Callable[[], Mapping[TargetId, Ready]]) -> None:
         self.pid = os.getpid()
         self._broker_url = broker_url
+        self._ready = ready
         self._connection: Any = None
         self._channel: Any = None
         self._changed = threading.Condition()
-        self._due, self._requests = math.inf, 0
+        self._requested = _Requested()
         self._closed = False
         self.thread = threading.Thread(target=self._run, name="wakeups", daemon=True)
         self.thread.start()
 
-    def request(self, delay: float) -> None:
-        due = time.monotonic() + delay
+    def request_drain(self, delay: float) -> None:
         with self._changed:
-            self._requests += 1
-            if due < self._due:
-                self._due = due
+            requested, before = self._requested, self._requested.at
+            requested.number += 1
+            requested.drain_at = min(requested.drain_at, time.monotonic() + delay)
+            if requested.at < before:
+                self._changed.notify()
+
+    def request_delivery(self, due: Due) -> None:
+        with self._changed:
+            requested, before = self._requested, self._requested.at
+            requested.number += 1
+            requested.deliver_at = min(requested.deliver_at, time.monotonic())
+            for target, partitions in due.items():
+                requested.due.setdefault(target, set()).update(partitions)
+            if requested.at < before:
                 self._changed.notify()
 
     def close(self) -> None:
@@ -125,9 +186,9 @@ class _Sender:
 
     def _run(self) -> None:
         is_unavailable = False
-        while requests := self._next():
+        while (requested := self._next()) is not None:
             try:
-                ahead = self._send_or_reconnect()
+                ahead = self._send_or_reconnect(requested)
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
                 if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
@@ -138,48 +199,70 @@ class _Sender:
                 if is_unavailable:
                     log.info("the broker is available again")
                 is_unavailable = False
-                time.sleep(min(_MOST_APART, _LEAST_APART * requests * 4**ahead))
+                time.sleep(min(_MOST_APART, _LEAST_APART * requested.number * 4**ahead))
         self._disconnect()
 
-    def _next(self) -> int:
-        """Wait until a wake-up is due; return for how many requests it is sent, 0 if there will be none any more."""
+    def _next(self) -> _Requested | None:
+        """Wait until a wake-up is due, and return what was requested; None if there will be none any more."""
         with self._changed:
-            while not self._closed and (wait := self._due - time.monotonic()) > 0:
+            while not self._closed and (wait := self._requested.at - time.monotonic()) > 0:
                 self._changed.wait(None if wait == math.inf else wait)
-            requests = 0 if self._closed else self._requests
-            self._due, self._requests = math.inf, 0
-        return requests
+            requested, self._requested = self._requested, _Requested()
+            if requested.drain_at > time.monotonic():
+                self._requested.drain_at, requested.drain_at = requested.drain_at, math.inf
+            return None if self._closed else requested
 
-    def _send_or_reconnect(self) -> int:
+    def _send_or_reconnect(self, requested: _Requested) -> int:
         idle = self._connection is not None
         try:
-            return self._send()
+            return self._send(requested)
         except Exception:
             self._disconnect()
             if not idle:
                 raise
             # A connection may end while nothing is sent; the broker may be available nevertheless.
-            return self._send()
+            return self._send(requested)
 
-    def _send(self) -> int:
-        """Send a wake-up, unless enough messages wait; return how many do."""
+    def _send(self, requested: _Requested) -> int:
+        """Wake workers or the drain, unless enough messages wait; return how many waited for the drain."""
         if self._connection is None:
             options = transport_options(self._broker_url)
             self._connection = Connection(self._broker_url, connect_timeout=BROKER_TIMEOUT, transport_options=options)
         if self._channel is None:
             self._channel = self._connection.channel()
         try:
+            few = max(requested.number, len(requested.due)) <= _MOST_DIRECT
+            if few and requested.drain_at == math.inf and self._wake_workers(requested.due):
+                return 0
             ahead = waiting(self._channel, SERVICE_QUEUE)
         except self._connection.channel_errors:  # no such queue: no worker has ever served it
             self._channel = None
             return _MOST_WAITING
         if ahead < _MOST_WAITING:
-            number = str(uuid4())
-            Producer(self._channel, auto_declare=False).publish(
-                _BODY, routing_key=SERVICE_QUEUE, serializer="json", headers=_TASK | {"id": number, "root_id": number},
-                correlation_id=number,
-            )  # fmt: skip
+            self._publish(SERVICE_QUEUE, "drain", ())
         return ahead
+
+    def _wake_workers(self, due: Due) -> bool:
+        """Wake the workers of each target; return False if the drain is needed now, too."""
+        ready, complete = self._ready(), True
+        for target, partitions in due.items():
+            if target not in ready:
+                # It is down, paused, or so new that it is not known: the drain looks after it, but not for each event.
+                self.request_drain(_NOT_READY)
+            elif waiting(self._channel, queue_name(target)):
+                complete = False  # its workers are busy, and a second message might be for the same partitions
+            else:
+                text = ",".join(map(str, sorted(partitions)))
+                self._publish(queue_name(target), "deliver", (ready[target].arn, text), ready[target].time_limit)
+        return complete
+
+    def _publish(self, queue: str, task: str, arguments: tuple[Any, ...], time_limit: int | None = None) -> None:
+        number = str(uuid4())
+        headers = {"task": task, "id": number, "root_id": number, "argsrepr": repr(arguments)}
+        Producer(self._channel, auto_declare=False).publish(
+            (arguments, {}, _OPTIONS), routing_key=queue, serializer="json", correlation_id=number,
+            headers=_HEADERS | headers | {"timelimit": [time_limit, None]},
+        )  # fmt: skip
 
     def _disconnect(self) -> None:
         connection, self._connection, self._channel = self._connection, None, None

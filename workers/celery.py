@@ -32,11 +32,11 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.ready_targets import HARD_LIMIT
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
-from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, transport_options, waiting
+from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, queue_name, transport_options, waiting
 from workers import reconcile_jobs, runtime
-from workers.target_pool import HARD_LIMIT
 from workers.telemetry import metrics
 
 SPARK_QUEUE = "spark"
@@ -65,11 +65,6 @@ over_redis.Channel.QoS = _Acknowledging
 settings = Settings.from_environ(os.environ)
 _rabbitmq = is_rabbitmq(settings.broker_url)
 _arguments: dict[str, str | int] | None = {"x-queue-type": "quorum"} if _rabbitmq else None
-
-
-def queue_name(target: TargetId) -> str:
-    """Return the name of the queue that carries a target's wake-ups."""
-    return f"target.{target.type}.{target.name}"
 
 
 def queue(name: str) -> Queue:

@@ -17,6 +17,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
+from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.clock import DatabaseClock, elapsed
 from app.outbox.engine.database import Database, DatabaseUnavailable, describe_error
@@ -30,7 +31,7 @@ from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
 from workers.delivery.redelivery_requests import RedeliveryRequests
-from workers.target_pool import HARD_LIMIT, TargetPool, time_limit
+from workers.target_pool import TargetPool
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
 

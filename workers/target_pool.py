@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -19,9 +18,6 @@ from workers.targets import create
 from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
-
-HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless its target is allowed more time
-_REQUESTS = 20  # the most requests that may each use a whole time limit after the time to work off a lease is over
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,16 +103,6 @@ def schedule(settings: TargetSettings) -> RetrySchedule:
         max_attempts=settings.max_attempts,
         max_age=int(settings.max_age * 1000),
     )
-
-
-def time_limit(settings: TargetSettings, work: float) -> int:
-    """Return the seconds after which a task that delivers to this target certainly hangs, and its process is killed.
-
-    A task starts requests for `work` seconds. After that it may still make one request each for parked events, replays
-    and the log, and each of them may have to connect before and after.
-    """
-    longest = max(settings.timeout, getattr(settings, "read_timeout", 0.0))
-    return max(HARD_LIMIT, math.ceil(work + _REQUESTS * longest))
 
 
 def window(settings: TargetSettings, *, sync_events: bool) -> int:

@@ -4,9 +4,9 @@ from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Offer
 from app.outbox.reconcile.schedule import WaitingRun
-from app.wakeups import waiting
+from app.wakeups import queue_name, waiting
 from workers import reconcile_jobs, runtime
-from workers.celery import SPARK_QUEUE, app, queue, queue_name, settings
+from workers.celery import SPARK_QUEUE, app, queue, settings
 from workers.telemetry.delivery_log import format_partitions
 
 _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker

@@ -3,12 +3,14 @@
 from contextlib import suppress
 from functools import partial
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 
 from app.api import auth, errors, openapi, services
 from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
+from app.api.routes.events import DUE
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
+from app.wakeups import Due
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
@@ -41,7 +43,7 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
-    app.after_request(partial(_wake_drain, opened))
+    app.after_request(partial(_wake, opened))
     _add_signed_apps(app, opened)
     with suppress(TokensUnknown):
         opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
@@ -50,10 +52,14 @@ def create_app(settings: Settings) -> Flask:
     return app
 
 
-def _wake_drain(opened: services.Services, response: Response) -> Response:
-    """Have the drain run after whatever made work due: recorded events, a replay, a resumed target, a rule."""
+def _wake(opened: services.Services, response: Response) -> Response:
+    """Have the drain or workers run after whatever made work due: recorded events, a replay, a resumed target."""
     if request.method not in _SAFE and response.status_code < 300:
-        opened.wakeups.request()
+        due: Due | None = g.get(DUE)
+        if due is None:
+            opened.wakeups.request()
+        else:
+            opened.wakeups.request_delivery(due)
     return response
 
 

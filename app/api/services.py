@@ -10,6 +10,7 @@ from app.config.settings import Settings
 from app.events.parsing import Limits
 from app.events.stored_size import UNLIMITED
 from app.outbox.delivery.dead_letters import DeadLetters
+from app.outbox.delivery.ready_targets import ReadyTargets
 from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database
 from app.outbox.log.group_commit import GroupCommit
@@ -57,11 +58,12 @@ def open_services(settings: Settings) -> Services:
     database = Database(settings.database_url, patience=settings.database_timeout)
     spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
     memory = spool.folder / "tokens.json" if spool else None
-    wakeups = WakeUps(settings.broker_url)
+    registry = open_registry(database, settings)
+    wakeups = WakeUps(settings.broker_url, ReadyTargets(registry, settings))
     return Services(
         settings=settings,
         database=database,
-        registry=open_registry(database, settings),
+        registry=registry,
         tokens=Tokens(database, settings.api_tokens, memory=memory),
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),

@@ -13,13 +13,13 @@ import pytest
 
 from app.config.arn import TargetId
 from app.config.targets.webhook import WebhookSettings
+from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests.services import Answer, Receiver
 from tests.support.builders import add_target, event, migrated
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import assert_counters_balance
-from workers.target_pool import HARD_LIMIT, time_limit
 
 ANSWER, LIMIT = 1.0, 8.0  # seconds; 16 answers take twice the limit
 EVENTS = 16

@@ -8,8 +8,9 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from botocore.auth import S3SigV4Auth
@@ -20,15 +21,19 @@ from kombu import Connection
 from app import wakeups
 from app.api import create_app
 from app.api.admin.encryption import encrypt
+from app.config.arn import TargetId
 from app.config.settings import Settings
+from app.outbox.delivery.breaker_state import open_breaker
+from app.outbox.delivery.ready_targets import HARD_LIMIT, ReadyTargets
 from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
-from app.wakeups import SERVICE_QUEUE, WakeUps, waiting
+from app.wakeups import SERVICE_QUEUE, Due, Ready, WakeUps, queue_name, waiting
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
+from workers import runtime
 from workers.celery import app as celery
 from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
@@ -49,17 +54,27 @@ def broker_url(request: pytest.FixtureRequest) -> str:
         return str(request.getfixturevalue("redis_url"))
     url: str = request.getfixturevalue("rabbitmq_server").url
     with Connection(url) as connection:
-        declared = queue(SERVICE_QUEUE)
-        declared.queue_arguments = {"x-queue-type": "quorum"}
-        bound = declared(connection.channel())
-        bound.declare()
-        bound.purge()
+        declared(connection, SERVICE_QUEUE)
     return url
 
 
+def declared(connection: Connection, name: str) -> Any:
+    """A queue as workers declare it, empty."""
+    served = queue(name)
+    if connection.transport.driver_type == "amqp":
+        served.queue_arguments = {"x-queue-type": "quorum"}
+    bound = served(connection.channel())
+    bound.declare()
+    bound.purge()
+    return bound
+
+
+TARGET = TargetId("webhook", "one")
+
+
 @contextlib.contextmanager
-def waker(url: str) -> Iterator[WakeUps]:
-    made = WakeUps(url)
+def waker(url: str, ready: Mapping[TargetId, Ready] | None = None) -> Iterator[WakeUps]:
+    made = WakeUps(url, lambda: ready or {})
     try:
         yield made
     finally:
@@ -89,6 +104,83 @@ def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None
     headers = {name: value for name, value in taken.headers.items() if name != "x-delivery-count"}  # RabbitMQ adds it
     assert {name: own.headers[name] for name in headers} == headers
     assert taken.properties["correlation_id"] == taken.headers["id"]
+
+
+def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: str) -> None:
+    name = queue_name(TARGET)
+    with waker(broker_url, {TARGET: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+        served = declared(connection, name)
+        made.request_delivery({TARGET: {11, 3}})
+        until(lambda: waiting(connection.channel(), name), 30, what="a wake-up")
+        taken = served.get(no_ack=True)
+    own = celery.amqp.as_task_v2(taken.headers["id"], "deliver", ("the:arn", "3,11"), time_limit=400)
+    assert taken.payload == [list(own.body[0]), own.body[1], own.body[2]]
+    headers = {name: value for name, value in taken.headers.items() if name != "x-delivery-count"}
+    assert {name: own.headers[name] for name in headers} == headers
+    assert runtime.parse_partitions(taken.payload[0][1]) == [3, 11]
+    assert count(broker_url) == 0, "the drain is not needed"
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_where_the_workers_have_a_message_already_the_drain_is_woken(broker_url: str) -> None:
+    name = queue_name(TARGET)
+    with waker(broker_url, {TARGET: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+        made.request_delivery({TARGET: {3}})
+        until(lambda: waiting(connection.channel(), name), 30, what="a wake-up of the worker")
+        made.request_delivery({TARGET: {4}})
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain")
+        assert waiting(connection.channel(), name) == 1
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = [TargetId("webhook", f"t{number}") for number in range(5)]
+    with waker(broker_url, {each: Ready("the:arn", 400) for each in targets}) as made:
+        made.request_delivery({each: {1} for each in targets})
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain")
+        monkeypatch.setattr(wakeups, "_MOST_APART", 0.2)
+        monkeypatch.setattr(wakeups, "_LEAST_APART", 0.2)
+        made.request()  # the sender pauses after it
+        until(lambda: count(broker_url) == 2, 30, what="another")
+        for number in range(5):
+            made.request_delivery({targets[0]: {number}})
+        until(lambda: count(broker_url) == 3, 30, what="a third")
+    with Connection(broker_url) as connection:
+        assert not any(waiting(connection.channel(), queue_name(each)) for each in targets)
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobody_else(broker_url: str) -> None:
+    up = TargetId("webhook", "up")
+    with waker(broker_url, {up: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+        served = queue(queue_name(up))(connection.channel())
+        for _ in range(10):
+            made.request_delivery({TARGET: {3}, up: {5}})
+            until(lambda: served.get(no_ack=True), 30, what="the wake-up of the other target's worker, at once")
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain")
+        assert count(broker_url) <= 2
+        assert waiting(connection.channel(), queue_name(TARGET)) == 0
+
+
+def test_targets_are_ready_while_they_can_be_delivered_to(
+    outbox: tuple[Database, dict[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database, settings = outbox
+    targets = registry(database)
+    ready = ReadyTargets(targets, Settings.from_environ(settings))
+    running, slow, down, paused = (
+        add_target(database, name, values={"endpoint": "http://127.0.0.1:9/", "timeout": timeout})
+        for name, timeout in (("running", "5s"), ("slow", "60s"), ("down", "5s"), ("paused", "5s"))
+    )
+    targets.pause(paused, "")
+    open_breaker(database, targets.target(down).row_id, "no", 1 << 60, probing=False)
+    found = ready()
+    assert found.keys() == {running, slow}
+    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT)
+    assert found[slow].time_limit > 20 * 60
+    targets.resume(paused)
+    assert ready().keys() == {running, slow}, "it is known for a second"
+    until(lambda: paused in ready(), 30, what="the resumed target")
 
 
 def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_url: str) -> None:
@@ -233,7 +325,8 @@ def outbox(tmp_path: Path) -> Iterator[tuple[Database, dict[str, str]]]:
 
 
 def test_the_api_answers_while_its_broker_hangs(outbox: tuple[Database, dict[str, str]], silent: socket.socket) -> None:
-    _, settings = outbox
+    database, settings = outbox
+    add_target(database)
     broker = f"amqp://{services.LOOPBACK}:{silent.getsockname()[1]}//"
     api = create_app(Settings.from_environ(settings | {"BUCKETWIRE_BROKER_URL": broker}))
     client = api.test_client()
@@ -249,6 +342,7 @@ def test_the_api_answers_while_its_broker_hangs(outbox: tuple[Database, dict[str
     ("method", "path", "body", "wakes"),
     [
         ("POST", "/v1/events", None, True),
+        ("POST", "/v1/events", b"for no target", False),
         ("POST", "/v1/events", b"no events", False),
         ("POST", "/v1/targets/webhook/x/resume", b"{}", True),
         ("POST", "/v1/replays", b'{"target": "webhook:x", "all": true}', True),
@@ -266,14 +360,18 @@ def test_what_makes_work_due_wakes_the_drain(
 ) -> None:
     _, settings = outbox
     asked: list[float] = []
+    delivered: list[Due] = []
     monkeypatch.setattr(WakeUps, "request", lambda _, delay=0.0: asked.append(delay))
+    monkeypatch.setattr(WakeUps, "request_delivery", lambda _, due: delivered.append(due))
     client = create_app(Settings.from_environ(settings)).test_client()
     assert client.put("/v1/targets/webhook/x", json={"endpoint": "http://127.0.0.1:9/"}).status_code < 300
+    assert client.post("/v1/rules", json={"target": "webhook:x", "bucket": "bucket", "events": ["*"]}).status_code < 300
     asked.clear()
-    content = _body("k") if path == "/v1/events" and body is None else body
+    content = {None: _body("k"), b"for no target": _body("k", bucket="other")}.get(body, body)
     answer = client.open(path, method=method, data=content, content_type="application/json")
-    assert (answer.status_code < 300) == (wakes or method == "GET"), answer.text
-    assert bool(asked) == wakes
+    assert (answer.status_code < 300) == (body != b"no events"), answer.text
+    assert bool(asked or any(delivered)) == wakes
+    assert not asked or path != "/v1/events", "the drain has nothing to do"
 
 
 def test_settings_that_mc_admin_changes_wake_the_drain(
@@ -316,5 +414,5 @@ def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
     requests.close()
 
 
-def _body(key: str) -> bytes:
-    return b'{"Records":[' + event(key).record.encode() + b"]}"
+def _body(key: str, bucket: str = "bucket") -> bytes:
+    return b'{"Records":[' + event(key, bucket=bucket).record.encode() + b"]}"

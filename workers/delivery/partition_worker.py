@@ -106,6 +106,7 @@ class PartitionWorker:
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
+        self._at_end = False  # whether the last batch of the log read all partitions to the end
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.summary = LeaseSummary()
 
@@ -118,7 +119,9 @@ class PartitionWorker:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.summary.unavailable is None and not stop():
-                pass
+                if self._at_end and not reader.has_work():
+                    break
+                reader.expect_changes()
         self.summary.answered = self._opinion.answered
         return self.summary
 
@@ -151,6 +154,7 @@ class PartitionWorker:
 
     def _batches(self, reader: PartitionReader) -> bool:
         due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.sizer.size)
+        self._at_end = False
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
@@ -158,6 +162,8 @@ class PartitionWorker:
             if not self._guard.has_time():  # each replay would make one more request
                 break
         if not self._opinion.is_certain:
+            if worked:
+                reader.expect_changes()
             worked |= self._log(reader)
         return worked
 
@@ -175,6 +181,7 @@ class PartitionWorker:
     def _log(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
         batch = reader.load(self._work.sizer.size)
+        self._at_end = batch.at_end
         if not batch.events and not batch.more:
             return False
         # A batch without events settles how far the log was read.

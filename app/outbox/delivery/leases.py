@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from random import Random
+from typing import Any
 
 import orjson
 import sqlalchemy as sa
@@ -23,8 +24,7 @@ from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import advance_cursors
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
-from app.outbox.delivery.parked import first_due
+from app.outbox.delivery.log_ahead import has_work
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -69,6 +69,10 @@ class Lease:
     replays: list[ReplayPartition] = field(default_factory=list)
     probing: bool = False  # the circuit breaker is open, and this lease probes the target
     mirror: bool = False  # the holder folds the events of versioned keys
+    # What the claim has seen, so that the first turn need not query it again.
+    head: int | None = None  # the log's head; None if it has to be read
+    parks: bool = True  # whether the partitions may have parked events
+    redelivers: bool = True  # whether redeliveries may be requested for them
 
 
 class Leases:
@@ -186,14 +190,23 @@ class Leases:
                 )
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
-            mine = connection.execute(
-                sa.select(c.partition, c.position).where(_log_cursors(row.id), c.lease_token == token)
-            ).all()
+            mine = connection.execute(_CLAIMED, {"target": row.id, "token": token}).all()
             if not mine:
                 return None
             positions = {cursor.partition: cursor.position for cursor in mine}
-            replays = [replay for replay in replay_partitions(connection, row.id) if replay.partition in positions]
-            return Lease(row.id, token, positions, replays, probing)
+            replays: list[ReplayPartition] = []
+            if any(cursor.replays for cursor in mine):
+                replays += [replay for replay in replay_partitions(connection, row.id) if replay.partition in positions]
+            return Lease(
+                row.id,
+                token,
+                positions,
+                replays,
+                probing,
+                head=min(cursor.head for cursor in mine),
+                parks=any(cursor.parks for cursor in mine),
+                redelivers=any(cursor.redelivers for cursor in mine),
+            )
 
     def renew(self, lease: Lease, now: int) -> bool:
         """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""
@@ -218,16 +231,12 @@ class Leases:
         """Return whether a released lease's partitions have work, due now or later, that the drain has to know of.
 
         The drain does not see the work of a leased partition: an event may have been recorded after the holder had
-        looked for the last time. Two cheap queries, because it follows each delivery.
+        looked for the last time.
         """
         if any(replay.position < replay.until for replay in lease.replays):
             return True
-        looks = [Look(lease.target_id, place, at, at + WINDOW) for place, at in lease.positions.items()]
         with self._database.reading() as connection:
-            return bool(
-                events_ahead(connection, looks)
-                or first_due(connection, [(lease.target_id, place) for place in lease.positions])
-            )
+            return has_work(connection, lease.target_id, lease.positions)
 
     def advance_idle(self, now: int) -> bool:
         """Move cursors that lag behind the log over other targets' events, up to the next event of their own target.
@@ -236,6 +245,26 @@ class Leases:
         may find more.
         """
         return advance_cursors(self._database, self._isolation, now)
+
+
+def _claimed() -> sa.Select[Any]:
+    """Build the query for the partitions that a token claims, and which kinds of work each of them has."""
+    c, p, r = tables.cursors.c, tables.parked.c, tables.redeliveries.c
+    other = tables.cursors.alias()
+    replay = sa.exists().where(other.c.target_id == c.target_id, other.c.partition == c.partition)
+    parked = sa.exists().where(p.target_id == c.target_id, p.partition == c.partition)
+    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition)
+    return sa.select(
+        c.partition,
+        c.position,
+        sa.select(tables.log_head.c.last_seq).scalar_subquery().label("head"),
+        replay.where(other.c.replay_id > WHOLE_LOG).correlate(tables.cursors).label("replays"),
+        parked.correlate(tables.cursors).label("parks"),
+        redelivery.correlate(tables.cursors).label("redelivers"),
+    ).where(c.target_id == sa.bindparam("target"), c.replay_id == WHOLE_LOG, c.lease_token == sa.bindparam("token"))
+
+
+_CLAIMED = _claimed()  # built once: building it takes longer than running it
 
 
 def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:

@@ -4,9 +4,9 @@ An event's targets are a text column of the event, so a search scans every event
 limits this: for any backlog of a target, a search reads at most the events of that many sequence numbers.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -14,6 +14,7 @@ from app.outbox import tables
 
 WINDOW = 10_000  # most sequence numbers that one search scans
 _AT_ONCE = 64  # searches in one statement
+_T = TypeVar("_T")
 
 
 class Look(NamedTuple):
@@ -46,6 +47,32 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
     return found
 
 
+def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:
+    """Return whether partitions have parked events, or events of a target after these positions (by partition).
+
+    One statement, because it follows each batch. It reads one index row for each partition without parked events, and
+    at most one window of the log.
+    """
+    partition = connection.dialect.identifier_preparer.quote("partition")
+    for some in _chunks(positions.items()):
+        # Literals, and an ORDER BY with LIMIT instead of EXISTS, for the reasons given above.
+        parked = (
+            f"(SELECT 1 FROM parked WHERE target_id = {target_id:d} AND {partition} = {place:d} LIMIT 1) IS NOT NULL"  # noqa: S608 - numbers
+            for place, _ in some
+        )
+        ahead = (
+            f"(SELECT seq FROM events WHERE {partition} = {place:d} AND seq > {after:d} AND seq <= {after + WINDOW:d}"  # noqa: S608
+            f" AND targets LIKE '%,{target_id:d},%' ORDER BY seq LIMIT 1) IS NOT NULL"
+            for place, after in some
+        )
+        found = connection.exec_driver_sql(
+            f"SELECT {' OR '.join([*parked, *ahead])}", execution_options={"no_parameters": True}
+        )
+        if found.scalar_one():
+            return True
+    return False
+
+
 def _union(looks: Sequence[Look], most: int, partition: str) -> str:
     return " UNION ALL ".join(
         f"SELECT {target_id:d} AS target_id, {place:d} AS place, seq FROM (SELECT seq FROM events"  # noqa: S608 - numbers
@@ -55,7 +82,7 @@ def _union(looks: Sequence[Look], most: int, partition: str) -> str:
     )
 
 
-def _chunks(looks: Iterable[Look]) -> Iterator[list[Look]]:
-    left = iter(looks)
+def _chunks(values: Iterable[_T]) -> Iterator[list[_T]]:
+    left = iter(values)
     while some := list(islice(left, _AT_ONCE)):
         yield some

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW, goes_to
+from app.outbox.delivery.log_ahead import WINDOW, goes_to, has_work
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -77,12 +77,13 @@ class Batch:
     """Events read after the cursors, and the seq up to which each partition was read.
 
     `more` is true if there are no events, but a partition was not read to its end, because too many events of other
-    targets come first.
+    targets come first. `at_end` is true if every partition was read to the end of the log.
     """
 
     events: Sequence[LoggedEvent]
     scanned: Mapping[int, int]
     more: bool = False
+    at_end: bool = False
 
 
 class PartitionReader:
@@ -109,18 +110,22 @@ class PartitionReader:
         if not positions:
             return Batch((), {})
         share = max(1, limit // len(positions))
-        # Read the head first: commits happen in the order of seq, so no event up to it can be missed.
-        head = log_head.read(self._connection).last_seq
+        # The head is read first: commits happen in the order of seq, so no event up to it can be missed.
+        head, self._lease.head = self._lease.head, None
+        if head is None:
+            head = log_head.read(self._connection).last_seq
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
+        at_end = not replaying
         # One SELECT for each partition, so that each scans its index in order and stops at its share.
         for partition, position in positions.items():
             some, scanned[partition] = self._load(partition, position, share, head)
+            at_end &= len(some) < share and scanned[partition] >= head
             events += some
         more = not events and any(seq < head for seq in scanned.values())
         if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
             self._versions.fold(histories(events))
-        return Batch(self._resolved(events), scanned, more)
+        return Batch(self._resolved(events), scanned, more, at_end)
 
     def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:
         """Return the next events of a partition, and the seq up to which it was read.
@@ -165,6 +170,14 @@ class PartitionReader:
         seq = self._connection.execute(last.order_by(e.seq).offset(_REPLAY_WINDOW - 1).limit(1)).scalar_one_or_none()
         return replay.until if seq is None else int(seq)
 
+    def expect_changes(self) -> None:
+        """Read again whether there are parked events: time has passed in which others may have parked some."""
+        self._lease.parks = True
+
+    def has_work(self) -> bool:
+        """Return whether the partitions have events after the cursors, or parked ones."""
+        return has_work(self._connection, self._lease.target_id, self._lease.positions)
+
     def due_objects(self, now: int, limit: int) -> list[ObjectHash]:
         """Return up to `limit` objects whose first parked event is due at `now` (ms), the longest due first."""
         p = tables.parked.c
@@ -187,7 +200,10 @@ class PartitionReader:
 
     def _parked_partitions(self) -> dict[int, int]:
         """Return the lease's partitions that have parked events, and when the first of each is due (ms)."""
+        if not self._lease.parks:
+            return {}
         first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
+        self._lease.parks = bool(first)
         return {partition: due for (_, partition), due in first.items()}
 
     def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, Any]:

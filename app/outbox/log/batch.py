@@ -14,17 +14,22 @@ from app.outbox.buckets import REMOVED
 from app.outbox.log.routing import Routing
 
 Targets = tuple[int, ...]  # ids
+_FEW = 16  # events of a request of which a receipt says where they are due
 
 
 @dataclass(slots=True)
 class Receipt:
-    """The result of one request's events, which the frontend gets as the response. The guard refused `overtaken`."""
+    """The result of one request's events, which the frontend gets as the response. The guard refused `overtaken`.
+
+    `due` are the partitions in which events were recorded for each target; None if there are more than a few events.
+    """
 
     recorded: int = 0
     repeated: int = 0
     overtaken: int = 0
     matched: dict[TargetId, int] = field(default_factory=dict)
     discarded: dict[TargetId, int] = field(default_factory=dict)
+    due: dict[TargetId, set[int]] | None = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +94,16 @@ class BatchBuilder:
             return QueueFull(full)
         receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
         self._known.update(fresh)
+        if len(fresh) > _FEW:
+            receipt.due = None
         numbers: dict[tuple[Targets, Targets], int] = {}
         for event, matched in fresh.values():
             taken = self._take_room(matched) if self._room else matched
             numbers[matched, taken] = numbers.get((matched, taken), 0) + 1
-            self._add_row(event, targets_text(taken))
+            partition = self._add_row(event, targets_text(taken))
+            if receipt.due is not None:
+                for target in taken:
+                    receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
         for (matched, taken), number in numbers.items():
             for target in matched:
                 arn = self._routing.ids[target]
@@ -123,12 +133,14 @@ class BatchBuilder:
             if target in self._routing.rejecting and count > self._room.get(target, count)
         )
 
-    def _add_row(self, event: Event, targets: str) -> None:
+    def _add_row(self, event: Event, targets: str) -> int:
+        """Add an event's row, and return its partition."""
         hashed = key_hash(event.bucket, event.key)
+        partition = hashed % self._partitions
         states = sequencer.states_content(event.name, event.version)
         self.rows.append(
             (
-                hashed % self._partitions,
+                partition,
                 self._first + len(self.rows),
                 event.id,
                 hashed,
@@ -146,3 +158,4 @@ class BatchBuilder:
         )
         if event.name not in REMOVED and event.bucket != test_events.TEST_BUCKET:
             self.buckets.add(event.bucket)
+        return partition

@@ -24,6 +24,29 @@ def _seqs(database: Database) -> list[int]:
         return list(connection.execute(sa.select(tables.events.c.seq).order_by(tables.events.c.seq)).scalars())
 
 
+def test_a_receipt_says_where_a_few_events_are_due(database: Database) -> None:
+    one, two = add_target(database, "one"), add_target(database, "two", bucket="other")
+    log = Log(database)
+    for _ in range(3):  # PostgreSQL: the first under the lock, later ones at once
+        events = [event("a"), event("b"), event("c", bucket="other")]
+        [receipt] = log.append([events])
+        assert isinstance(receipt, Receipt)
+        with database.reading() as connection:
+            e = tables.events.c
+            rows = connection.execute(
+                sa.select(e.bucket, e.partition).where(e.id.in_([each.id for each in events]))
+            ).all()
+        others = {row.partition for row in rows if row.bucket == "other"}
+        assert receipt.due == {one: {row.partition for row in rows}, two: others}
+        assert log.append([events]) == [Receipt(repeated=3)]
+    [unmatched, many] = log.append([[event("d", bucket="third")], [event(f"{number}") for number in range(17)]])
+    assert isinstance(unmatched, Receipt)
+    assert unmatched.due is not None
+    assert unmatched.due.keys() == {one}
+    assert isinstance(many, Receipt)
+    assert many.due is None
+
+
 def test_an_event_is_recorded_once_however_often_it_comes(database: Database) -> None:
     target = add_target(database)
     log, one, two = Log(database), event(), event()

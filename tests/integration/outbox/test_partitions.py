@@ -43,16 +43,17 @@ def test_every_event_arrives_once_and_in_order(database: Database) -> None:
     assert_counters_balance(database)
 
 
-def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(database: Database) -> None:
+@pytest.mark.parametrize("moment", ["before_cursor_execute", "after_cursor_execute"])
+def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(database: Database, moment: str) -> None:
     courier = Courier(database, add_target(database), batch=100)
     events = record(database, event("k"))
     late = [event("k")]
 
     def meanwhile(_: object, cursor: object, statement: str, *rest: object) -> None:
-        if statement.startswith("SELECT log_head.last_seq") and late:
+        if statement.startswith("SELECT events.id") and late:
             events.extend(record(database, late.pop()))
 
-    sa.event.listen(database._reader, "after_cursor_execute", meanwhile)
+    sa.event.listen(database._reader, moment, meanwhile)
     assert courier.run().counts == {"delivered": 2}
     assert_in_order(events, courier.scripted.got)
     assert_counters_balance(database)
