@@ -15,6 +15,7 @@ import pytest
 
 from tests import services
 from tests.support import server_logs
+from tests.support.distribution import Distribution, Durations
 from tests.support.outboxes import Outboxes
 
 _LOGGED = pytest.StashKey[dict[Path, int]]()
@@ -39,10 +40,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What has the longest files begins first, so that no process is left alone with one of them at the end."""
-    long = ("acceptance", "spark")
-    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution:
+    """Give out the longest groups of tests first."""
+    config.pluginmanager.register(Durations())
+    return Distribution(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
