@@ -15,7 +15,7 @@ run: $(VENV)/.installed
 test:
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart 0  # else it may wait for ever
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0  # else it may wait for ever
 
 # Needs the standard library only, so that it goes on beside the installation.
 servers: | $(BIN)/pip

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any
 from uuid import uuid4
 
+import psutil
 import pytest
 
 from tests import services
 from tests.support import server_logs
+from tests.support.distribution import Distribution, Durations
+from tests.support.outboxes import Outboxes
 
 _LOGGED = pytest.StashKey[dict[Path, int]]()
 OUTBOXES = ("sqlite", "postgresql", "mysql", "mariadb")
+_SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
+
+
+_MEMORY = Path("/dev/shm")
+_ROOM = 8 << 30  # bytes; what all servers of all test processes write at once is about half of that
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The shell's own settings must not reach a test; `tests.provision` has read BUCKETWIRE_CACHE by now."""
+    """The shell's own settings must not reach a test; `tests.provision` has read BUCKETWIRE_CACHE by now.
+
+    All files of tests and servers are in memory where there is room, since nothing here outlives the machine anyway:
+    a SIGKILL leaves them as it leaves files on a disk, but nobody waits for the disk.
+    """
     for name in [name for name in os.environ if name.startswith(("BUCKETWIRE_", "MINIO_"))]:
         del os.environ[name]
+    room = os.access(_MEMORY, os.W_OK) and min(disk_usage(_MEMORY).free, psutil.virtual_memory().available // 2)
+    if "TMPDIR" not in os.environ and room > _ROOM:
+        os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What has the longest files begins first, so that no process is left alone with one of them at the end."""
-    long = ("acceptance", "spark")
-    items.sort(key=lambda item: item.path.relative_to(Path(__file__).parent).parts[0] not in long)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution:
+    """Give out the longest groups of tests first."""
+    config.pluginmanager.register(Durations())
+    return Distribution(config, log)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -104,13 +121,28 @@ def postgres_database(postgres_server: services.Postgres) -> Iterator[str]:
 
 
 @pytest.fixture(params=OUTBOXES)
-def outbox_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The SQLAlchemy URL of a fresh empty database, once for each kind that an outbox may live in."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path}/outbox.db"
-        return
-    fixture = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}[request.param]
-    yield from _database(request.getfixturevalue(fixture))
+    else:
+        yield from _database(request.getfixturevalue(_SERVERS[request.param]))
+
+
+@pytest.fixture(params=OUTBOXES)
+def outbox_url(request: pytest.FixtureRequest, tmp_path: Path, outboxes: Outboxes) -> str:
+    """The same with the tables of an outbox; `migrated` begins its log, which has as many partitions as that is told.
+
+    It is this test's own, but has been another's: its server has run for a while, and its connections are ended.
+    """
+    if request.param == "sqlite":
+        return outboxes.in_file(tmp_path / "outbox.db")
+    return outboxes.on(request.getfixturevalue(_SERVERS[request.param]))
+
+
+@pytest.fixture(scope="session")
+def outboxes() -> Outboxes:
+    return Outboxes()
 
 
 def _database(server: services.Postgres | services.MySQL) -> Iterator[str]:

@@ -256,10 +256,10 @@ def test_minio_speaks_tls() -> None:
         assert [bucket["key"] for bucket in server.mc("ls", "m")] == ["over-tls/"]
 
 
-def test_outbox_url_is_an_empty_database(outbox_url: str) -> None:
+def test_empty_url_is_an_empty_database(empty_url: str) -> None:
     import sqlalchemy
 
-    engine = sqlalchemy.create_engine(outbox_url)
+    engine = sqlalchemy.create_engine(empty_url)
     assert sqlalchemy.inspect(engine).get_table_names() == []
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE t (v VARCHAR(10))")

@@ -25,7 +25,19 @@ from tests.services.messaging import (
     nsqd,
 )
 from tests.services.proxy import Proxy, proxy
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, free_port, logs, need, new_folder, until
+from tests.services.server_process import (
+    LOOPBACK,
+    PASSWORD,
+    USER,
+    Child,
+    Server,
+    free_port,
+    get,
+    logs,
+    need,
+    new_folder,
+    until,
+)
 from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
@@ -36,6 +48,7 @@ __all__ = [
     "USER",
     "Answer",
     "Certificates",
+    "Child",
     "Elasticsearch",
     "Kafka",
     "MariaDB",
@@ -55,6 +68,7 @@ __all__ = [
     "certificates",
     "elasticsearch",
     "free_port",
+    "get",
     "kafka",
     "logs",
     "mariadb",

@@ -200,13 +200,17 @@ class MySQL(Server):
             cursor.execute(f"CREATE DATABASE `{name}` CHARACTER SET utf8mb4")
         return self.url(name)
 
+    def end_connections(self, cursor: pymysql.cursors.Cursor, name: str) -> None:
+        """End every connection to a database but the cursor's own."""
+        cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s AND id <> connection_id()", (name,))
+        for (number,) in cursor.fetchall():
+            with suppress(pymysql.MySQLError):  # it may be gone by now
+                cursor.execute(f"KILL {int(number)}")
+
     def drop_database(self, name: str) -> None:
         """Drop a database, ending its connections: one left in a transaction would hold the drop up for a year."""
         with self.connection() as connection, connection.cursor() as cursor:
-            cursor.execute("SELECT id FROM information_schema.processlist WHERE db = %s", (name,))
-            for (number,) in cursor.fetchall():
-                with suppress(pymysql.MySQLError):  # it may be gone by now
-                    cursor.execute(f"KILL {int(number)}")
+            self.end_connections(cursor, name)
             cursor.execute(f"DROP DATABASE IF EXISTS `{name}`")
 
 

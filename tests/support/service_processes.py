@@ -22,21 +22,28 @@ from app.outbox.delivery.counters import Audit, TargetCounters, audit, read_coun
 from app.outbox.engine.database import Database
 from tests import services
 from tests.services import reaper
+from tests.services.forking import fork
 from tests.support.builders import migrated
 
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
 _WORKER_READY = " ready."
+FORKED = {"api", "beat", "flower", "worker"}  # the commands that may be
+AFRESH = {"LD_PRELOAD", "PYTHONPATH"}  # settings that only a new process reads
 
 
 @dataclass(eq=False)
 class Role(services.Server):
-    """One process of the service, started by its own command; `ready` is what its log says when it is."""
+    """One process of the service, as by its own command; `ready` is what its log says when it is.
+
+    It is `forked` from one that has imported what it needs, as `bucketwire up` does it, if its settings allow it.
+    """
 
     name: ClassVar[str] = "bucketwire"
     patience: ClassVar[float] = 60  # a worker finishes the batch in hand, which may take 30 s
     arguments: Sequence[str] = ()
     settings: Mapping[str, str] = field(default_factory=dict)
     ready: str = ""
+    forked: bool = True
     _from: int = field(init=False, default=0, repr=False)
     _orphans: list[psutil.Process] = field(init=False, default_factory=list, repr=False)
 
@@ -48,6 +55,12 @@ class Role(services.Server):
 
     def env(self) -> Mapping[str, str]:
         return {**self.settings, "PYTHONUNBUFFERED": "1"}
+
+    def spawn(self) -> services.Child:
+        program, *arguments = self.argv()
+        if self.forked and program == BUCKETWIRE and arguments[0] in FORKED and not AFRESH & set(self.settings):
+            return fork(["app.cli", *map(str, arguments)], self.log, env=self.env())
+        return super().spawn()
 
     def start(self) -> Self:
         self._from = self.log.stat().st_size if self.log.exists() else 0
@@ -100,7 +113,7 @@ class Api(Role):
         return {**super().env(), "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{self.port}"}
 
     def ping(self) -> None:
-        httpx.get(f"{self.url}/healthz", timeout=5, trust_env=False).raise_for_status()
+        services.get(self.port, "/healthz")
 
 
 @dataclass
@@ -126,7 +139,9 @@ class System:
     def client(self, **options: Any) -> httpx.Client:
         """A client of the API with the token; to be closed by the caller."""
         headers = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        return httpx.Client(base_url=self.api.url, headers=headers, timeout=30, trust_env=False, **options)
+        # Without verification, which plain HTTP has none of, it does not read all authorities first.
+        options = {"timeout": 30, "trust_env": False, "verify": False} | options
+        return httpx.Client(base_url=self.api.url, headers=headers, **options)
 
     def ask(self, method: str, path: str, **options: Any) -> httpx.Response:
         """One request, which has to succeed."""

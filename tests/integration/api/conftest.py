@@ -28,6 +28,7 @@ from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 from tests import provision, services
 from tests.conftest import OUTBOXES
+from tests.services.forking import fork
 from tests.support.builders import migrated
 
 SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
@@ -60,8 +61,11 @@ class Api(services.Server):
             **self.settings,
         }
 
+    def spawn(self) -> services.Child:
+        return fork(command(), self.log, env=self.env())
+
     def ping(self) -> None:
-        httpx.get(f"{self.url}/healthz", timeout=5).raise_for_status()
+        services.get(self.port, "/healthz")
 
     @property
     def url(self) -> str:

@@ -17,7 +17,7 @@ from app.wakeups import SERVICE_QUEUE
 from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated
-from tests.support.service_processes import Role
+from tests.support.service_processes import Api, Role
 
 HERE = f"http://{services.LOOPBACK}"
 
@@ -147,9 +147,9 @@ def test_targets_of_the_environment_are_there_when_the_api_is(settings: Mapping[
         "MINIO_NOTIFY_WEBHOOK_ENABLE_env": "on",
         "MINIO_NOTIFY_WEBHOOK_ENDPOINT_env": "http://127.0.0.1:9/",
         "MINIO_NOTIFY_WEBHOOK_ENABLE_bad": "on",
-        "BUCKETWIRE_LISTEN": f"{services.LOOPBACK}:{services.free_port()}",
     }
-    with Role(arguments=["api"], settings={**settings, **environ}, ready="Booting worker").start() as api:
+    # A process of gunicorn's own that has hardly begun does not notice that it shall end: wait for the first answer.
+    with Api(arguments=["api", "--workers", "1"], settings={**settings, **environ}).start() as api:
         assert "environment: webhook:bad: endpoint: is required" in api.log.read_text()
         with database.reading() as connection:
             rows = connection.exec_driver_sql("SELECT name, origin, problem <> '' FROM targets ORDER BY name").all()

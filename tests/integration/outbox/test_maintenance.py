@@ -26,8 +26,8 @@ from tests.support.service_processes import BUCKETWIRE
 from workers.delivery.outcomes import DELIVERED, Rejected
 
 
-def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str) -> None:
-    database = Database(outbox_url)
+def test_migrations_go_up_down_and_up_again_and_match_the_models(empty_url: str) -> None:
+    database = Database(empty_url)
     assert schema_version.current(database) is None
     migration.migrate(database, partitions=8)
     assert schema_version.current(database) == schema_version.head()
@@ -44,16 +44,16 @@ def test_migrations_go_up_down_and_up_again_and_match_the_models(outbox_url: str
     database.close()
 
 
-@pytest.mark.parametrize("outbox_url", ["postgresql", "mysql", "mariadb"], indirect=True)
-def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(outbox_url: str, tmp_path: Path) -> None:
-    env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": outbox_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
+@pytest.mark.parametrize("empty_url", ["postgresql", "mysql", "mariadb"], indirect=True)
+def test_of_several_that_migrate_at_once_one_does_and_the_others_wait(empty_url: str, tmp_path: Path) -> None:
+    env = {"PATH": os.environ["PATH"], "BUCKETWIRE_DATABASE_URL": empty_url, "BUCKETWIRE_DATA_DIR": str(tmp_path)}
     runs = [
         subprocess.Popen([BUCKETWIRE, "migrate"], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         for _ in range(3)
     ]
     said = [run.communicate(timeout=60)[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0, 0], said
-    database = Database(outbox_url)
+    database = Database(empty_url)
     assert schema_version.current(database) == schema_version.head()
     database.close()
 

@@ -1,0 +1,70 @@
+"""The outboxes that tests take over from each other are as a migration leaves them."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from tests.conftest import OUTBOXES
+from tests.support.builders import add_target, event, migrated
+from tests.support.outboxes import Outboxes
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import Rejected
+
+State = dict[str, list[tuple[object, ...]]]
+SERVERS = {"postgresql": "postgres_server", "mysql": "mysql_server", "mariadb": "mariadb_server"}
+
+
+def use(url: str, events: int) -> State:
+    """Write to every table that numbers its rows; what was there before, and the numbers that were given."""
+    with closing(migrated(url, partitions=3)) as database:
+        with database.reading() as connection:
+            found: State = {
+                table.name: [tuple(row) for row in connection.execute(sa.select(table))]
+                for table in tables.metadata.sorted_tables
+            }
+        target = add_target(database)
+        Log(database).append([[event(str(number)) for number in range(events)]])
+        Courier(database, target, ScriptedTarget(lambda one: Rejected("no"))).run()
+        Replays(database).begin(target, Selection())
+        with database.reading() as connection:
+            for table in (tables.targets, tables.rules, tables.dead_letters, tables.replays):
+                least = sa.select(sa.func.min(table.c.id))
+                found[f"first of {table.name}"] = [tuple(connection.execute(least).one())]
+        return found
+
+
+@pytest.mark.parametrize("kind", OUTBOXES)
+def test_an_outbox_that_was_used_is_as_a_new_one(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    made = Outboxes()
+
+    def again() -> str:
+        if kind == "sqlite":
+            return made.in_file(tmp_path / f"{uuid4().hex}.db")
+        return made.on(request.getfixturevalue(SERVERS[kind]))
+
+    first = use(again(), 3)
+    rows = {name: found for name, found in first.items() if found and not name.startswith("first")}
+    assert rows == {"log_tail": [(1,)], "log_head": [(1, 0, 3, 1)]}
+    assert {found[0] for name, found in first.items() if name.startswith("first")} == {(1,)}
+
+    assert use(again(), 600) == first
+    url = again()
+    assert use(url, 3) == first
+
+    with closing(Database(url)) as database, database.engine.connect() as left:
+        left.execute(tables.log_tail.update().values(id=1))  # a lock that its holder never lets go
+        assert use(again(), 3) == first
+        left.invalidate()
+
+    with closing(Database(url)) as database, database.writing() as connection:
+        connection.exec_driver_sql("DROP TABLE rules")
+    assert use(again(), 3) == first

@@ -1,0 +1,107 @@
+"""The process that `tests.services.forking` has forked: it imports what the roles of the service need, and forks them.
+
+It ends when the tests' end of its socket is closed. The reaper ends its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import time
+
+# Whatever reads its settings as it is imported (workers.celery) is left out; it needs little time without the others.
+PRELOADED = (
+    "app.cli.commands.processes", "app.supervisor.fork_server", "celery.bin.celery", "celery.apps.worker",
+    "celery.apps.beat", "celery.concurrency.prefork", "celery.concurrency.solo", "celery.fixups.django",
+    "kombu.transport.redis", "kombu.transport.pyamqp", "workers.runtime", "workers.reconcile_jobs",
+    "workers.target_pool", "workers.telemetry.metrics", "app.logs", "app.wakeups", "gunicorn.app.wsgiapp",
+    "gunicorn.workers.gthread", "app.api.listen.gunicorn_worker", "app.api.s3.wsgi_app", "psycopg2", "pymysql",
+    "sqlalchemy.dialects.postgresql", "sqlalchemy.dialects.mysql", "sqlalchemy.dialects.sqlite", "flower.app",
+    "flower.command",
+)  # fmt: skip
+LARGEST = 1 << 20  # bytes of a request
+
+
+def serve(requests: socket.socket) -> list[str]:
+    """Fork a process for each request; returns in each of them, with its arguments."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(writing)
+    told: dict[int, int] = {}  # by process id, whom to tell its exit code
+    while True:
+        ready, _, _ = select.select([requests, reading], [], [])
+        if reading in ready:
+            os.read(reading, 1024)
+            reap(told)
+        if requests not in ready:
+            continue
+        message, descriptors, *_ = socket.recv_fds(requests, LARGEST, 2)
+        if not message:
+            os._exit(0)
+        output, status = descriptors
+        pid = os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            requests.close()
+            for descriptor in (reading, writing, status, *told.values()):
+                os.close(descriptor)
+            return become(json.loads(message), output)
+        os.close(output)
+        os.write(status, f"{pid:<16}".encode())
+        told[pid] = status
+
+
+def reap(told: dict[int, int]) -> None:
+    """Tell the exit codes of those that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                return
+            place = told.pop(pid)
+            with contextlib.suppress(BrokenPipeError):  # nobody asks any more
+                os.write(place, f"{os.waitstatus_to_exitcode(status):<16}".encode())
+            os.close(place)
+
+
+def become(request: dict[str, object], output: int) -> list[str]:
+    """Take on the output, folder and environment that were asked for; returns the arguments."""
+    from app.supervisor import fork_server
+
+    fork_server.forked = True
+    os.setsid()
+    for place in (1, 2):
+        os.dup2(output, place)
+    os.close(output)
+    os.chdir(str(request["folder"]))
+    os.environ.clear()
+    os.environ.update(request["env"])  # type: ignore[call-overload]
+    time.tzset()
+    argv: list[str] = request["argv"]  # type: ignore[assignment]
+    fork_server._set_title(" ".join(["bucketwire", *argv]))
+    return argv
+
+
+def main() -> None:
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    for name in PRELOADED:
+        with contextlib.suppress(Exception):  # the process that needs it says why it cannot be imported
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    sys.argv = serve(requests)
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

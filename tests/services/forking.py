@@ -1,0 +1,114 @@
+"""Processes of the service that are forked, so that their libraries are imported once and not in each of them.
+
+An import takes about 2 s of processor time for each role, and the tests start hundreds of them. A forked process goes
+the way of one that `bucketwire up` forks: `app.supervisor.fork_server.forked` is true in it. Its environment and its
+session are its own. What has to be started afresh (with `LD_PRELOAD`, say) is none of this.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+
+from tests.services import fork_server
+from tests.services.server_process import inherited, new_folder, track
+
+
+class Forked:
+    """A child of the fork server, with that of `subprocess.Popen` which the tests use."""
+
+    def __init__(self, pid: int, status: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self._status = status
+        self._handle = os.pidfd_open(pid)  # the number may come to mean another process, this may not
+
+    def poll(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+            told = os.read(self._status, 16)
+            self.returncode = int(told) if told else -signal.SIGKILL  # the fork server itself is gone
+            os.close(self._status)
+            os.close(self._handle)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code, once it has ended. Raises `subprocess.TimeoutExpired`."""
+        if self.returncode is None:
+            select.select([self._status], [], [], timeout)
+        code = self.poll()
+        if code is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        """Nothing, where it has ended."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._handle, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        if self.returncode is None:
+            os.close(self._status)
+            os.close(self._handle)
+
+
+class _Server:
+    """The fork server of this test process."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        self.socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        log = new_folder("forking") / "log"
+        with far, log.open("ab") as output:
+            self.child = subprocess.Popen(
+                [sys.executable, "-P", Path(fork_server.__file__), str(far.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=log.parent,
+                env={**inherited(log), "PYTHONUNBUFFERED": "1"},
+                pass_fds=[far.fileno()],
+                start_new_session=True,
+            )
+        track(self.child)
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """End the fork server, but not what it has forked."""
+        if os.getpid() == self.owner:
+            self.socket.close()
+            self.child.wait(10)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str], log: Path) -> Forked:
+        request = json.dumps({"argv": list(argv), "env": dict(env), "folder": str(log.parent)})
+        reading, writing = os.pipe()
+        try:
+            with log.open("ab") as output:
+                socket.send_fds(self.socket, [request.encode()], [output.fileno(), writing])
+        finally:
+            os.close(writing)
+        return Forked(int(os.read(reading, 16)), reading)
+
+
+@cache
+def _server(_process: int) -> _Server:
+    return _Server()
+
+
+def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Forked:
+    """Run `python -m` with these arguments in a forked process; its output goes to `log`, its folder is the log's."""
+    return _server(os.getpid()).start(argv, {**inherited(log), **env}, log)

@@ -1,0 +1,77 @@
+"""Which tests run one after the other in one process of pytest-xdist, and which of these groups begin first.
+
+A group is a file, or a part of one where its tests share nothing but servers that every process has anyway. The group
+that took longest the last time begins first, so that no process is left alone with it at the end.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+_KEY = "bucketwire/seconds"  # in pytest's cache
+_CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
+_TOGETHER = {  # they use one Elasticsearch and one Kafka
+    f"tests/contract/{name}.py": "tests/contract/elasticsearch"
+    for name in ("test_elasticsearch", "test_elasticsearch_limits", "test_stream_pages", "test_streams_minio_parity")
+}
+# Where nothing is known yet: the folders in which the longest are.
+_FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
+
+
+def group(nodeid: str) -> str:
+    """The name of a test's group."""
+    file, _, case = nodeid.partition("::")
+    parameter = re.search(r"\[(\w+)", case)
+    first = parameter[1] if parameter else ""
+    if file in _CASES:
+        return nodeid
+    if file == "tests/contract/test_target_contract.py" or file.startswith("tests/integration/outbox/"):
+        return f"{file}[{first}]"  # the kind of server, or of database
+    return _TOGETHER.get(file, file)
+
+
+class Distribution(LoadScopeScheduling):
+    """Gives out the groups, the longest first."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        self.seconds = known(config)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return group(nodeid)
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        longest = max(self.workqueue, key=self._weight)
+        self.workqueue.move_to_end(longest, last=False)
+        super()._assign_work_unit(node)
+
+    def _weight(self, name: str) -> tuple[float, int, int]:
+        rank = next((number for number, folder in enumerate(_FIRST) if name.startswith(folder)), len(_FIRST))
+        return self.seconds.get(name, 0.0 if self.seconds else 1.0), -rank, len(self.workqueue[name])
+
+
+class Durations:
+    """Adds up how long each group takes, and writes it down for the next run."""
+
+    def __init__(self) -> None:
+        self.seconds: Counter[str] = Counter()
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[group(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "cache"):
+            session.config.cache.set(_KEY, dict(known(session.config)) | dict(self.seconds))
+
+
+def known(config: pytest.Config) -> Mapping[str, float]:
+    """How many seconds each group took the last time; nothing, where that is not known."""
+    found: Mapping[str, float] = config.cache.get(_KEY, {}) if hasattr(config, "cache") else {}
+    return found
