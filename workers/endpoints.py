@@ -158,7 +158,7 @@ def _postgresql(settings: PostgresSettings) -> list[Endpoint]:
 
 
 def _elasticsearch(settings: ElasticsearchSettings) -> list[Endpoint]:
-    return [_http(settings.url, _context(settings), guarded=False)]
+    return [_http(str(node), _context(settings), guarded=False) for node in settings.nodes]
 
 
 def _webhook(settings: WebhookSettings) -> list[Endpoint]:

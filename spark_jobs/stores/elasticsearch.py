@@ -7,16 +7,22 @@ With plain ids the key of a document is in its id. A hash cannot be reversed: th
 object; a document under another object's id is malformed, and a document that names no object is ignored.
 """
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import unquote_plus, urlsplit
+from typing import Any, Self
+from urllib.parse import unquote, unquote_plus, urlencode
+from urllib.request import getproxies, proxy_bypass
 
-import httpx
 import orjson
+from elastic_transport import NodeConfig, SerializationError, Transport, TransportApiResponse, TransportError
+from elastic_transport import Urllib3HttpNode as HttpNode
 from pyspark.sql import DataFrame, SparkSession
+from urllib3 import PoolManager, ProxyManager, Timeout
+from urllib3.util import make_headers, parse_url
 
 from app.config import tls
+from app.config.fields.addresses import HostPort
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from spark_jobs.schemas import PATHS, ROWS
@@ -25,11 +31,16 @@ from spark_jobs.stores.base import CannotRead
 _KEEP = "15m"
 _PAGE_SIZE = 5_000  # documents of one response; servers allow 10,000
 _MAX_SLICES = 1_024  # that servers allow
-_TIMEOUT = httpx.Timeout(60, connect=10)  # seconds
+_TIMEOUT = Timeout(connect=10, read=60)  # seconds
 _MAX_MESSAGE = 300
+_JSON = "application/json"
+_NOT_ELASTICSEARCH = "the server that answers there is not Elasticsearch"
 _BUCKET = "Records.s3.bucket.name"
 _PATH_NAMES = tuple(PATHS)
 _NO_TEXTS = (None,) * len(PATHS)
+
+# Its lines say what `CannotRead` says.
+logging.getLogger("elastic_transport").setLevel(logging.CRITICAL)
 
 Row = tuple[str | None, ...]  # ROWS
 
@@ -62,10 +73,10 @@ class PointInTime:
             "allow_partial_search_results": "false",
             "filter_path": "error,hits.hits._id,hits.hits._source,hits.hits.sort",
         }
-        with connect(self.settings) as client:
+        with Cluster(self.settings) as cluster:
             while True:
-                response = _request(client, "POST", "/_search", params=params, json=search)
-                hits = _parse(response, "read").get("hits", {}).get("hits", [])
+                answer = cluster.request("POST", "/_search", params, search)
+                hits = _parse(answer, "read").get("hits", {}).get("hits", [])
                 yield from _rows(hits, self.bucket, self.settings.id_style)
                 if len(hits) < self.page:
                     return
@@ -88,39 +99,104 @@ def open_point_in_time(
 ) -> PointInTime | None:
     """Return the index as it is now, in about `tasks` slices; None if there is no index. Raises `CannotRead`."""
     index = f"/{settings.index}"
-    with connect(settings) as client:
+    keep = {"keep_alive": _KEEP}
+    with Cluster(settings) as cluster:
         # Recent documents are visible only after a refresh, and would count as missing.
-        refreshed = _request(client, "POST", f"{index}/_refresh")
-        if refreshed.status_code == 404 and "index_not_found" in refreshed.text:
+        refreshed = cluster.request("POST", f"{index}/_refresh")
+        if refreshed.meta.status == 404 and "index_not_found" in str(refreshed.body):
             return None
         _parse(refreshed, "maintenance")
-        server = _parse(_request(client, "GET", "/"), "monitor (of the cluster)").get("version", {})
+        server = _parse(cluster.request("GET", "/"), "monitor (of the cluster)").get("version", {})
         if server.get("distribution") == "opensearch":
-            whole = {"keep_alive": _KEEP, "allow_partial_pit_creation": "false"}
-            opened = _parse(_request(client, "POST", f"{index}/_search/point_in_time", params=whole), "read")
+            whole = keep | {"allow_partial_pit_creation": "false"}
+            opened = _parse(cluster.request("POST", f"{index}/_search/point_in_time", whole), "read")
             # OpenSearch has no order over several shards: a slice must not span two.
             shards = opened["_shards"]["total"]
             per_shard = max(1, min(-(-tasks // shards), _MAX_SLICES // shards))
             return PointInTime(settings, bucket, opened["pit_id"], "_doc", shards * per_shard, page)
-        opened = _parse(_request(client, "POST", f"{index}/_pit", params={"keep_alive": _KEEP}), "read")
-        return PointInTime(settings, bucket, opened["id"], "_shard_doc", min(tasks, _MAX_SLICES), page)
+        answer = cluster.request("POST", f"{index}/_pit", keep)
+        if answer.meta.status in (400, 405):
+            raise CannotRead(f"{_problem(answer)} (Elasticsearch 7.15 or OpenSearch 2.4 is needed)")
+        return PointInTime(settings, bucket, _parse(answer, "read")["id"], "_shard_doc", min(tasks, _MAX_SLICES), page)
 
 
-def connect(settings: ElasticsearchSettings) -> httpx.Client:
-    """Return a client with the target's settings; the caller closes it. Raises `CannotRead`."""
-    try:
-        context = tls.context(
-            settings.tls_ca,
-            skip_verify=settings.tls_skip_verify,
-            client_cert=settings.client_cert,
-            client_key=settings.client_key,
-        )
-    except tls.BadFile as error:
-        raise CannotRead(f"Elasticsearch: {error}") from None
-    login = {"Authorization": settings.authorization} if settings.authorization else {}
-    url = urlsplit(settings.url)
-    without_login = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
-    return httpx.Client(base_url=without_login, headers=login, verify=context, timeout=_TIMEOUT)
+class Cluster:
+    """The nodes in the target's settings; requests are repeated at the next node. Raises `CannotRead`.
+
+    They are made on the client's transport: the client itself refuses OpenSearch.
+    """
+
+    def __init__(self, settings: ElasticsearchSettings) -> None:
+        try:
+            context = tls.context(
+                settings.tls_ca,
+                skip_verify=settings.tls_skip_verify,
+                client_cert=settings.client_cert,
+                client_key=settings.client_key,
+            )
+        except tls.BadFile as error:
+            raise CannotRead(f"Elasticsearch: {error}") from None
+        login = {"Authorization": settings.authorization} if settings.authorization else {}
+        nodes = [
+            NodeConfig(
+                node.scheme,
+                *node.address,
+                path_prefix=node.path,
+                headers=login,
+                http_compress=settings.compression,
+                ssl_context=context if node.scheme == "https" else None,
+                ssl_show_warn=False,
+                verify_certs=not settings.tls_skip_verify,
+            )
+            for node in settings.nodes
+        ]
+        self._where = ",".join(map(str, settings.nodes))
+        self._transport = Transport(nodes, node_class=_Node, meta_header=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    def request(
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None
+    ) -> TransportApiResponse:
+        """Return the answer, whatever its status. Raises `CannotRead` without one."""
+        target = f"{path}?{urlencode(params)}" if params else path
+        headers = {"Accept": _JSON} | ({"Content-Type": _JSON} if body is not None else {})
+        try:
+            return self._transport.perform_request(method, target, body=body, headers=headers)
+        except SerializationError:
+            raise CannotRead(f"Elasticsearch at {self._where}: {_NOT_ELASTICSEARCH}") from None
+        except TransportError as error:
+            reason = str(error.__cause__ or error) or type(error).__name__
+            raise CannotRead(f"Elasticsearch at {self._where}: {reason}") from None
+
+
+class _Node(HttpNode):
+    """A node behind the proxy that the environment names, whose certificate only the context's authorities verify.
+
+    The transport's own connections know no proxy, and trust the authorities of `certifi` beside those of the context.
+    """
+
+    pool: PoolManager  # type: ignore[assignment]  # it is asked for whole URLs
+
+    def __init__(self, config: NodeConfig) -> None:
+        super().__init__(config)
+        self._path_prefix = self.base_url
+        options: dict[str, Any] = {"ssl_context": config.ssl_context, "timeout": _TIMEOUT}
+        proxy = "" if proxy_bypass(f"{config.host}:{config.port}") else getproxies().get(config.scheme, "")
+        if not proxy:
+            self.pool = PoolManager(**options)
+            return
+        login = parse_url(proxy).auth
+        headers = make_headers(proxy_basic_auth=unquote(login)) if login else None
+        self.pool = ProxyManager(proxy, proxy_headers=headers, **options)
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.pool.clear()
 
 
 def _documents_of(bucket: str) -> Mapping[str, Any]:
@@ -162,32 +238,24 @@ def _text(value: Any, path: Sequence[str]) -> str | None:
     return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
 
 
-def _request(client: httpx.Client, method: str, path: str, **options: Any) -> httpx.Response:
-    try:
-        return client.request(method, path, **options)
-    except httpx.HTTPError as error:
-        raise CannotRead(f"Elasticsearch at {client.base_url}: {error or type(error).__name__}") from None
-
-
-def _parse(response: httpx.Response, privilege: str) -> Any:
-    """Return the JSON of a successful response; if access is denied, the message names the missing privilege."""
-    server = response.request.url.copy_with(path="/", query=None)
-    try:
-        body = orjson.loads(response.content)
-    except orjson.JSONDecodeError:
-        body = None
-    if not isinstance(body, dict) or (response.is_success and "error" in body):
-        raise CannotRead(
-            f"Elasticsearch at {server}: the server that answers there ({response.status_code}) is not Elasticsearch"
-        )
-    if response.is_success:
+def _parse(answer: TransportApiResponse, privilege: str) -> Any:
+    """Return the JSON of a successful answer; if access is denied, the message names the missing privilege."""
+    status, body = answer.meta.status, answer.body
+    is_success = 200 <= status <= 299
+    if not isinstance(body, dict) or (is_success and "error" in body):
+        raise CannotRead(f"Elasticsearch at {_url(answer.meta.node)}: {_NOT_ELASTICSEARCH} ({status})")
+    if is_success:
         return body
-    hint = {401: " (check the login)", 403: f" (the privilege {privilege} is needed)"}.get(response.status_code, "")
-    if response.status_code in (400, 405) and "_pit" in response.request.url.path:
-        hint = " (Elasticsearch 7.15 or OpenSearch 2.4 is needed)"
-    raise CannotRead(f"Elasticsearch at {server} answered {response.status_code}: {_message(body.get('error'))}{hint}")
+    hint = {401: " (check the login)", 403: f" (the privilege {privilege} is needed)"}.get(status, "")
+    raise CannotRead(f"{_problem(answer)}{hint}")
 
 
-def _message(error: Any) -> str:
+def _problem(answer: TransportApiResponse) -> str:
+    error = answer.body.get("error") if isinstance(answer.body, dict) else None
     message = f"{error.get('type')}: {error.get('reason')}" if isinstance(error, dict) else str(error)
-    return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
+    shown = message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}…"
+    return f"Elasticsearch at {_url(answer.meta.node)} answered {answer.meta.status}: {shown}"
+
+
+def _url(node: NodeConfig) -> str:
+    return f"{node.scheme}://{HostPort(node.host, node.port)}/"

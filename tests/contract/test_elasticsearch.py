@@ -18,7 +18,7 @@ from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
-from workers.targets.elasticsearch.node import Node
+from workers.targets.elasticsearch.node import HttpNode
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
@@ -47,13 +47,13 @@ def journal(mirror: Namespace) -> Access:
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bytes | None]]:
     """Every request as it goes out."""
     found: list[tuple[str, str, bytes | None]] = []
-    usual = Node.request
+    usual = HttpNode.perform_request
 
-    def request(self: Node, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Any:
-        found.append((method, path.partition("?")[0], body))
-        return usual(self, method, path, body, lines=lines)
+    def request(self: HttpNode, method: str, target: str, body: bytes | None = None, **options: Any) -> Any:
+        found.append((method, target.partition("?")[0], body))
+        return usual(self, method, target, body, **options)
 
-    monkeypatch.setattr(Node, "request", request)
+    monkeypatch.setattr(HttpNode, "perform_request", request)
     return found
 
 
@@ -272,16 +272,16 @@ def meddled(
     target = mirror.target()
     other = mirror.target()
     assert list(target.deliver([sample_events.put("a", version="v1")], 1)) == [DELIVERED]
-    usual = Node.request
+    usual = HttpNode.perform_request
     left = iter(range(times))
 
-    def request(self: Node, method: str, path: str, body: bytes | None = None, *, lines: bool = False) -> Any:
-        answer = usual(self, method, path, body, lines=lines)
-        if "/_mget" in path and next(left, None) is not None:
+    def request(self: HttpNode, method: str, target: str, body: bytes | None = None, **options: Any) -> Any:
+        answer = usual(self, method, target, body, **options)
+        if "/_mget" in target and next(left, None) is not None:
             assert list(other.deliver([change()], 1)) == [DELIVERED]
         return answer
 
-    monkeypatch.setattr(Node, "request", request)
+    monkeypatch.setattr(HttpNode, "perform_request", request)
     outcomes = list(target.deliver([sample_events.delete_version("a", "v1"), sample_events.put("b")], 100))
     for each in (target, other):
         each.close()
@@ -544,6 +544,30 @@ def test_a_proxy_that_asks_for_patience_gets_it(receiver: services.Receiver) -> 
     assert isinstance(outcome, Unavailable)
     assert outcome.retry_after == 7
     assert "slow down" in outcome.reason
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/problem+json", "text/html", ""])
+def test_an_error_that_is_not_json_is_judged_by_its_status(receiver: services.Receiver, kind: str) -> None:
+    receiver.set(status=503, headers={"Retry-After": "7", "Content-Type": kind}, body="<html>")
+    (outcome,) = attempt(at(receiver), [sample_events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert outcome.retry_after == 7
+    assert "answered 503: Service Unavailable" in outcome.reason
+
+
+def test_the_proxy_of_the_environment_is_used(receiver: services.Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", receiver.url)
+    probe = Namespace.__new__(Namespace)
+    target = probe.target({"url": "http://me:s3cret@elastic.test/behind", "index": "events"})
+    with pytest.raises(TargetUnavailable, match=r"http://elastic\.test:80"):
+        target.open()
+    (request,) = receiver.requests()
+    assert request.path == "http://elastic.test/behind/"
+    assert request.headers["authorization"] == "Basic bWU6czNjcmV0"
+    target.close()
+    with pytest.raises(TargetUnavailable):
+        target.open()
+    assert receiver.requests()[1].path == request.path
 
 
 def test_a_path_in_the_url_stands_before_every_request(receiver: services.Receiver) -> None:

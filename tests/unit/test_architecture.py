@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[2]
 OURS = ("app", "workers", "migrations", "spark_jobs", "tests", "bench")
 # What a target's driver is imported as. The outbox speaks SQL through SQLAlchemy, and the embedded default Redis.
 DRIVERS = {
-    "amqp", "confluent_kafka", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2", "pymysql", "redis",
+    "amqp", "confluent_kafka", "elastic_transport", "elasticsearch", "kafka", "nats", "nsq", "paho", "pika", "psycopg2",
+    "pymysql", "redis",
 }  # fmt: skip
 KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
 KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/pg_timeouts.py"}  # what SQLAlchemy's driver lacks is made good there

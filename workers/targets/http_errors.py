@@ -1,6 +1,7 @@
 """Read what targets need of urllib3's errors and answers."""
 
-from urllib3 import BaseHTTPResponse
+from collections.abc import Mapping
+
 from urllib3.exceptions import HTTPError, InvalidHeader
 from urllib3.util import Retry
 
@@ -11,9 +12,10 @@ def describe_http_error(error: HTTPError) -> str:
     return text.rpartition(": Failed to establish a new connection: ")[2] or text
 
 
-def retry_after(response: BaseHTTPResponse) -> float | None:
-    """Return the answer's Retry-After in seconds; None if it has none, or an invalid one."""
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Return an answer's Retry-After in seconds; None if it has none, or an invalid one."""
+    text = headers.get("Retry-After")
     try:
-        return Retry().get_retry_after(response)
-    except InvalidHeader:
+        return Retry().parse_retry_after(text) if text is not None else None
+    except (InvalidHeader, ValueError, OverflowError):  # the latter two for numbers and dates out of all proportion
         return None

@@ -36,9 +36,14 @@ def basic_auth(login: str) -> str:
 class _PlainPool(HTTPConnectionPool):
     ConnectionCls = PlainConnection
 
+    def is_same_host(self, url: str) -> bool:  # noqa: ARG002 - it is the same for every URL
+        """Return true: a proxy that forwards is sent whole URLs."""
+        return True
+
 
 class _SecurePool(HTTPSConnectionPool):
     ConnectionCls = TlsConnection
+    is_same_host = _PlainPool.is_same_host
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,6 @@ class HttpPool:
             headers=headers,
             retries=False,
             redirect=False,
-            assert_same_host=False,
             timeout=timeout,
             preload_content=read,
             decode_content=read,
@@ -157,7 +161,8 @@ def http_pool(endpoint: str, context: ssl.SSLContext, *, guarded: bool, connecti
     else:
         pool = _PlainPool(host, port, maxsize=connections, block=False, guarded=guarded)
     forwarded = proxy is not None and scheme == "http"
-    target = url._replace(auth=None, fragment=None).url if forwarded else url.request_uri
+    whole = url._replace(auth=None, port=None if port == _PORTS[scheme] else port, fragment=None).url
+    target = whole if forwarded else url.request_uri
     return HttpPool(pool, target, where, url, proxy, context, guarded)
 
 

@@ -3,14 +3,16 @@
 import base64
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HttpUrl
+from app.config.fields.addresses import HostPort, HttpUrl
 from app.config.fields.field_types import Choice, FieldType, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import NamespaceSettings, check_certificate_pair
+
+_PORTS = {"http": 80, "https": 443}
 
 
 class IndexName(FieldType[str]):
@@ -31,22 +33,44 @@ class IndexName(FieldType[str]):
         return text
 
 
-class NodeUrl(HttpUrl):
-    """The URL of a node, or of a proxy in front of it; it may contain a login and a path."""
+class Node(NamedTuple):
+    """Where a node is; the path, of a proxy in front of it, is empty or begins with `/`."""
+
+    scheme: str
+    address: HostPort
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+
+class NodeUrls(HttpUrl):
+    """URLs of nodes of one cluster, or of proxies in front of them; each may have a path, the first one a login."""
+
+    label = "http(s) URLs"
+    separator = ","
 
     def parse(self, text: str) -> str:
-        """Return the URL without a trailing `/`."""
-        url = super().parse(text)
-        if urlsplit(url).query:
+        """Return the URLs without trailing slashes."""
+        urls = [super(NodeUrls, self).parse(url).rstrip("/") for url in split_urls(text)]
+        if any(urlsplit(url).query for url in urls):
             raise BadValue("has a ?query, which requests to Elasticsearch cannot use", "leave it out")
-        return url.rstrip("/")
+        return ",".join(urls)
+
+    def shown(self, text: str) -> str:
+        return ",".join(super(NodeUrls, self).shown(url) for url in split_urls(text))
+
+
+def split_urls(text: str) -> list[str]:
+    """Split comma-separated URLs; a comma within a login or a path separates nothing."""
+    return re.split(r"\s*,\s*(?=https?://)", text, flags=re.IGNORECASE)
 
 
 @declared
 class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title="Elasticsearch"):
     """Elasticsearch 7 and later; with `opensearch`, also OpenSearch (reference §4.8)."""
 
-    url: str = setting(NodeUrl(), about="the URL of a node; it may contain a login")
+    url: str = setting(NodeUrls(), about="the URLs of the cluster's nodes; the first one may contain a login")
     index: str = setting(IndexName(), about="the index, alias or data stream; a missing index is created")
     username: str = setting(Text(), default="", about="user, if not in the URL")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
@@ -68,6 +92,18 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
+    compression: bool = setting(Toggle(), default="off", about="compress requests and answers by gzip")
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes, each once."""
+        urls = (urlsplit(url) for url in split_urls(self.url))
+        return tuple(
+            dict.fromkeys(
+                Node(url.scheme, HostPort(url.hostname or "", url.port or _PORTS.get(url.scheme, 0)), url.path)
+                for url in urls
+            )
+        )
 
     @property
     def authorization(self) -> str:
@@ -77,7 +113,7 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
             return f"ApiKey {base64.b64encode(key.encode()).decode() if ':' in key else key}"
         login = f"{self.username}:{self.password}".encode() if self.username else b""
         if not login:
-            in_url, at, _ = urlsplit(self.url).netloc.rpartition("@")
+            in_url, at, _ = urlsplit(split_urls(self.url)[0]).netloc.rpartition("@")
             login = unquote_to_bytes(in_url) if at else b""
         return f"Basic {base64.b64encode(login).decode()}" if login else ""
 
@@ -88,10 +124,15 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
             missing = "password" if self.username else "username"
             yield Problem(missing, "", "is missing", "give username and password, or neither")
         logins = [name for name in ("username", "api_key") if getattr(self, name)]
-        if urlsplit(self.url).username is not None:
+        first, *others = (urlsplit(url) for url in split_urls(self.url))
+        if first.username is not None:
             logins.insert(0, "url")
+        if any(url.username is not None for url in others):
+            yield Problem("url", "", "has a login after the first URL", "write it in the first URL, for all")
+        if any(url.scheme != first.scheme for url in others):
+            yield Problem("url", "", "mixes http and https", "write all URLs with the same of the two")
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second login beside that of {logins[0]}", "keep one of them")
         for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.url.startswith("https:"):
+            if getattr(self, name) and first.scheme != "https":
                 yield Problem(name, "", "has no effect without TLS", "write the url with https")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from app.config.fields.addresses import HostPort
 from app.config.target_settings import BadSettings, from_config_json, from_environ, load, parse_line, redacted
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.config.targets.kafka import KafkaSettings
+from workers.telemetry.redaction import secrets_of
 
 KAFKA = {"brokers": "kafka", "topic": "events"}
 ELASTICSEARCH = {"url": "http://es:9200", "index": "events"}
@@ -130,6 +132,10 @@ ELASTICSEARCH_REFUSED: list[tuple[dict[str, str], str, str]] = [
     ({"url": "es:9200"}, "url", "is not a URL with a scheme and a host"),
     ({"url": "ftp://es:9200"}, "url", "is not an http or https URL"),
     ({"url": "http://es:9200/?pretty"}, "url", "has a ?query"),
+    ({"url": "http://a:9200,http://b:9200/?pretty"}, "url", "has a ?query"),
+    ({"url": "http://a:9200,b:9200"}, "url", "is not a URL"),
+    ({"url": "http://a:9200,https://b:9200"}, "url", "mixes http and https"),
+    ({"url": "http://a:9200,http://me:hunter2@b:9200"}, "url", "write it in the first URL, for all"),
     ({"index": ""}, "index", "is required"),
     ({"index": "Events"}, "index", "write it in lower case"),
     ({"index": "a,b"}, "index", "is not an index name"),
@@ -158,9 +164,25 @@ def test_what_elasticsearch_cannot_be_told(values: dict[str, str], key: str, why
     assert "hunter2" not in str(found)
 
 
-def test_the_login_in_a_url_is_not_shown() -> None:
-    shown = redacted("elasticsearch", ELASTICSEARCH | {"url": "http://me:hunter2@es:9200", "api_key": "hunter2"})
+@pytest.mark.parametrize("url", ["http://me:hunter2@es:9200", "http://a,http://me:hunter2@b", "http://me:hunter2@a,x"])
+def test_the_login_in_a_url_is_not_shown(url: str) -> None:
+    shown = redacted("elasticsearch", ELASTICSEARCH | {"url": url, "api_key": "hunter2"})
     assert "hunter2" not in str(shown)
+
+
+def test_several_nodes_are_urls_with_a_comma_between_them() -> None:
+    text = "HTTPS://me:hunter,2@A:443/x/ , https://b:9243,https://a/x,https://[::1]:9200"
+    settings = load(ElasticsearchSettings, ELASTICSEARCH | {"url": text})
+    assert settings.url == "https://me:hunter,2@a/x,https://b:9243,https://a/x,https://[::1]:9200"
+    assert [f"{node}{node.path}" for node in settings.nodes] == [
+        "https://a:443/x",
+        "https://b:9243",
+        "https://[::1]:9200",
+    ]
+    assert base64.b64decode(settings.authorization.removeprefix("Basic ")) == b"me:hunter,2"
+    assert load(ElasticsearchSettings, ELASTICSEARCH | {"url": text.split(" , ")}).url.startswith("https://me")
+    secrets = set(secrets_of(settings))
+    assert {"hunter,2"} <= secrets
 
 
 def test_every_form_says_the_same_of_kafka() -> None:

@@ -1,16 +1,14 @@
-"""Read a node's answers: to a request, and to each document of a `_bulk` request (table in `…elasticsearch.target`)."""
+"""Decide what a cluster's answers mean: to a request, and to each document of `_bulk` (table in `….target`)."""
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from http.client import responses
 from typing import Any
 
-import orjson
-from urllib3 import BaseHTTPResponse
-
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets.http_errors import retry_after
 
 _SHOWN = 500
+_LEAST_MAJOR = 7
 _UNAVAILABLE = frozenset({401, 403, 404, 429, 503})
 _NOT_THE_EVENTS_FAULT = (
     "index_closed_exception",
@@ -18,38 +16,27 @@ _NOT_THE_EVENTS_FAULT = (
     "only write ops with an op_type of create",
 )
 CHANGED = Failed("the document was changed by others repeatedly while its version was checked")
+NO_MIRROR = "it is a data stream, in which nothing can be replaced; format namespace needs an index"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The node's answer: any status, and the body if it is JSON."""
-
-    status: int
-    reason: str
-    body: Any
-    product: str
-    retry_after: float | None
-
-    @property
-    def is_good(self) -> bool:
-        """Whether the request succeeded."""
-        return 200 <= self.status <= 299
-
-    @property
-    def error(self) -> str:
-        """The node's own description of the error, or the status."""
-        error = self.body.get("error") if isinstance(self.body, dict) else None
-        return describe_error(error) or self.reason or "no reason given"
+def is_good(status: int) -> bool:
+    """Return whether a request with this status succeeded."""
+    return 200 <= status <= 299
 
 
-def read_answer(response: BaseHTTPResponse) -> Answer:
-    """Read the answer to a request."""
-    try:
-        body = orjson.loads(response.data) if response.data else None
-    except orjson.JSONDecodeError:
-        body = None
-    product = response.headers.get("X-Elastic-Product", "")
-    return Answer(response.status, response.reason or "", body, product, retry_after(response))
+def problem_of_answer(status: int, body: Any) -> str:
+    """Return why an answer, whatever was asked, is none of a cluster that accepts the login; empty if it is one."""
+    if status == 401:
+        return f"answered 401: {error_of_answer(status, body)} (check the login)"
+    if 300 <= status <= 399 or (is_good(status) and body is None):
+        return f"answered {status}: the server is not Elasticsearch"
+    return ""
+
+
+def error_of_answer(status: int, body: Any) -> str:
+    """Return the server's own description of the error, or what the status means."""
+    described = describe_error(body.get("error")) if isinstance(body, dict) else ""
+    return described or responses.get(status, "no reason given")
 
 
 def describe_error(error: object) -> str:
@@ -64,11 +51,63 @@ def describe_error(error: object) -> str:
     return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
 
 
+def problem_of_server(body: Any, product: str | None, *, opensearch: bool) -> str:
+    """Return why the server that introduces itself like this cannot be written to; empty if it can.
+
+    `product` is the name in its `X-Elastic-Product` header, `opensearch` whether servers without it are accepted.
+    """
+    version = body.get("version") if isinstance(body, dict) else None
+    number = str(version.get("number", "")) if isinstance(version, dict) else ""
+    if not number:
+        return "the server is not Elasticsearch"
+    is_opensearch = isinstance(version, dict) and version.get("distribution") == "opensearch"
+    if not opensearch and (is_opensearch or product != "Elasticsearch"):
+        server = f"OpenSearch {number}" if is_opensearch else f"version {number} of an unnamed server"
+        return f"this is {server}; set opensearch=on to use it"
+    major = re.match(r"[0-9]+", number)
+    if not is_opensearch and (major is None or int(major[0]) < _LEAST_MAJOR):
+        return f"version {number} is too old; {_LEAST_MAJOR} or later is needed"
+    return ""
+
+
+def problem_of_index(resolved: Any, name: str, *, is_mirror: bool) -> str | None:
+    """Return why what has this name cannot be written to, empty if it can; None if nothing has the name.
+
+    Unlike in MinIO, an alias and a data stream count as existing (§4.8).
+    """
+    if _named(resolved.get("indices"), name):
+        return ""
+    if alias := _named(resolved.get("aliases"), name):
+        indices = alias.get("indices", [])
+        if is_mirror and len(indices) != 1:
+            return (
+                f"it is an alias of {len(indices)} indices, and a document could be in any of them; "
+                "format namespace needs an alias of one"
+            )
+        return ""
+    if _named(resolved.get("data_streams"), name):
+        return NO_MIRROR if is_mirror else ""
+    return None
+
+
+def indices_of_alias(resolved: Any, name: str) -> int:
+    """Return how many indices the alias of this name has; 1 for anything else."""
+    alias = _named(resolved.get("aliases"), name)
+    return len(alias.get("indices", [])) if alias else 1
+
+
+def problem_of_alias(indices: Any, name: str) -> str:
+    """Return why an alias of these indices (name to settings) cannot be written to; empty if it can."""
+    if any(index["aliases"][name].get("is_write_index") for index in indices.values()):
+        return ""
+    return f"it is an alias of {len(indices)} indices, none of them to write to"
+
+
 def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool) -> Outcome:
     """Return the outcome of one document; `CHANGED` if a `conditional` action found another document."""
     ((action, result),) = item.items()
     status, error = result["status"], describe_error(result.get("error"))
-    if 200 <= status <= 299 or (status == 404 and action == "delete"):
+    if is_good(status) or (status == 404 and action == "delete"):
         return DELIVERED
     reason = f"{where}: {status} {error}"
     if status == 409 and conditional:
@@ -76,3 +115,9 @@ def outcome_of_item(where: str, item: Mapping[str, Any], *, conditional: bool) -
     if status in _UNAVAILABLE or any(state in error for state in _NOT_THE_EVENTS_FAULT):
         return Unavailable(reason)
     return Failed(reason) if status >= 500 else Rejected(reason)
+
+
+def _named(found: object, name: str) -> dict[str, Any] | None:
+    """Return the entry of this name in a list of named entries."""
+    entries = found if isinstance(found, list) else []
+    return next((entry for entry in entries if entry.get("name") == name), None)

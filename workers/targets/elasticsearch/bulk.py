@@ -7,8 +7,8 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.elasticsearch.answers import outcome_of_item
-from workers.targets.elasticsearch.node import Node
+from workers.targets.elasticsearch.answers import error_of_answer, is_good, outcome_of_item
+from workers.targets.elasticsearch.cluster import Cluster
 
 _PORTION = 10_000_000  # bytes of a request; a server accepts 100 MB, and is fastest with a tenth of that
 
@@ -36,17 +36,14 @@ class Bulk:
 
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._most_bytes = _PORTION
-        # The server stops waiting for a shard a little before we stop waiting for the server, and reports the reason.
-        patience = max(1, round(settings.timeout * 800))
-        self._path = f"/{settings.index}/_bulk?filter_path=errors,items.*.status,items.*.error&timeout={patience}ms"
         self._where = f"Elasticsearch index {settings.index}"
 
-    def send(self, node: Node, operations: Sequence[Operation], batch: Batch, at_once: int) -> list[Outcome]:
+    def send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch, at_once: int) -> list[Outcome]:
         """Return an outcome for each operation; after a request with a refused one, send no more."""
         outcomes: list[Outcome] = []
         for portion in _portions(operations, self._most_bytes, at_once):
             try:
-                outcomes += self._send(node, portion, batch)
+                outcomes += self._send(cluster, portion, batch)
             except TargetUnavailable as error:
                 outcomes += [Unavailable(error.reason, error.retry_after)] * len(portion)
             if any(isinstance(outcome, Unavailable) for outcome in outcomes[-len(portion) :]):
@@ -54,35 +51,35 @@ class Bulk:
                 break
         return outcomes
 
-    def _send(self, node: Node, operations: Sequence[Operation], batch: Batch) -> list[Outcome]:
+    def _send(self, cluster: Cluster, operations: Sequence[Operation], batch: Batch) -> list[Outcome]:
         """Make one request for the operations that may be sent; if it is refused as a whole, send its halves."""
         chosen = set(batch.begin([index for operation in operations for index in operation.indexes]))
         allowed = [not chosen.isdisjoint(operation.indexes) for operation in operations]
         if not all(allowed):
             free = [operation for operation, may in zip(operations, allowed, strict=True) if may]
-            settled = iter(self._send(node, free, batch) if free else ())
+            settled = iter(self._send(cluster, free, batch) if free else ())
             return [next(settled) if may else NOT_ATTEMPTED for may in allowed]
         body = b"".join(part for operation in operations for part in (operation.action, operation.document))
-        answer = node.request("POST", self._path, body, lines=True)
-        if answer.is_good:
+        answer = cluster.bulk(body)
+        status = answer.meta.status
+        if is_good(status):
             items = answer.body.get("items", ())
             if len(items) != len(operations):
-                raise TargetUnavailable(f"{node.where} answered for {len(items)} of {len(operations)} documents")
+                raise TargetUnavailable(f"{cluster.where} answered for {len(items)} of {len(operations)} documents")
             if not answer.body.get("errors", True):
                 return [DELIVERED] * len(operations)
             return [
                 outcome_of_item(self._where, item, conditional=operation.conditional)
                 for operation, item in zip(operations, items, strict=True)
             ]
-        reason = f"{node.where} answered {answer.status}: {answer.error}"
-        if answer.status not in (400, 413):
-            raise TargetUnavailable(reason, answer.retry_after)
+        if status not in (400, 413):
+            raise cluster.unavailable(answer)
         if len(operations) == 1:
-            return [Rejected(reason)]
-        if answer.status == 413:
+            return [Rejected(f"{cluster.where} answered {status}: {error_of_answer(status, answer.body)}")]
+        if status == 413:
             self._most_bytes = max(1, len(body) // 2)  # permanently: the server, or a proxy, accepts no larger requests
         middle = len(operations) // 2
-        return self._send(node, operations[:middle], batch) + self._send(node, operations[middle:], batch)
+        return self._send(cluster, operations[:middle], batch) + self._send(cluster, operations[middle:], batch)
 
 
 def _portions(operations: Sequence[Operation], most_bytes: int, at_once: int) -> Iterator[Sequence[Operation]]:

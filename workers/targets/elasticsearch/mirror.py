@@ -3,15 +3,17 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import orjson
+
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.highwayhash import document_ids
 from app.events.model import Effect, Event
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
-from workers.targets.elasticsearch.answers import CHANGED, describe_error
+from workers.targets.elasticsearch.answers import CHANGED, describe_error, is_good
 from workers.targets.elasticsearch.bulk import Bulk, Operation
-from workers.targets.elasticsearch.node import Node
+from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.payloads import Rows, change, collapse, text, version_name
 
 _LONGEST_ID = 512
@@ -26,16 +28,14 @@ class Mirror:
         self._bulk = bulk
         self._hashed_ids = settings.id_style == "hash"
         self._where = f"Elasticsearch index {settings.index}"
-        fields = "Records.s3.object.key,Records.s3.object.versionId"
-        self._read = f"/{settings.index}/_mget?_source_includes={fields}"
 
-    def write(self, node: Node, batch: Batch, at_once: int) -> None:
+    def write(self, cluster: Cluster, batch: Batch, at_once: int) -> None:
         """Write one document per object. If one is rejected, the object's previous event is written instead."""
         ids = self._ids(batch)
         waiting = [index for index, event in enumerate(batch.events) if event.path in ids]
         while waiting and not batch.is_over:
             rows = collapse(change(batch.events[index], "namespace") for index in waiting)
-            settled = self._write(node, rows, ids, batch, waiting, at_once)
+            settled = self._write(cluster, rows, ids, batch, waiting, at_once)
             blamed: set[str] = set()
             left: list[int] = []
             for index in reversed(waiting):
@@ -64,7 +64,7 @@ class Mirror:
         return {path: text(path).encode() for path, size in sizes.items() if size <= _LONGEST_ID}
 
     def _write(
-        self, node: Node, rows: Rows, ids: Mapping[str, bytes], batch: Batch, waiting: Sequence[int], at_once: int
+        self, cluster: Cluster, rows: Rows, ids: Mapping[str, bytes], batch: Batch, waiting: Sequence[int], at_once: int
     ) -> dict[str, Outcome]:
         """Write the combined result of the waiting events; a path missing from the result needed no change."""
         indexes: dict[str, list[int]] = {}
@@ -81,12 +81,12 @@ class Mirror:
             versions.setdefault(path, set()).add(version)
         for _ in range(_TRIES):
             settled = {path: outcome for path, outcome in settled.items() if path not in versions}
-            removals = self._removals(node, versions, ids, indexes)
+            removals = self._removals(cluster, versions, ids, indexes)
             if isinstance(removals, Unavailable):
                 settled |= dict.fromkeys(versions, removals)
             else:
                 operations += removals
-            outcomes = self._bulk.send(node, operations, batch, at_once)
+            outcomes = self._bulk.send(cluster, operations, batch, at_once)
             settled |= zip((operation.path for operation in operations), outcomes, strict=True)
             operations = []
             versions = {path: named for path, named in versions.items() if settled.get(path) is CHANGED}
@@ -96,7 +96,7 @@ class Mirror:
 
     def _removals(
         self,
-        node: Node,
+        cluster: Cluster,
         versions: Mapping[str, Set[str]],
         ids: Mapping[str, bytes],
         indexes: Mapping[str, Sequence[int]],
@@ -107,12 +107,11 @@ class Mirror:
         for start in range(0, len(paths), _READ_AT_ONCE):
             part = paths[start : start + _READ_AT_ONCE]
             try:
-                answer = node.request("POST", self._read, b'{"ids":[%s]}' % b",".join(ids[path] for path in part))
+                answer = cluster.versions([orjson.loads(ids[path]) for path in part])
+                if not is_good(answer.meta.status):
+                    raise cluster.unavailable(answer, "the privilege read of the index is needed")
             except TargetUnavailable as error:
                 return Unavailable(error.reason, error.retry_after)
-            if not answer.is_good:
-                hint = " (the privilege read of the index is needed)" if answer.status == 403 else ""
-                return Unavailable(f"{node.where} answered {answer.status}: {answer.error}{hint}", answer.retry_after)
             for path, document in zip(part, answer.body["docs"], strict=True):
                 problem = describe_error(document.get("error"))
                 if problem and "index_not_found" not in problem:

@@ -29,18 +29,19 @@ from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck
 from workers.targets.batch import Batch
 from workers.targets.elasticsearch.bulk import Bulk, Operation
+from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.elasticsearch.mirror import Mirror
-from workers.targets.elasticsearch.node import Node
 from workers.targets.payloads import line, waves
 
 
 class ElasticsearchTarget:
-    """One index, one connection."""
+    """One index, one connection to each node."""
 
     def __init__(self, settings: ElasticsearchSettings) -> None:
         self._settings = settings
-        self._node: Node | None = None
+        self._cluster: Cluster | None = None
         self._stamp: object = None
+        self._is_open = False
         self._bulk = Bulk(settings)
         self._mirror = Mirror(settings, self._bulk)
 
@@ -50,40 +51,43 @@ class ElasticsearchTarget:
 
     def deliver(self, events: Sequence[Event], window: int, lease: LeaseCheck = NO_LEASE) -> Sequence[Outcome]:
         """Send requests of up to 10 MB, or of one document; after a refused request send nothing more."""
-        node = self._node
-        if node is None or self._stamp != self._files():
-            node = self._connect()
+        cluster = self._cluster
+        if cluster is None or not self._is_open or self._stamp != self._files():
+            cluster = self._connect()
+        cluster.lease = lease
         batch = Batch(events, lease)
         at_once = 1 if window == 1 else len(events)
         if self._settings.format == "access":
-            self._append(node, batch, at_once)
+            self._append(cluster, batch, at_once)
         else:
-            self._mirror.write(node, batch, at_once)
+            self._mirror.write(cluster, batch, at_once)
         outcomes = batch.outcomes()
         if any(isinstance(outcome, Unavailable) for outcome in outcomes):
             self.close()
         return outcomes
 
     def close(self) -> None:
-        """Close the connection."""
-        node, self._node = self._node, None
-        if node is not None:
-            node.close()
+        """Close the connections; which nodes did not answer is remembered."""
+        self._is_open = False
+        if self._cluster is not None:
+            self._cluster.close()
 
-    def _connect(self) -> Node:
+    def _connect(self) -> Cluster:
         self.close()
-        self._stamp = self._files()
-        node = Node(self._settings)
+        stamp = self._files()
+        if self._cluster is None or stamp != self._stamp:
+            self._cluster, self._stamp = Cluster(self._settings), stamp
+        self._cluster.lease = NO_LEASE
         try:
-            node.check()
-            node.take_index()
+            self._cluster.check()
+            self._cluster.take_index()
         except BaseException:
-            node.close()
+            self._cluster.close()
             raise
-        self._node = node
-        return node
+        self._is_open = True
+        return self._cluster
 
-    def _append(self, node: Node, batch: Batch, at_once: int) -> None:
+    def _append(self, cluster: Cluster, batch: Batch, at_once: int) -> None:
         """Write a document for each event, under an id that the server generates."""
         for wave in waves(batch.events):
             events = [batch.events[index] for index in wave]
@@ -91,7 +95,7 @@ class ElasticsearchTarget:
                 Operation(event.path, [index], b'{"create":{}}\n', line(event).encode())
                 for index, event in zip(wave, events, strict=True)
             ]
-            for index, outcome in zip(wave, self._bulk.send(node, operations, batch, at_once), strict=True):
+            for index, outcome in zip(wave, self._bulk.send(cluster, operations, batch, at_once), strict=True):
                 if outcome is not NOT_ATTEMPTED:
                     batch.settle(index, outcome)
 

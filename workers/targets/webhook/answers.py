@@ -50,7 +50,7 @@ def outcome_of_answer(where: str, response: BaseHTTPResponse, answer: bytes, sec
 def _outcome_of_refusal(where: str, response: BaseHTTPResponse, shown: str) -> Outcome:
     status = response.status
     reason = f"{where} answered {status} {response.reason or ''}".rstrip()
-    later = retry_after(response)
+    later = retry_after(response.headers)
     if status == 410:
         return Unavailable(f"{reason}: the endpoint is gone for good", pause=True)
     if status in _BUSY:

@@ -1,0 +1,176 @@
+"""A target with several addresses, on a cluster of two real nodes of which one dies, hangs, and comes back."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from urllib3 import HTTPConnectionPool
+
+from app.events.model import Event
+from tests import services
+from tests.contract.probes.base import attempt
+from tests.contract.probes.elasticsearch import Access, Namespace
+from tests.support import sample_events
+from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.targets.base import LeaseExpired
+
+
+@dataclass(eq=False)
+class Member(services.Elasticsearch):
+    """A node of a cluster; `follows` makes it a second one that holds no documents and elects nobody."""
+
+    follows: services.Elasticsearch | None = None
+
+    def prepare(self) -> None:
+        super().prepare()
+        file = self.folder / "config/elasticsearch.yml"
+        settings: dict[str, Any] = {}
+        for line in file.read_text().splitlines():
+            name, _, value = line.partition(": ")
+            settings[name] = json.loads(value)
+        del settings["discovery.type"]
+        if self.follows is None:
+            settings["cluster.initial_master_nodes"] = ["node-1"]
+        else:
+            seed = f"{services.LOOPBACK}:{self.follows.transport_port}"
+            settings |= {"node.name": "node-2", "node.roles": [], "discovery.seed_hosts": [seed]}
+        file.write_text("".join(f"{name}: {json.dumps(value)}\n" for name, value in settings.items()))
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[tuple[Member, Member]]:
+    with Member().start() as first, Member(follows=first).start() as second:
+        yield first, second
+
+
+@pytest.fixture
+def both(members: tuple[Member, Member]) -> Iterator[Namespace]:
+    """A probe whose URL names both nodes, the second of which runs."""
+    first, second = members
+    probe = Namespace(first)
+    probe.renew()
+    yield probe
+    if not second.running:
+        second.start()
+
+
+def urls(*nodes: services.Elasticsearch) -> dict[str, str]:
+    return {"url": ",".join(node.url for node in nodes), "timeout": "2s"}
+
+
+def puts(first: int, last: int) -> list[Event]:
+    return [sample_events.put(f"object-{number}") for number in range(first, last)]
+
+
+def test_a_node_that_dies_costs_no_event_an_attempt(both: Namespace, members: tuple[Member, Member]) -> None:
+    _, second = members
+    target = both.target(**urls(*members))
+    target.open()
+    assert [list(target.deliver([event], 1)) for event in puts(0, 4)] == [[DELIVERED]] * 4
+    second.kill()
+    assert [list(target.deliver([event], 1)) for event in puts(4, 20)] == [[DELIVERED]] * 16
+    target.close()
+    target.open()  # asks the node that is alive at once
+    target.close()
+    assert len(both.held()) == 20
+
+
+def test_a_lease_that_ended_is_noticed_before_the_next_node_is_tried(
+    both: Namespace, members: tuple[Member, Member]
+) -> None:
+    class Once:
+        looks = 0
+
+        def check(self) -> None:
+            self.looks += 1
+            if self.looks > 1:
+                raise LeaseExpired("it was only for a test")
+
+        def has_time(self) -> bool:
+            return True
+
+    target = both.target(**urls(*members))
+    target.open()
+    members[1].kill()
+    ended = 0
+    for event in puts(0, 2):  # one of them is for the node that died
+        try:
+            assert list(target.deliver([event], 1, Once())) == [DELIVERED]
+        except LeaseExpired:
+            ended += 1
+    assert ended == 1
+    assert list(target.deliver(puts(2, 3), 1)) == [DELIVERED]
+    target.close()
+
+
+def test_a_node_that_hangs_costs_one_call(both: Namespace, members: tuple[Member, Member]) -> None:
+    target = both.target(**urls(*members))
+    # New fields would wait until the cluster, too, has left out the node.
+    services.until(lambda: attempt(target, puts(0, 1), 1) == [DELIVERED], 60, what="the index to know the fields")
+    members[1].freeze()
+    try:
+        outcomes = [outcome for event in puts(1, 12) for outcome in attempt(target, [event], 1)]
+    finally:
+        members[1].thaw()
+    target.close()
+    refused = [outcome for outcome in outcomes if outcome != DELIVERED]
+    assert 1 <= len(refused) <= 2  # not each second one; the node is tried again after ten seconds
+    assert isinstance(refused[0], Unavailable)
+    assert "no answer within 2 s" in refused[0].reason
+
+
+def test_when_no_node_is_left_the_target_is_unavailable_until_one_is_back(
+    both: Namespace, members: tuple[Member, Member]
+) -> None:
+    closed = f"http://{services.LOOPBACK}:{services.free_port()}"
+    target = both.target(url=f"{closed},{members[1].url}", timeout="2s")
+    target.open()
+    members[1].kill()
+    for event in puts(0, 3):
+        (outcome,) = attempt(target, [event], 1)
+        assert isinstance(outcome, Unavailable)
+        assert "refused" in outcome.reason
+        assert closed in outcome.reason
+    members[1].start()
+    services.until(lambda: attempt(target, puts(3, 4), 1) == [DELIVERED], 60, what="the node to be asked again")
+    target.close()
+
+
+@pytest.mark.parametrize("format_", ["namespace", "access"])
+def test_each_objects_events_keep_their_order_over_several_nodes(
+    both: Namespace, members: tuple[Member, Member], format_: str
+) -> None:
+    probe = both if format_ == "namespace" else Access(both.server)
+    target = probe.target(**urls(*members))
+    made = [sample_events.put(f"object-{number % 3}", number=number + 1) for number in range(60)]
+    for start in range(0, 60, 6):
+        assert set(target.deliver(made[start : start + 6], 1 + start % 2 * 99)) == {DELIVERED}
+    target.close()
+    for numbers in probe.numbers().values():
+        assert numbers == (sorted(numbers) if format_ == "access" else numbers[-1:])
+    assert max(max(numbers) for numbers in probe.numbers().values()) == 60
+
+
+def test_requests_are_compressed_if_that_is_asked_for(both: Namespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies: list[tuple[bytes, str]] = []
+    usual = HTTPConnectionPool.urlopen
+
+    def urlopen(self: HTTPConnectionPool, method: str, url: str, **options: Any) -> Any:
+        if "/_bulk" in url:
+            bodies.append((options["body"], options["headers"].get("content-encoding", "")))
+        return usual(self, method, url, **options)
+
+    monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
+    batch: Sequence[Event] = puts(0, 5)
+    target = both.target(compression="on")
+    assert set(target.deliver(batch, 100)) == {DELIVERED}
+    target.close()
+    ((body, encoding),) = bodies
+    assert encoding == "gzip"
+    assert gzip.decompress(body).count(b"\n") == 10
+    assert len(both.held()) == 5
