@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from random import Random
-from typing import Any
 
 import orjson
 import sqlalchemy as sa
@@ -24,7 +23,7 @@ from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import advance_cursors
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import has_work
+from app.outbox.delivery.log_ahead import has_work, look_around
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -190,23 +189,18 @@ class Leases:
                 )
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
-            mine = connection.execute(_CLAIMED, {"target": row.id, "token": token}).all()
+            mine = connection.execute(
+                sa.select(c.partition, c.position).where(_log_cursors(row.id), c.lease_token == token)
+            ).all()
             if not mine:
                 return None
-            positions = {cursor.partition: cursor.position for cursor in mine}
-            replays: list[ReplayPartition] = []
-            if any(cursor.replays for cursor in mine):
-                replays += [replay for replay in replay_partitions(connection, row.id) if replay.partition in positions]
-            return Lease(
-                row.id,
-                token,
-                positions,
-                replays,
-                probing,
-                head=min(cursor.head for cursor in mine),
-                parks=any(cursor.parks for cursor in mine),
-                redelivers=any(cursor.redelivers for cursor in mine),
-            )
+            lease = Lease(row.id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
+            seen = look_around(connection, row.id, lease.positions)
+            lease.head, lease.parks, lease.redelivers = seen.head, seen.parks, seen.redelivers
+            if seen.replays:
+                replays = replay_partitions(connection, row.id)
+                lease.replays += [replay for replay in replays if replay.partition in lease.positions]
+            return lease
 
     def renew(self, lease: Lease, now: int) -> bool:
         """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""
@@ -245,26 +239,6 @@ class Leases:
         may find more.
         """
         return advance_cursors(self._database, self._isolation, now)
-
-
-def _claimed() -> sa.Select[Any]:
-    """Build the query for the partitions that a token claims, and which kinds of work each of them has."""
-    c, p, r = tables.cursors.c, tables.parked.c, tables.redeliveries.c
-    other = tables.cursors.alias()
-    replay = sa.exists().where(other.c.target_id == c.target_id, other.c.partition == c.partition)
-    parked = sa.exists().where(p.target_id == c.target_id, p.partition == c.partition)
-    redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition)
-    return sa.select(
-        c.partition,
-        c.position,
-        sa.select(tables.log_head.c.last_seq).scalar_subquery().label("head"),
-        replay.where(other.c.replay_id > WHOLE_LOG).correlate(tables.cursors).label("replays"),
-        parked.correlate(tables.cursors).label("parks"),
-        redelivery.correlate(tables.cursors).label("redelivers"),
-    ).where(c.target_id == sa.bindparam("target"), c.replay_id == WHOLE_LOG, c.lease_token == sa.bindparam("token"))
-
-
-_CLAIMED = _claimed()  # built once: building it takes longer than running it
 
 
 def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:

@@ -4,13 +4,15 @@ An event's targets are a text column of the event, so a search scans every event
 limits this: for any backlog of a target, a search reads at most the events of that many sequence numbers.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
+from app.outbox.markers import WHOLE_LOG
 
 WINDOW = 10_000  # most sequence numbers that one search scans
 _AT_ONCE = 64  # searches in one statement
@@ -47,6 +49,41 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The log's head, and whether partitions of a target have replays, parked events or requested redeliveries."""
+
+    head: int
+    replays: bool
+    parks: bool
+    redelivers: bool
+
+
+def look_around(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> Surroundings:
+    """Return what a target's partitions have besides the log; one statement, which reads a few index rows for each.
+
+    Of many partitions it says without looking that they have everything.
+    """
+    if len(partitions) > _AT_ONCE:
+        return Surroundings(log_head.read(connection).last_seq, replays=True, parks=True, redelivers=True)
+    partition = connection.dialect.identifier_preparer.quote("partition")
+
+    def has(table: str, condition: str = "") -> str:
+        # Literals, because with a joined cursor MySQL reads every row of the partition, also with EXISTS or LIMIT.
+        found = (
+            f"(SELECT 1 FROM {table} WHERE target_id = {target_id:d} AND {partition} = {place:d}{condition} LIMIT 1)"  # noqa: S608 - numbers
+            for place in partitions
+        )
+        return " OR ".join(f"{each} IS NOT NULL" for each in found)
+
+    replays = has("cursors", f" AND replay_id > {WHOLE_LOG:d}")
+    row = connection.exec_driver_sql(
+        f"SELECT last_seq, {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",  # noqa: S608
+        execution_options={"no_parameters": True},
+    ).one()
+    return Surroundings(row[0], *map(bool, row[1:]))
+
+
 def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:
     """Return whether partitions have parked events, or events of a target after these positions (by partition).
 
@@ -55,7 +92,7 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
     """
     partition = connection.dialect.identifier_preparer.quote("partition")
     for some in _chunks(positions.items()):
-        # Literals, and an ORDER BY with LIMIT instead of EXISTS, for the reasons given above.
+        # Literals, for the reason given above; LIMIT, so that the index is scanned in order.
         parked = (
             f"(SELECT 1 FROM parked WHERE target_id = {target_id:d} AND {partition} = {place:d} LIMIT 1) IS NOT NULL"  # noqa: S608 - numbers
             for place, _ in some
