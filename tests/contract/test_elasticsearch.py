@@ -23,16 +23,10 @@ from workers.targets.elasticsearch.node import HttpNode
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[services.Elasticsearch]:
-    with services.elasticsearch() as running:
-        yield running
-
-
 @pytest.fixture
-def mirror(server: services.Elasticsearch) -> Namespace:
+def mirror(elastic: services.Elasticsearch) -> Namespace:
     """An index of its own for each test would cost a second; it is emptied instead."""
-    probe = Namespace(server)
+    probe = Namespace(elastic)
     probe.renew()
     return probe
 

@@ -170,12 +170,6 @@ def test_a_postgresql_with_one_locked_row_gets_all_others(
         assert {f"images/{key}" for key in healthy} <= {key for (key,) in cursor.fetchall()}
 
 
-@pytest.fixture(scope="module")
-def elastic() -> Iterator[services.Elasticsearch]:
-    with services.elasticsearch() as running:
-        yield running
-
-
 @pytest.mark.parametrize("format_", ["access", "namespace"])
 @pytest.mark.parametrize(("status", "per_item"), [(503, False), (403, False), (502, False), (429, True), (403, True)])
 def test_an_elasticsearch_that_refuses_one_object_gets_all_others(

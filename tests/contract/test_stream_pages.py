@@ -10,36 +10,34 @@ from tests.support.doc_consumers import following
 from workers.delivery.outcomes import DELIVERED
 
 
-def test_the_consumer_of_kafka_reads_what_was_delivered() -> None:
-    with services.kafka() as server:
-        probe = kafka.Log(server)
-        probe.create_topic("minio_events", kafka.PARTITIONS)
-        target = probe.target({"brokers": server.brokers, "topic": "minio_events"})
-        assert (
-            list(target.deliver([sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
-        )
-        target.close()
-        (program,) = consumers("kafka", **{"localhost:9092": server.brokers})
-        with following(program) as lines:
-            services.until(lambda: len(lines()) == 2, 30, what="two events")
-            assert lines() == ["s3:ObjectCreated:Put images/cat.jpg", "s3:ObjectRemoved:Delete images/cat.jpg"]
+def test_the_consumer_of_kafka_reads_what_was_delivered(kafka_server: services.Kafka) -> None:
+    server = kafka_server
+    probe = kafka.Log(server)
+    probe.create_topic("minio_events", kafka.PARTITIONS)
+    target = probe.target({"brokers": server.brokers, "topic": "minio_events"})
+    assert list(target.deliver([sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
+    target.close()
+    (program,) = consumers("kafka", **{"localhost:9092": server.brokers})
+    with following(program) as lines:
+        services.until(lambda: len(lines()) == 2, 30, what="two events")
+        assert lines() == ["s3:ObjectCreated:Put images/cat.jpg", "s3:ObjectRemoved:Delete images/cat.jpg"]
 
 
-def test_the_consumer_of_elasticsearch_reads_what_was_delivered() -> None:
-    with services.elasticsearch() as server:
-        probe = elasticsearch.Namespace(server)
-        target = probe.target(index="bucketobjects")
-        batch = [
-            sample_events.put("small cat.jpg", number=7),
-            sample_events.put("cat.jpg", number=77),
-            sample_events.put("gone.jpg"),
-        ]
-        assert set(target.deliver([*batch, sample_events.delete("gone.jpg")], 1)) == {DELIVERED}
-        target.close()
-        places = {
-            "http://localhost:9200": server.url,
-            '"me"': f'"{server.user_name}"',
-            '"secret"': f'"{services.PASSWORD}"',
-        }
-        (program,) = consumers("elasticsearch", **places)
-        assert output(program) == ["cat.jpg 77", "small cat.jpg 7"]
+def test_the_consumer_of_elasticsearch_reads_what_was_delivered(elastic: services.Elasticsearch) -> None:
+    server = elastic
+    probe = elasticsearch.Namespace(server)
+    target = probe.target(index="bucketobjects")
+    batch = [
+        sample_events.put("small cat.jpg", number=7),
+        sample_events.put("cat.jpg", number=77),
+        sample_events.put("gone.jpg"),
+    ]
+    assert set(target.deliver([*batch, sample_events.delete("gone.jpg")], 1)) == {DELIVERED}
+    target.close()
+    places = {
+        "http://localhost:9200": server.url,
+        '"me"': f'"{server.user_name}"',
+        '"secret"': f'"{services.PASSWORD}"',
+    }
+    (program,) = consumers("elasticsearch", **places)
+    assert output(program) == ["cat.jpg 77", "small cat.jpg 7"]

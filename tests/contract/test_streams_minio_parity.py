@@ -47,8 +47,9 @@ class Stage:
 
 
 @pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with services.elasticsearch() as search, services.kafka() as broker, services.receiver() as reference:
+def stage(elastic: services.Elasticsearch, kafka_server: services.Kafka) -> Iterator[Stage]:
+    search, broker = elastic, kafka_server
+    with services.receiver() as reference:
         topics, indices = kafka.Log(broker), elasticsearch.Access(search)
         for name in ("direct", "ours"):
             topics.create_topic(name, kafka.PARTITIONS)

@@ -21,7 +21,7 @@ from tests.support.builders import add_target, event, migrated
 from tests.support.delivery import Delivery, delivery
 from tests.support.scripted_target import assert_counters_balance
 
-ANSWER, LIMIT = 1.0, 8.0  # seconds; 16 answers take twice the limit
+ANSWER, LIMIT = 0.5, 4.0  # seconds; 16 answers take twice the limit
 EVENTS = 16
 
 

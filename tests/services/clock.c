@@ -13,7 +13,8 @@
 static volatile int64_t *offset;
 static int (*original)(clockid_t, struct timespec *);
 
-__attribute__((constructor)) static void begin(void) {
+/* Also called by a process that was forked and has got its $CLOCK_OFFSET only then. */
+__attribute__((constructor)) void use_clock(void) {
     const char *path = getenv("CLOCK_OFFSET");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     original = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
@@ -24,7 +25,7 @@ __attribute__((constructor)) static void begin(void) {
 }
 
 int clock_gettime(clockid_t clock, struct timespec *now) {
-    if (!original) begin();
+    if (!original) use_clock();
     int result = original(clock, now);
     if (!result && offset && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *offset;
     return result;

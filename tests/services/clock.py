@@ -6,6 +6,7 @@ import shutil
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,16 @@ from tests.services.server_process import new_folder, run_to_end
 _SOURCE = Path(__file__).with_name("clock.c")
 
 
+@cache
+def _library() -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("there is no C compiler, to make a clock with that can be set")
+    folder = new_folder("clock")
+    run_to_end([compiler, "-shared", "-fPIC", "-O1", "-o", folder / "clock.so", _SOURCE, "-ldl"], folder / "log")
+    return folder / "clock.so"
+
+
 @dataclass
 class Clock:
     """Processes that have `env` in their environment live `ahead` seconds after, or before, everybody else."""
@@ -22,13 +33,8 @@ class Clock:
     folder: Path = field(default_factory=lambda: new_folder("clock"))
 
     def __post_init__(self) -> None:
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            pytest.skip("there is no C compiler, to make a clock with that can be set")
-        self._library, self._offset = self.folder / "clock.so", self.folder / "offset"
+        self._library, self._offset = _library(), self.folder / "offset"
         self._offset.write_bytes(struct.pack("q", 0))
-        argv = [compiler, "-shared", "-fPIC", "-O1", "-o", self._library, _SOURCE, "-ldl"]
-        run_to_end(argv, self.folder / "log")
 
     @property
     def env(self) -> Mapping[str, str]:

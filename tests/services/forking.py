@@ -2,7 +2,7 @@
 
 An import takes about 2 s of processor time for each role, and the tests start hundreds of them. A forked process goes
 the way of one that `bucketwire up` forks: `app.supervisor.fork_server.forked` is true in it. Its environment and its
-session are its own. What has to be started afresh (with `LD_PRELOAD`, say) is none of this.
+session are its own. What has to be started afresh (with `PYTHONPATH`, say) is none of this.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Forked:
 
 
 class _Server:
-    """The fork server of this test process."""
+    """A fork server of this test process."""
 
-    def __init__(self) -> None:
+    def __init__(self, preloaded: str) -> None:
         self.owner = os.getpid()
         self.socket, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         log = new_folder("forking") / "log"
@@ -80,7 +80,7 @@ class _Server:
                 stdout=output,
                 stderr=output,
                 cwd=log.parent,
-                env={**inherited(log), "PYTHONUNBUFFERED": "1"},
+                env={**inherited(log), "PYTHONUNBUFFERED": "1", "LD_PRELOAD": preloaded},
                 pass_fds=[far.fileno()],
                 start_new_session=True,
             )
@@ -105,10 +105,10 @@ class _Server:
 
 
 @cache
-def _server(_process: int) -> _Server:
-    return _Server()
+def _server(_process: int, preloaded: str) -> _Server:
+    return _Server(preloaded)
 
 
 def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Forked:
     """Run `python -m` with these arguments in a forked process; its output goes to `log`, its folder is the log's."""
-    return _server(os.getpid()).start(argv, {**inherited(log), **env}, log)
+    return _server(os.getpid(), env.get("LD_PRELOAD", "")).start(argv, {**inherited(log), **env}, log)

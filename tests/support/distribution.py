@@ -17,9 +17,11 @@ from xdist.workermanage import WorkerController
 
 _KEY = "bucketwire/seconds"  # in pytest's cache
 _CASES = "tests/acceptance/test_beat.py", "tests/acceptance/test_clocks.py", "tests/acceptance/test_faults.py"
-_TOGETHER = {  # they use one Elasticsearch and one Kafka
-    f"tests/contract/{name}.py": "tests/contract/elasticsearch"
-    for name in ("test_elasticsearch", "test_elasticsearch_limits", "test_stream_pages", "test_streams_minio_parity")
+_ELASTIC = {  # they use one Elasticsearch and one Kafka
+    "tests/contract/test_elasticsearch.py",
+    "tests/contract/test_refused_object.py",
+    "tests/contract/test_stream_pages.py",
+    "tests/contract/test_streams_minio_parity.py",
 }
 # Where nothing is known yet: the folders in which the longest are.
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
@@ -34,7 +36,9 @@ def group(nodeid: str) -> str:
         return nodeid
     if file == "tests/contract/test_target_contract.py" or file.startswith("tests/integration/outbox/"):
         return f"{file}[{first}]"  # the kind of server, or of database
-    return _TOGETHER.get(file, file)
+    if file in _ELASTIC and ("elasticsearch" in case or "refused" not in file):
+        return "tests/contract/elasticsearch"
+    return file
 
 
 class Distribution(LoadScopeScheduling):

@@ -28,7 +28,7 @@ from tests.support.builders import migrated
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
 _WORKER_READY = " ready."
 FORKED = {"api", "beat", "flower", "worker"}  # the commands that may be
-AFRESH = {"LD_PRELOAD", "PYTHONPATH"}  # settings that only a new process reads
+AFRESH = {"PYTHONPATH"}  # settings that only a new process reads
 
 
 @dataclass(eq=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
+from tests import services
 from tests.contract.probes.base import Probe
 
 PROBES = {
@@ -36,8 +37,8 @@ PROBES = {
 }
 
 
-def start(name: str) -> Probe:
-    """The probe of this name with its server running."""
+def start(name: str, *server: services.Server) -> Probe:
+    """The probe of this name with its server running: one of its own, unless one is given."""
     module, _, kind = PROBES[name].partition(":")
-    probe: Probe = getattr(import_module(module), kind)()
+    probe: Probe = getattr(import_module(module), kind)(*server)
     return probe

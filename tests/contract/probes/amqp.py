@@ -29,8 +29,8 @@ class Queue(Probe):
     type = "amqp"
     settles = 2.5  # RabbitMQ's log of what was declared is written with a delay of up to two seconds
 
-    def __init__(self) -> None:
-        self.server: services.RabbitMQ = services.rabbitmq()
+    def __init__(self, server: services.RabbitMQ | None = None) -> None:
+        self.server: services.RabbitMQ = server or services.rabbitmq()
 
     def values(self) -> dict[str, str]:
         return {"url": self.server.url, "routing_key": QUEUE, "delivery_mode": "2"}

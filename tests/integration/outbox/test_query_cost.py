@@ -22,8 +22,8 @@ from tests.support.scripted_target import Courier, assert_counters_balance
 
 HOUR = 3_600_000
 PARTITIONS = 4
-_FEW, _MANY = 500, 5_000  # many: more than two windows of the log
-_WINDOW = 1_000
+_FEW, _MANY = 250, 2_500  # many: more than two windows of the log
+_WINDOW = 500
 
 
 @pytest.fixture(autouse=True)
@@ -226,7 +226,7 @@ def test_a_mark_of_the_log_does_not_grow_with_what_was_delivered(database: Datab
 def test_a_commit_at_a_full_target_does_not_grow_with_its_dead_letters(database: Database) -> None:
     target = add_target(database, queue_limit=100)
     log, costs, dead = Log(database), [], 0
-    for count in (100, 3_000):
+    for count in (100, 1_000):
         rows = [
             {
                 "target_id": _row_id(database, target), "partition": 0, "seq": dead + number, "event_id": "",

@@ -162,8 +162,8 @@ def test_an_outage_costs_no_attempt_and_is_over_when_it_is_over(database: Databa
     events += record(database, spread(40))
     down = ScriptedTarget(lambda one: REFUSED)
     at_work.serve(down, SCHEDULE)
-    looks = 0
-    for _ in range(150):  # far more than max_attempts looks, whatever the breaker would like to wait
+    looks = turns = 0
+    while looks <= 20 and (turns := turns + 1) < 150:  # many more looks than max_attempts
         looks += len(at_work.turn())
         end_wait(database)
         assert set(attempts(database)) <= {0}
