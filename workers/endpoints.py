@@ -105,8 +105,6 @@ def _context(
 
 
 def _amqp(settings: AmqpSettings) -> list[Endpoint]:
-    place = settings.place
-
     def context() -> ssl.SSLContext:
         return tls.context(
             settings.file("tls_ca"),
@@ -115,7 +113,7 @@ def _amqp(settings: AmqpSettings) -> list[Endpoint]:
             client_key=settings.file("client_key"),
         )
 
-    return [Endpoint(place.address, context if place.tls else None, place.server_name)]
+    return [Endpoint(place.address, context if place.tls else None, place.server_name) for place in settings.places]
 
 
 def _mqtt(settings: MqttSettings) -> list[Endpoint]:
@@ -124,7 +122,7 @@ def _mqtt(settings: MqttSettings) -> list[Endpoint]:
 
 def _nats(settings: NatsSettings) -> list[Endpoint]:
     context = _context(settings, ca=settings.cert_authority) if settings.tls_handshake_first else None
-    return [Endpoint(settings.address, context)]
+    return [Endpoint(address, context) for address in settings.address]
 
 
 def _nsq(settings: NsqSettings) -> list[Endpoint]:

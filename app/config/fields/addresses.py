@@ -54,6 +54,20 @@ class Host(FieldType[HostPort]):
         return int(text)
 
 
+class Hosts(FieldType[tuple[HostPort, ...]]):
+    """Hosts as `Host` reads them, comma-separated; each once."""
+
+    empty = ()
+    separator = ","
+
+    def __init__(self, default_port: int | None = None) -> None:
+        self._host = Host(default_port)
+        self.label = f"comma-separated {self._host.label}"
+
+    def parse(self, text: str) -> tuple[HostPort, ...]:
+        return tuple(dict.fromkeys(self._host.parse(part.strip()) for part in text.split(",")))
+
+
 class SchemedHost(NamedTuple):
     """An address to connect to, and whether its scheme asks for TLS."""
 

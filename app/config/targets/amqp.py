@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HostPort, check_host
+from app.config.fields.addresses import HostPort, Hosts, check_host
 from app.config.fields.field_types import Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import TargetSettings, check_certificate_pair
@@ -84,6 +84,9 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
 
     url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
+    nodes: tuple[HostPort, ...] = setting(
+        Hosts(), default="", about="host:port of the other nodes of a cluster; the rest of url is for all"
+    )
     exchange: str = setting(ShortString(), default="", about="the exchange; empty: the server's default exchange")
     exchange_type: str = setting(
         ShortString(),
@@ -123,6 +126,12 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
         """The address and login to connect with; `password` replaces the default one."""
         address = amqp_address(self.url)
         return replace(address, password=self.password or address.password)
+
+    @property
+    def places(self) -> tuple[AmqpAddress, ...]:
+        """`place`, and the same at each of the other nodes."""
+        addresses = dict.fromkeys((self.place.address, *self.nodes))
+        return tuple(replace(self.place, address=address) for address in addresses)
 
     def file(self, key: str) -> str:
         """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""

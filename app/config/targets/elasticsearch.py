@@ -134,5 +134,5 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second login beside that of {logins[0]}", "keep one of them")
         for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and first.scheme != "https":
+            if getattr(self, name) and not self.url.startswith("https:"):
                 yield Problem(name, "", "has no effect without TLS", "write the url with https")

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import Host, HostPort
+from app.config.fields.addresses import HostPort, Hosts
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import TargetSettings, check_certificate_pair
@@ -59,7 +59,7 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.
     obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
 
-    address: HostPort = setting(Host(4222), about="host:port of the server")
+    address: tuple[HostPort, ...] = setting(Hosts(4222), about="host:port of the servers of one cluster")
     subject: str = setting(Subject(), about="the subject of every message")
     username: str = setting(Text(), default="", about="NATS user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user")

@@ -79,9 +79,11 @@ def test_what_is_no_value_is_refused_without_being_quoted(kind: FieldType[Any], 
 
 def test_the_defaults_are_those_of_the_reference() -> None:
     nats = load(NatsSettings, {"address": "nats", "subject": "minio.events"})
-    assert nats == NatsSettings(address=HostPort("nats", 4222), subject="minio.events")
+    assert nats == NatsSettings(address=(HostPort("nats", 4222),), subject="minio.events")
     assert [nats.tls, nats.uses_tls, nats.jetstream, nats.streaming, nats.streaming_async] == [False] * 5
     assert (nats.ping_interval, nats.streaming_max_pub_acks_in_flight) == (0.0, 0)
+    several = load(NatsSettings, {"address": "a:1, b ,[::1]:4223,a:1", "subject": "minio.events"})
+    assert several.address == (HostPort("a", 1), HostPort("b", 4222), HostPort("::1", 4223))
     assert load(NsqSettings, NSQ) == NsqSettings(nsqd_address=HostPort("nsq", 4150), topic="events")
 
 
@@ -130,7 +132,7 @@ def test_every_key_of_the_reference_can_come_from_the_environment() -> None:
     found = from_environ({f"MINIO_NOTIFY_NATS_{key}_one": text for key, text in given.items()})
     assert found.problems == []
     nats = load(NatsSettings, found.targets[TargetId("nats", "one")])
-    assert (nats.address, nats.ping_interval, nats.streaming_max_pub_acks_in_flight) == (HostPort("n", 1), 10.0, 7)
+    assert (nats.address, nats.ping_interval, nats.streaming_max_pub_acks_in_flight) == ((HostPort("n", 1),), 10.0, 7)
     others = {"USERNAME": "u", "PASSWORD": "p", "TOKEN": "t", "NKEY_SEED": "/s", "SECURE": "on"}
     found = from_environ({"MINIO_NOTIFY_NATS_ENABLE": "on"} | {f"MINIO_NOTIFY_NATS_{k}": v for k, v in others.items()})
     assert found.targets[TargetId("nats", "_")] == {"enable": "on"} | {k.lower(): v for k, v in others.items()}

@@ -27,21 +27,23 @@ from workers.delivery.outcomes import Unavailable
 from workers.targets.amqp.link import BLOCKED, AmqpLink, Blocked
 from workers.targets.base import TargetUnavailable
 from workers.targets.link_target import LinkTarget
+from workers.targets.node_rotation import NodeRotation
 from workers.targets.payloads import waves
 
 _TOO_LARGE = re.compile(r"message size [0-9]+ is larger than configured max size ([0-9]+)")
 
 
 class AmqpTarget(LinkTarget[AmqpLink]):
-    """One server, one connection, one channel. Declares the exchange; the consumer declares queues and bindings."""
+    """One node, one connection, one channel. Declares the exchange; the consumer declares queues and bindings."""
 
     def __init__(self, settings: AmqpSettings) -> None:
         self._settings = settings
-        self._place = settings.place
-        super().__init__(f"AMQP server at {self._place.address}", (AMQPError, OSError))
+        self._nodes = NodeRotation(settings.places, settings.timeout)
+        where = ",".join(str(place.address) for place in settings.places)
+        super().__init__(f"AMQP server at {where}", (AMQPError, OSError))
 
     def _open_link(self) -> AmqpLink:
-        return AmqpLink(self._settings, self._place)
+        return self._nodes.connect(lambda place: AmqpLink(self._settings, place), self._errors)
 
     def _check(self, link: AmqpLink) -> None:
         if link.blocked:

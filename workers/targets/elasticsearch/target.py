@@ -17,6 +17,8 @@ format an object's second event waits for the answer to its first.
 | to the request: 400 or 413                                 | sent again in halves; Rejected for a single one  |
 | to the request: any other status, or no answer             | Unavailable, with Retry-After                    |
 
+With several nodes a request for which no connection can be made goes to the next one; see `cluster.ask`.
+
 No external versions: an older version of a mirror's object may have to be restored (§1.11), and MinIO sets none.
 """
 

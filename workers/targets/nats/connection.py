@@ -19,6 +19,7 @@ from typing import TypeVar
 from nats.aio.client import Client
 from nats.errors import Error as NatsError
 
+from app.config.fields.addresses import HostPort
 from app.config.targets.nats import NatsSettings
 from workers.delivery.outcomes import Rejected
 from workers.targets import tls
@@ -37,9 +38,10 @@ _PING_INTERVAL = 120
 class Connection:
     """A connection that is open from `connect` until it is lost; `problem` returns the reason."""
 
-    def __init__(self, settings: NatsSettings, is_encrypted: Callable[[], bool]) -> None:
+    def __init__(self, settings: NatsSettings, server: HostPort, is_encrypted: Callable[[], bool]) -> None:
         self.settings = settings
-        self.where = f"NATS at {settings.address}"
+        self.where = f"NATS at {server}"
+        self._server = server
         self.client = Client()
         self.news = asyncio.Event()  # an answer arrived, or the connection is lost
         self._is_encrypted = is_encrypted
@@ -59,7 +61,7 @@ class Connection:
         try:
             async with asyncio.timeout(chosen.timeout):
                 await self.client.connect(
-                    servers=f"nats://{chosen.address}",
+                    servers=f"nats://{self._server}",
                     name=CLIENT_NAME,
                     error_cb=self._complained,
                     closed_cb=self._closed,

@@ -17,16 +17,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Protocol
 
+from app.config.fields.addresses import HostPort
 from app.config.targets.nats import NatsSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Outcome, Unavailable
-from workers.targets.base import NO_LEASE, LeaseCheck
+from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.event_loop_thread import EventLoopThread
 from workers.targets.nats.connection import Connection
 from workers.targets.nats.core import Core
 from workers.targets.nats.jetstream import JetStream
 from workers.targets.nats.streaming import Streaming
+from workers.targets.node_rotation import NodeRotation
 
 
 class Publisher(Protocol):
@@ -43,10 +45,11 @@ class Publisher(Protocol):
 
 
 class NatsTarget:
-    """One server, one connection, one thread that answers the server between calls."""
+    """One connection to one of the servers, and one thread that answers it between calls."""
 
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
+        self._servers = NodeRotation(settings.address, settings.timeout)
         self._loop: EventLoopThread | None = None
         self._connection: Connection | None = None
         self._publisher: Publisher | None = None
@@ -91,17 +94,20 @@ class NatsTarget:
 
     def _connect(self) -> tuple[EventLoopThread, Publisher]:
         self.close()
+        return self._servers.connect(self._connect_to, TargetUnavailable)
+
+    def _connect_to(self, server: HostPort) -> tuple[EventLoopThread, Publisher]:
         loop = self._loop = EventLoopThread("nats")
         try:
-            self._connection, self._publisher = loop.run(_connected(self._settings, loop))
+            self._connection, self._publisher = loop.run(_connected(self._settings, server, loop))
         except BaseException:
             self.close()
             raise
         return loop, self._publisher
 
 
-async def _connected(settings: NatsSettings, loop: EventLoopThread) -> tuple[Connection, Publisher]:
-    connection = Connection(settings, lambda: loop.is_encrypted)
+async def _connected(settings: NatsSettings, server: HostPort, loop: EventLoopThread) -> tuple[Connection, Publisher]:
+    connection = Connection(settings, server, lambda: loop.is_encrypted)
     await connection.connect()
     publisher: Publisher = Core(connection)
     if settings.jetstream:

@@ -1,0 +1,119 @@
+"""A target with the addresses of a cluster of three nats-servers, of which one dies, hangs, and comes back."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests import services
+from tests.contract.probes.base import attempt
+from tests.contract.probes.nats import SUBJECT
+from tests.contract.probes.nats_jetstream import STREAM, JetStream
+from tests.contract.probes.nats_wire import Wire
+from tests.services.messaging import http_json
+from tests.services.server_process import accepting
+from tests.support import sample_events
+from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.targets.base import TargetUnavailable
+
+
+@dataclass(eq=False)
+class Member(services.Nats):
+    """One server of a cluster with JetStream, which needs two of the three."""
+
+    jetstream: bool = True
+    number: int = 0
+    routes: tuple[int, ...] = ()
+
+    def configuration(self) -> str:
+        urls = ", ".join(f'"nats-route://{services.LOOPBACK}:{port}"' for port in self.routes)
+        listen = f"{services.LOOPBACK}:{self.routes[self.number]}"
+        cluster = f'cluster {{ name: "peers", listen: "{listen}", routes: [{urls}] }}\n'
+        return f'{super().configuration()}server_name: "peer-{self.number}"\n{cluster}'
+
+    def ping(self) -> None:
+        accepting(self.port)  # it is well only once it has a leader, for which it needs another
+
+    def is_well(self) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(http_json(f"http://{services.LOOPBACK}:{self.monitor_port}/healthz")["status"] == "ok")
+        return False
+
+
+@pytest.fixture(scope="module")
+def members() -> Iterator[list[Member]]:
+    routes = tuple(services.free_port() for _ in range(3))
+    with ExitStack() as stack:
+        started = [stack.enter_context(Member(number=number, routes=routes).start()) for number in range(3)]
+        for member in started:
+            services.until(member.is_well, 60, what="the cluster")
+        yield started
+
+
+@pytest.fixture
+def cluster(members: list[Member]) -> Iterator[JetStream]:
+    """A probe with an empty stream on all three."""
+    probe = JetStream.__new__(JetStream)
+    probe.server, probe._secure = members[2], None
+
+    def is_made() -> bool:
+        with closing(Wire(members[2])) as wire:
+            wire.ask(f"STREAM.DELETE.{STREAM}")
+            config: dict[str, Any] = {"name": STREAM, "subjects": [SUBJECT], "storage": "file", "num_replicas": 3}
+            return "error" not in wire.ask(f"STREAM.CREATE.{STREAM}", **config)
+
+    services.until(is_made, 60, what="a stream on three servers")
+    yield probe
+    for member in members:
+        if not member.running:
+            member.start()
+            services.until(member.is_well, 60, what="the server in its cluster")
+
+
+def values(probe: JetStream, *members: services.Nats) -> dict[str, str]:
+    return probe.values() | {"address": ",".join(f"{services.LOOPBACK}:{member.port}" for member in members)}
+
+
+def test_a_server_that_dies_is_replaced_by_the_next(cluster: JetStream, members: list[Member]) -> None:
+    target = cluster.target(values(cluster, *members))
+    batch = [sample_events.put(f"object-{number}") for number in range(20)]
+    services.until(lambda: attempt(target, batch[:1], 1) == [DELIVERED], 60, what="the stream to have a leader")
+    members[0].kill()  # it is the one that is connected to
+    waiting = batch[1:]
+
+    def are_delivered() -> bool:
+        outcomes = attempt(target, waiting, 100)
+        waiting[:] = [event for event, outcome in zip(waiting, outcomes, strict=True) if outcome != DELIVERED]
+        return not waiting
+
+    services.until(are_delivered, 60, what="the others to take over")
+    target.close()
+    assert {path for path, _ in cluster.held()} == {event.path for event in batch}
+
+
+def test_a_server_that_hangs_costs_one_attempt(cluster: JetStream, members: list[Member]) -> None:
+    target = cluster.target(values(cluster, members[1], members[2]))
+    members[1].freeze()
+    try:
+        with pytest.raises(TargetUnavailable, match=f"{members[1].port}: no answer within 2 s"):
+            target.open()
+        target.open()
+    finally:
+        members[1].thaw()
+    target.close()
+
+
+def test_addresses_at_which_nobody_listens_are_passed_over(cluster: JetStream, members: list[Member]) -> None:
+    closed = [services.free_port() for _ in range(2)]
+    somewhere = ",".join(f"{services.LOOPBACK}:{port}" for port in closed)
+    target = cluster.target(cluster.values() | {"address": f"{somewhere},{services.LOOPBACK}:{members[2].port}"})
+    target.open()
+    target.close()
+    (outcome,) = attempt(cluster.target(cluster.values() | {"address": somewhere}), [sample_events.put("a")], 1)
+    assert isinstance(outcome, Unavailable)
+    assert "refused" in outcome.reason
