@@ -12,7 +12,7 @@ from app.config.errors import BadValue
 from app.config.fields.field_types import Duration
 from app.config.targets.registry import TYPES
 
-_PERIOD = Duration(days=True)
+_PERIOD = Duration()
 
 
 class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click

@@ -205,9 +205,9 @@ class Settings(Declared):
         SecretKeys(), default="", secret=True, about="encrypt stored secrets; empty: a generated key in the data folder"
     )
     region: str = setting(Text(), default="", about="the region in ARNs and in responses of the S3 API")
-    retention: float = setting(Duration(days=True), default="7d", about="how long settled events can be replayed")
+    retention: float = setting(Duration(), default="7d", about="how long settled events can be replayed")
     report_retention: float = setting(
-        Duration(days=True), default="90d", about="how long reconciliations and their reports are kept"
+        Duration(), default="90d", about="how long reconciliations and their reports are kept"
     )
     drain_interval: float = setting(
         Duration(0.01, 10), default="2s", about="how often the drain looks for due work if no wake-up reaches it"

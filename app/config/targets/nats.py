@@ -60,7 +60,7 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
 
     address: HostPort = setting(Host(4222), about="host:port of the server")
-    subject: str = setting(Subject(), about="the subject of every message")
+    subject: str = setting(Subject(), about="the subject of every message, such as bucketevents")
     username: str = setting(Text(), default="", about="NATS user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
     token: str = setting(Text(), default="", secret=True, about="token, if the server asks for one instead")
@@ -116,11 +116,13 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
         logins = [name for name in ("username", "token", "user_credentials", "nkey_seed") if getattr(self, name)]
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second way to log in beside {logins[0]}", "keep one of them")
-        if self.tls_skip_verify and not self.uses_tls:
-            yield Problem("tls_skip_verify", "", "has no effect without TLS", "set tls=on")
         if self.streaming and not self.streaming_cluster_id:
             yield Problem(
                 "streaming_cluster_id", "", "is required with streaming=on", "set it to the server's -cluster_id"
             )
         if self.streaming and self.jetstream:
             yield Problem("jetstream", "on", "conflicts with streaming=on", "keep one of them")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.uses_tls:
+            yield from self.needing_tls("tls_skip_verify")
