@@ -107,8 +107,10 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _find_rules(context: CommandContext, bucket: str | None, target: TargetId | None) -> list[StoredRule]:
-    if target is not None and all(stored.target != target for stored in context.chosen.targets()):
-        raise UnknownTarget(target)
+    if target is not None:
+        known = [stored.target for stored in context.chosen.targets()]
+        if target not in known:
+            raise UnknownTarget(target, known)
     return [stored for stored in context.chosen.rules(bucket) if target in (None, stored.rule.target)]
 
 
