@@ -148,6 +148,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         targets={"type": "array", "items": _object(
             target=_TEXT, new=_FLAG,
             changes={"type": "array", "items": _TEXT, "description": "`-` a setting's old value, `+` its new one"},
+            warnings={"type": "array", "items": _TEXT, "description": "settings that have no effect"},
         )},
         rules_added={"type": "array", "items": _object(**_RULE)},
         rules_removed={"type": "array", "items": _object(number=_NUMBER, **_RULE)},

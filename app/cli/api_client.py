@@ -84,9 +84,9 @@ class ApiClient:
             self.request("DELETE", f"/v1/rules/{number}")
         return len(row_ids)
 
-    def apply(self, document: Manifest, *, dry_run: bool, prune: bool, force: bool) -> dict[str, Any]:
+    def apply(self, document: Manifest, *, dry_run: bool, prune: bool, force: bool, lenient: bool) -> dict[str, Any]:
         """Apply a document, or only plan it; return the plan."""
-        flags = {"dry_run": dry_run, "prune": prune, "force": force}
+        flags = {"dry_run": dry_run, "prune": prune, "force": force, "lenient": lenient}
         body = {
             "targets": {str(target): dict(values) for target, values in document.targets.items()},
             "rules": [{"id" if name == "rule_id" else name: value for name, value in _rule_json(rule).items()}
@@ -110,7 +110,7 @@ class ApiClient:
         except (ValueError, KeyError, TypeError):
             raise CommandError(f"{self._url} answered {answer.status_code} and is not a Bucketwire API") from None
         if kind == "unknown-target" and target is not None:
-            raise UnknownTarget(target)
+            raise UnknownTarget(target, (stored.target for stored in self.targets()))
         hint = "; set a valid token with BUCKETWIRE_TOKEN or --token" if answer.status_code in (401, 403) else ""
         raise CommandError(detail + hint)
 

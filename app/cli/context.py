@@ -74,14 +74,20 @@ class CommandContext(ServiceContext):
         return self.remote.region if self.remote else self.settings.region
 
     def apply(
-        self, document: Manifest, *, dry_run: bool = False, prune: bool = False, force: bool = False
+        self,
+        document: Manifest,
+        *,
+        dry_run: bool = False,
+        prune: bool = False,
+        force: bool = False,
+        lenient: bool = False,
     ) -> dict[str, Any]:
         """Apply a document, or only plan it; return the plan. Raises `BadSettings` or `TargetInUse`."""
         if self.remote:
-            return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force)
+            return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force, lenient=lenient)
         if dry_run:
-            return plan_json(make_plan(self.registry, document, prune=prune))
-        return plan_json(apply(self.registry, document, prune=prune, force=force))
+            return plan_json(make_plan(self.registry, document, prune=prune, lenient=lenient))
+        return plan_json(apply(self.registry, document, prune=prune, force=force, lenient=lenient))
 
     def close(self) -> None:
         """Close the database and the connection, if open."""

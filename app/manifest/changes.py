@@ -41,13 +41,14 @@ def changed(registry: StoredTargets, settings: Mapping[TargetId, Texts]) -> dict
 def set_keys(registry: Registry, settings: Mapping[TargetId, Texts]) -> Plan:
     """Set keys of targets, all of them or none, and return what changed. Raises `BadSettings` or `ReadOnlyTarget`.
 
-    Two callers that set different keys of a target at once both succeed: the stored texts are read under the lock.
+    Settings without effect are accepted, as in MinIO. Two callers that set different keys of a target at once both
+    succeed: the stored texts are read under the lock.
     """
-    plan = make_plan(registry, Manifest(changed(registry, settings)))
+    plan = make_plan(registry, Manifest(changed(registry, settings)), lenient=True)
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        return apply(locked, Manifest(changed(locked, settings)))
+        return apply(locked, Manifest(changed(locked, settings)), lenient=True)
 
 
 def _changed(registry: StoredTargets, target: TargetId, values: Texts) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, did_you_mean
 from app.config.fields.fields import fields_of
-from app.config.target_settings import BadSettings, Problem, load, redacted, texts
+from app.config.target_settings import BadSettings, Problem, load, redacted, texts, warnings
 from app.config.targets.registry import settings_type
 from app.manifest.document import Manifest, identity
 from app.outbox.registry import Registry
@@ -32,6 +32,11 @@ class Change:
     new: bool
     before: Mapping[str, str]
     after: Mapping[str, str]
+
+    @property
+    def warnings(self) -> list[str]:
+        """A sentence for each setting that is accepted and has no effect."""
+        return warnings(self.target.type, self.after)
 
     @property
     def lines(self) -> list[str]:
@@ -73,16 +78,18 @@ def decide(
     rules: Sequence[StoredRule],
     *,
     prune: bool,
+    lenient: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
     """Plan the changes that a document requires. Raises `BadSettings` with every problem of every target and rule.
 
     A target is declared as a whole: a key that is left out gets its default. What is not declared is kept unless
-    `prune`; targets of the environment, the sample target and its rules are always kept.
+    `prune`; targets of the environment, the sample target and its rules are always kept. With `lenient`, settings
+    without effect are accepted, as in MinIO.
     """
     problems: list[Problem] = []
     changes = [
-        _plan_target(target, settings, stored.get(target), problems, environ)
+        _plan_target(target, settings, stored.get(target), problems, environ, lenient=lenient)
         for target, settings in document.targets.items()
     ]
     known = stored.keys() | document.targets.keys()
@@ -112,8 +119,8 @@ def decide(
     )
 
 
-def make_plan(registry: Registry, document: Manifest, *, prune: bool = False) -> Plan:
-    """Plan the changes to the stored targets and rules. Raises `BadSettings`."""
+def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, lenient: bool = False) -> Plan:
+    """Plan the changes to the stored targets and rules, as `decide` does. Raises `BadSettings`."""
     stored = {}
     for row in registry.targets():
         try:
@@ -121,20 +128,23 @@ def make_plan(registry: Registry, document: Manifest, *, prune: bool = False) ->
         except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
             current = {}
         stored[row.target] = CurrentTarget(current, row.origin, row.origin == "environment" and row.enabled)
-    return decide(document, stored, registry.rules(), prune=prune)
+    return decide(document, stored, registry.rules(), prune=prune, lenient=lenient)
 
 
-def apply(registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False) -> Plan:
+def apply(
+    registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False, lenient: bool = False
+) -> Plan:
     """Apply a document, all of it or nothing, and return the changes. It is idempotent.
 
     Raises `BadSettings`, or `TargetInUse` if a target to remove has undelivered events or dead letters and `force` is
     not given.
     """
-    plan = make_plan(registry, document, prune=prune)
+    plan = make_plan(registry, document, prune=prune, lenient=lenient)
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        plan = make_plan(locked, document, prune=prune)  # from here on no one else changes targets or rules
+        # From here on no one else changes targets or rules.
+        plan = make_plan(locked, document, prune=prune, lenient=lenient)
         if plan.removed:
             locked.remove_rules([row.row_id for row in plan.removed])
         for target in plan.removed_targets:
@@ -149,7 +159,8 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON, secrets redacted."""
     return {
         "targets": [
-            {"target": str(change.target), "new": change.new, "changes": change.lines} for change in plan.targets
+            {"target": str(change.target), "new": change.new, "changes": change.lines, "warnings": change.warnings}
+            for change in plan.targets
         ],
         "rules_added": [_rule_json(rule) for rule in plan.added],
         "rules_removed": [_rule_json(row.rule) | {"number": row.row_id} for row in plan.removed],
@@ -171,11 +182,13 @@ def _plan_target(
     stored: CurrentTarget | None,
     problems: list[Problem],
     environ: Mapping[str, str] | None,
+    *,
+    lenient: bool,
 ) -> Change | None:
     before = dict(stored.texts) if stored else {}
     try:
         after = {"enable": "on"} | _keep_secrets(target.type, before, texts(target.type, settings))
-        load(target.type, after, environ)
+        load(target.type, after, environ, lenient=lenient)
     except BadSettings as error:
         problems += [
             Problem(f"{target}: {problem.key}", problem.value, problem.problem, problem.hint)

@@ -86,7 +86,7 @@ class Registry:
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
         """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
-        return load(stored.target.type, self.texts(stored))
+        return load(stored.target.type, self.texts(stored), lenient=True)
 
     def texts(self, stored: StoredTarget) -> dict[str, str]:
         """Return a target's settings as texts with unsealed secrets. Raises `BadSettings`."""
@@ -95,11 +95,12 @@ class Registry:
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
+        Settings without effect are stored too: whether they are refused is the caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
-            settings = load(target.type, values)
+            settings = load(target.type, values, lenient=True)
             limit = settings.effective_queue_limit
             columns |= {
                 "enabled": settings.enable,

@@ -13,7 +13,7 @@ from app.config.arn import UNNAMED, TargetId
 from app.config.errors import BadSettings, nearest
 from app.config.formats.config_help import describe_section, key_helps
 from app.config.target_settings import parse_line, parse_lines
-from app.config.targets.base import TargetSettings, without_effect
+from app.config.targets.base import TargetSettings
 from app.config.targets.registry import section_type, sections
 from app.manifest.changes import joined, set_keys
 from app.outbox.registry import Registry
@@ -134,7 +134,7 @@ def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]]) -> Non
     call.parts.wakeups.request()  # new settings are tried at once, also of a target that was unavailable
     for change in plan.changes:
         log.info("%s was set by the key %s", change.target, call.seal.key.name)
-        for sentence in without_effect(change.after):
+        for sentence in change.warnings:
             log.warning("%s: %s", change.target, sentence)
 
 

@@ -12,7 +12,7 @@ from app.api.request_body import json_object
 from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
 from app.api.services import services
 from app.config.arn import TargetId
-from app.config.target_settings import REDACTED, merged, redacted, texts
+from app.config.target_settings import REDACTED, load, merged, redacted, texts
 from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
@@ -74,14 +74,14 @@ def put(type_name: str, name: str) -> Response:
         default: Problem
     """
     target = _target(type_name, name)
-    settings = json_object(request)
+    settings, status = json_object(request), 200
     try:
-        stored = services().registry.target(target)
+        settings = _with_kept_secrets(services().registry.target(target), settings)
     except UnknownTarget:
-        services().registry.put(target, settings)
-        return json_response(_one(target), 201)
-    services().registry.put(target, _with_kept_secrets(stored, settings))
-    return json_response(_one(target))
+        status = 201
+    load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
+    services().registry.put(target, settings)
+    return json_response(_one(target), status)
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")

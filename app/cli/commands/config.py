@@ -14,7 +14,6 @@ from app.config.arn import TargetId
 from app.config.errors import Problem, did_you_mean
 from app.config.formats.config_help import describe_section, key_helps
 from app.config.target_settings import BadSettings, from_config_json, parse_line, parse_lines, to_line
-from app.config.targets.base import without_effect
 from app.config.targets.registry import section_type, sections
 from app.manifest.changes import changed, joined
 from app.manifest.document import Manifest
@@ -143,13 +142,16 @@ def reseal(context: CommandContext) -> None:
     context.done(f"encrypted the secrets of {count} targets again", targets=count)
 
 
-def put_all(context: CommandContext, targets: Mapping[TargetId, Mapping[str, str]], *, dry_run: bool) -> None:
-    """Set targets to these texts, all or none, or only show the changes. Raises `BadSettings`."""
-    plan = context.apply(Manifest(targets), dry_run=dry_run)
-    for target, values in targets.items():
-        for sentence in without_effect(values):
-            click.echo(f"{target}: {printable(sentence)}", err=True)
+def put_all(
+    context: CommandContext, targets: Mapping[TargetId, Mapping[str, str]], *, dry_run: bool, lenient: bool = True
+) -> None:
+    """Set targets to these texts, all or none, or only show the changes. Raises `BadSettings`.
+
+    With `lenient`, settings without effect are warnings, as in MinIO's forms.
+    """
+    plan = context.apply(Manifest(targets), dry_run=dry_run, lenient=lenient)
     if context.as_json:
+        show_warnings(plan)
         context.json({"dry_run": dry_run, "targets": plan["targets"]})
         return
     show_targets(plan)
@@ -157,8 +159,16 @@ def put_all(context: CommandContext, targets: Mapping[TargetId, Mapping[str, str
         click.echo("nothing was changed: --dry-run")
 
 
+def show_warnings(plan: Mapping[str, Any]) -> None:
+    """Print, on standard error, which settings of the targets have no effect."""
+    for target in plan["targets"]:
+        for sentence in target["warnings"]:
+            click.echo(f"{target['target']}: {printable(sentence)}", err=True)
+
+
 def show_targets(plan: Mapping[str, Any]) -> None:
-    """Print the changes of each target."""
+    """Print the changes of each target, and its warnings on standard error."""
+    show_warnings(plan)
     for target in plan["targets"]:
         state = "new" if target["new"] else "changed" if target["changes"] else "unchanged"
         click.echo(f"{target['target']}: {state}")

@@ -16,6 +16,7 @@ from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
+_OPTIONAL_NAME = re.compile(r"(?P<section>[a-z_]+)\[:?\w*\]")  # as MinIO's guides and help write it
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
 _END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
 _NO_INNER_KEYS: Mapping[str, frozenset[str]] = {}
@@ -33,6 +34,10 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
     head = _SECTION.match(text)
     if not head:
         raise _bad("line", "is empty", "write notify_<type>[:<name>] key=value …")
+    if placeholder := _OPTIONAL_NAME.match(text):
+        section = placeholder["section"]
+        hint = f"write {section}:NAME, or {section} for the unnamed target"
+        raise _bad(placeholder[0], "has a placeholder where the target's name belongs", hint)
     cls = section_type(head["section"])
     try:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)

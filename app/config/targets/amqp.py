@@ -139,10 +139,10 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
             )
         if self.password and urlsplit(self.url).password is not None:
             yield Problem("password", "", "is in url too", "leave one of them out")
+
+    def ineffective(self) -> Iterator[Problem]:
         if not amqp_address(self.url).tls:
-            for key in ("tls_ca", "tls_skip_verify", "client_cert"):
-                if getattr(self, key):
-                    yield Problem(key, "", "has no effect without TLS", "begin url with amqps://")
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint="begin url with amqps://")
 
 
 def _parameters(query: str) -> dict[str, str]:

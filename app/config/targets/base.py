@@ -82,6 +82,12 @@ class TargetSettings(Declared):
         if self.retry_base > self.retry_max_delay:
             yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
 
+    def needing_tls(self, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
+        """Yield a problem for each of these settings that is set; for a target without TLS."""
+        for name in names:
+            if getattr(self, name):
+                yield Problem(name, "", "has no effect without TLS", hint)
+
 
 @declared
 class NamespaceSettings(TargetSettings):

@@ -131,7 +131,8 @@ class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
             yield Problem("password", "", "is in broker too", "leave one of them out")
         if (self.password or url.password) and not (self.username or url.username):
             yield Problem("password", "", "is used only with a username", "set username, or leave password out")
+
+    def ineffective(self) -> Iterator[Problem]:
         if not mqtt_address(self.broker).tls:
-            for key in ("tls_ca", "tls_skip_verify", "client_cert"):
-                if getattr(self, key):
-                    yield Problem(key, "", "has no effect without TLS", "begin broker with tls:// or wss://")
+            hint = "begin broker with tls:// or wss://"
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint=hint)

@@ -39,6 +39,7 @@ class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.tls:
-                yield Problem(name, "", "has no effect without TLS", "set tls=on")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.tls:
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")

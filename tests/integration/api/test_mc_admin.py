@@ -75,7 +75,7 @@ GUIDES = {
     'subject="bucketevents" address="0.0.0.0:4222" token="" username="yourusername" ping_interval="0" queue_limit="0" '
     'tls="off" streaming_async="on" queue_dir="" streaming_cluster_id="test-cluster" streaming_enable="on"',
     "nsq:1": 'mc admin config set bw notify_nsq:1 nsqd_address="127.0.0.1:4150" queue_dir="" queue_limit="0" '
-    'tls_enable="off" tls_skip_verify="off" topic="minio"',
+    'tls_enable="off" tls_skip_verify="on" topic="minio"',
     "kafka:1": 'mc admin config set bw notify_kafka:1 tls_skip_verify="off" queue_dir="" queue_limit="0" sasl="off" '
     'sasl_password="" sasl_username="" tls_client_auth="0" tls="off" client_tls_cert="" client_tls_key="" '
     'brokers="localhost:9092,localhost:9093" topic="bucketevents" version=""',

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli, deliver
@@ -61,6 +62,39 @@ def test_a_setting_of_minios_that_does_nothing_is_a_warning(cli: Cli) -> None:
     notes = {each["text"] for each in cli("doctor", "--json").json["findings"] if each["subject"] == "postgresql:log"}
     assert {text.split(" has ")[0] for text in notes} >= {"max_open_connections=7", "queue_full=reject"}
     assert cli("target", "set", "postgresql:log", "queue_limit=5", "max_open_connections=").err == ""
+
+
+def test_what_has_no_effect_is_a_warning_in_minios_forms_and_refused_in_our_own(cli: Cli, database: Database) -> None:
+    line = (
+        'notify_nsq:1 nsqd_address="127.0.0.1:4150" queue_dir="" queue_limit="0" tls_enable="off" '
+        'tls_skip_verify="on" topic="minio"'  # as in the guide of 2020
+    )
+    sentence = "nsq:1: tls_skip_verify: has no effect without TLS; set tls=on"
+    told = cli("config", "set", "myminio", line)
+    assert (told.code, told.err.strip()) == (0, sentence)
+    assert cli("config", "set", line, "--json").err.strip() == sentence
+    notes = [each["text"] for each in cli("doctor", "--json").json["findings"] if each["subject"] == "nsq:1"]
+    assert "tls_skip_verify: has no effect without TLS; set tls=on" in notes
+    assert sentence in cli("target", "set", "nsq:1", "topic=other").err
+    assert cli("target", "set", "nsq:1", "topic=other", "tls_skip_verify=").code == 0
+    keys = {"ENABLE": "on", "NSQD_ADDRESS": "h", "TOPIC": "t", "TLS_SKIP_VERIFY": "on"}
+    environ = {f"MINIO_NOTIFY_NSQ_{key}_e": text for key, text in keys.items()}
+    told_of = sync_environment(registry(database), environ)
+    assert told_of == ["nsq:e: tls_skip_verify: has no effect without TLS; set tls=on"]
+    assert registry(database).target(TargetId("nsq", "e")).state == "running"
+
+
+def test_a_name_in_another_case_is_pointed_out(cli: Cli) -> None:
+    assert cli("config", "set", "notify_kafka:PRIMARY", "brokers=h:9092", "topic=t").code == 0
+    for words in (
+        ["target", "show", "kafka:primary"],
+        ["event", "add", "images", "arn:minio:sqs::primary:kafka"],
+        ["event", "ls", "images", "kafka:primary"],
+        ["replay", "--target", "kafka:primary", "--all"],
+    ):
+        refused = cli(*words)
+        assert refused.code == 1
+        assert "there is no target kafka:primary; did you mean kafka:PRIMARY?" in refused.err, words
 
 
 def test_a_dry_run_shows_the_difference_and_changes_nothing(cli: Cli) -> None:

@@ -8,7 +8,7 @@ from app.config.arn import TargetId
 from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
 from app.config.formats.reference_page import PAGE, reference_page
-from app.config.target_settings import BadSettings, invalid_targets, load, merged, redacted, texts
+from app.config.target_settings import BadSettings, invalid_targets, load, merged, redacted, texts, warnings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.registry import TYPES
@@ -152,6 +152,37 @@ BETWEEN: list[tuple[str, dict[str, str], str]] = [
 @pytest.mark.parametrize(("type_name", "values", "key"), BETWEEN)
 def test_values_that_do_not_go_together_are_refused(type_name: str, values: dict[str, str], key: str) -> None:
     assert set(problems(type_name, MINIMAL[type_name] | values)) == {key}
+
+
+WITHOUT_EFFECT = {
+    "nsq": ({"nsqd_address": "h", "topic": "t", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"),
+    "nats": ({"address": "h", "subject": "s", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"),
+    "redis": ({"address": "h", "key": "k", "tls_ca": "/ca"}, "tls_ca: has no effect without TLS; set tls=on"),
+    "kafka": (
+        {"brokers": "h", "topic": "t", "sasl_username": "me"}, "sasl_username: has no effect without SASL; set sasl=on"
+    ),
+    "mqtt": ({"broker": "tcp://h", "topic": "t", "tls_ca": "/ca"}, "tls_ca: has no effect without TLS; begin broker"),
+    "amqp": (
+        {"url": "amqp://h", "exchange": "e", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"
+    ),
+    "mysql": (
+        {"dsn_string": "me:pw@tcp(h:1)/db", "table": "t", "client_cert": "/c", "client_key": "/k"},
+        "client_cert: has no effect without TLS",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("type_name", WITHOUT_EFFECT)
+def test_what_has_no_effect_is_refused_except_in_minios_own_forms_which_warn(type_name: str) -> None:
+    values, sentence = WITHOUT_EFFECT[type_name]
+    with pytest.raises(BadSettings) as refused:
+        load(type_name, values)
+    assert str(refused.value).startswith(sentence)
+    assert invalid_targets({TargetId(type_name, "a"): values}) == {}
+    [warning] = warnings(type_name, values)
+    assert warning.startswith(sentence)
+    assert warnings(type_name, values | {"enable": "off"}) == []
+    assert warnings(type_name, values | {"unknown": "x"}) == []
 
 
 def test_a_value_that_is_wrong_by_itself_is_not_also_blamed_for_what_it_would_have_meant() -> None:
