@@ -8,7 +8,7 @@ from app.config.arn import TargetId
 from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
 from app.config.formats.reference_page import PAGE, reference_page
-from app.config.target_settings import BadSettings, invalid_targets, load, merged, redacted, texts, warnings
+from app.config.target_settings import BadSettings, invalid_targets, load, merged, parse_line, redacted, texts, warnings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.registry import TYPES
@@ -205,6 +205,38 @@ DSNS = [
 @pytest.mark.parametrize(("values", "dsn"), DSNS)
 def test_the_old_postgresql_keys_add_to_the_connection_string(values: dict[str, str], dsn: str) -> None:
     assert load(PostgresSettings, {"table": "t"} | values).dsn == dsn
+
+
+GUIDE_OF_2020 = "host=hostname port=2832 username=psqluser password=psqlpass database=bucketevents"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "why"),
+    [
+        (GUIDE_OF_2020, "has username, which libpq calls user; write user=…"),
+        ("host=h database=d", "has database, which libpq calls dbname"),
+        ("host=h usr=me", "has a keyword (number 2) that libpq does not know; did you mean user?"),
+        ("host=h password=two hushhush=words", "has a keyword (number 3) that libpq does not know"),
+        ("postgresql://me@h/d?sslmode=require&username=x", "has username, which libpq calls user"),
+    ],
+)
+def test_keywords_that_libpq_does_not_know_are_refused_when_they_are_set(dsn: str, why: str) -> None:
+    problem = problems("postgresql", {"connection_string": dsn, "table": "t"})["connection_string"]
+    assert why in problem
+    assert not [word for word in ("psqlpass", "hushhush", "usr") if word in problem]
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://me@h/d?ssl=true&sslmode=require", "host=h options='-c search_path=x'"])
+def test_keywords_that_libpq_knows_are_taken(dsn: str) -> None:
+    assert load(PostgresSettings, {"connection_string": dsn, "table": "t"}).dsn == dsn
+
+
+def test_the_line_of_the_guide_of_2020_works_without_its_quotes_as_the_old_keys() -> None:
+    """A shell removes the quotes, and what is left after `port` are keys of the target from before 2020."""
+    _, values = parse_line(f"notify_postgres:1 connection_string={GUIDE_OF_2020} table=t")
+    assert load(PostgresSettings, values).dsn == (
+        "host='hostname' port='2832' user='psqluser' password='psqlpass' dbname='bucketevents'"
+    )
 
 
 def test_a_table_is_known_by_its_name_in_the_catalogue() -> None:
