@@ -74,7 +74,7 @@ def mqtt_address(url: str) -> MqttAddress:
 
 @declared
 class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
-    """MQTT 3.1.1 and 5 (reference §4.4)."""
+    """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
     obsolete: ClassVar[frozenset[str]] = frozenset({"clientid"})  # removed in 2019-01; each connection has its own
 
@@ -97,10 +97,10 @@ class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
         default="0s",
         about="accepted for compatibility with MinIO, without effect: the circuit breaker decides when to reconnect",
     )
-    version: Literal["3.1.1", "5"] = setting(
-        Choice("3.1.1", "5"),
+    version: Literal["3.1", "3.1.1", "5"] = setting(
+        Choice("3.1", "3.1.1", "5"),
         default="3.1.1",
-        about="protocol version; only with 5 can a broker report that it refuses an event",
+        about="protocol version; 3.1.1 tries 3.1 if the broker refuses it; only with 5 can a broker refuse an event",
     )
     retain: bool = setting(Toggle(), default="off", about="the broker keeps the last event for later subscribers")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")

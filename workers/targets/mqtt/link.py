@@ -34,7 +34,7 @@ class MqttLink:
     Every method raises `Lost` or `OSError` when the connection is no longer usable.
     """
 
-    def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
+    def __init__(self, settings: MqttSettings, place: MqttAddress, version: str) -> None:
         self._batch = Batch(())
         self._settings = settings
         self._topic = settings.topic
@@ -49,7 +49,7 @@ class MqttLink:
         self._lost_because = "the connection was lost"
         self._dropped = True
         self._poll = select.poll()
-        self._client = make_client(settings, place, self._settle)
+        self._client = make_client(settings, place, version, self._settle)
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_unsubscribe = self._on_unsubscribe
