@@ -128,6 +128,8 @@ def import_(context: CommandContext, path: Path, dry_run: bool) -> None:
     parsed = from_config_json(document)
     if parsed.problems:
         raise BadSettings(parsed.problems)
+    for note in parsed.notes:
+        click.echo(printable(note), err=True)
     put_all(context, changed(context.chosen, parsed.targets), dry_run=dry_run)
 
 

@@ -1,6 +1,7 @@
 """The settings of every target type. A key's name is its attribute's name: MinIO's name where MinIO has the key."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from app.config.errors import Problem
@@ -20,7 +21,8 @@ class TargetSettings(Declared):
     section: ClassVar[str]  # of `notify_…` text: notify_postgres
     env: ClassVar[str]  # in MINIO_NOTIFY_<…>_: POSTGRES
     title: ClassVar[str]
-    obsolete: ClassVar[frozenset[str]] = frozenset()  # squashed member names of config.json that are ignored now
+    # Members of config.json that are left out now, by their squashed names, with the reason.
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init_subclass__(cls, *, type_name: str = "", short: str = "", title: str = "") -> None:
         super().__init_subclass__()

@@ -1,8 +1,9 @@
 """The settings of MQTT (reference §4.4), and the parser of its URL."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -76,7 +77,8 @@ def mqtt_address(url: str) -> MqttAddress:
 class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
     """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
-    obsolete: ClassVar[frozenset[str]] = frozenset({"clientid"})  # removed in 2019-01; each connection has its own
+    # MinIO has generated the client id itself since 2019-01 (§3.5), and so do we.
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({"clientid": "each connection has an id of its own"})
 
     broker: str = setting(MqttUrl(), about="tcp://host:1883, tls://host:8883, ws://host/path or wss://host/path")
     topic: str = setting(MqttTopic(), about="the topic that every event is published to")

@@ -1,7 +1,8 @@
 """The settings of NATS (reference §4.5): core, JetStream and Streaming."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from app.config.errors import BadValue, Problem
@@ -57,7 +58,9 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
     """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
 
     # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.
-    obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"streamingclientid": "each connection has an id of its own"}
+    )
 
     address: HostPort = setting(Host(4222), about="host:port of the server")
     subject: str = setting(Subject(), about="the subject of every message, such as bucketevents")
