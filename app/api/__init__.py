@@ -6,7 +6,18 @@ from functools import partial
 from flask import Flask, Response, request
 
 from app.api import auth, errors, openapi, services
-from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
+from app.api.routes import (
+    dead_letters,
+    events,
+    health,
+    manifest,
+    metrics,
+    reconciliations,
+    replays,
+    rules,
+    service_settings,
+    targets,
+)
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
 
@@ -16,6 +27,7 @@ _BLUEPRINTS = (
     targets.routes,
     rules.routes,
     manifest.routes,
+    service_settings.routes,
     dead_letters.routes,
     replays.routes,
     reconciliations.routes,

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.cli_common.errors import CommandError
+from app.config.api_settings import SyncEvents
 from app.config.arn import TargetId, parse_arn
 from app.config.target_settings import redacted
 from app.manifest.document import Manifest
@@ -42,6 +43,11 @@ class ApiClient:
     def region(self) -> str:
         """The region in the service's ARNs."""
         return parse_arn(self.described[0]["arn"])[0] if self.described else ""
+
+    @property
+    def sync_events(self) -> SyncEvents:
+        """Whether targets that do not set `sync` are in sync mode, and what decides it."""
+        return SyncEvents(**self.request("GET", "/v1/settings/api")["sync_events"])
 
     def targets(self) -> list[StoredTarget]:
         """Return every target, in order of type and name."""
@@ -91,6 +97,7 @@ class ApiClient:
             "targets": {str(target): dict(values) for target, values in document.targets.items()},
             "rules": [{"id" if name == "rule_id" else name: value for name, value in _rule_json(rule).items()}
                       for rule in document.rules],
+            "api": dict(document.api),
         }  # fmt: skip
         params = {name: "true" for name, flag in flags.items() if flag}
         plan: dict[str, Any] = self.request("POST", "/v1/declaration", params=params, json=body)

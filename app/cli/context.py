@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from app.cli_common.context import ServiceContext, pass_context
+from app.config.api_settings import SyncEvents, sync_events
 from app.manifest.document import Manifest
 from app.manifest.plan import apply, make_plan, plan_json
 from app.outbox.delivery.dead_letters import DeadLetters
@@ -67,6 +68,13 @@ class CommandContext(ServiceContext):
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
 
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
+
+    @property
+    def sync_events(self) -> SyncEvents:
+        """Whether targets that do not set `sync` are in sync mode, and what decides it, at `--url` or here."""
+        if self.remote:
+            return self.remote.sync_events
+        return sync_events(self.settings.sync_events, self.registry.api_settings())
 
     @property
     def region(self) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields.addresses import Host, HostPort, redacted_url, split_url
-from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Text, Toggle
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
 from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.networks import is_loopback
@@ -236,8 +236,11 @@ class Settings(Declared):
         Path(), default="", about="folder with JDBC drivers for Spark; empty: Spark downloads them once"
     )
     spark_memory: str = setting(Text(), default="1g", about="memory of the Spark driver process, in Java's notation")
-    sync_events: bool = setting(
-        Toggle(), default="off", env="MINIO_API_SYNC_EVENTS", about="sync mode of targets whose `sync` is empty"
+    sync_events: Literal["on", "off", ""] = setting(
+        Switch(),
+        default="",
+        env="MINIO_API_SYNC_EVENTS",
+        about="sync mode of targets whose `sync` is empty; empty: as `config set api sync_events=…`, or off",
     )
     embedded_database: bool = False
     embedded_broker: bool = False

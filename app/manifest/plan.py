@@ -1,7 +1,8 @@
 """Plan the changes that a document requires, and apply them in one transaction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from app.config.arn import TargetId
@@ -60,6 +61,8 @@ class Plan:
     removed_targets: tuple[TargetId, ...] = ()
     left_targets: tuple[TargetId, ...] = ()
     left_rules: int = 0
+    api: Mapping[str, str] = field(default_factory=dict)  # keys of the section `api` that change
+    api_before: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -69,7 +72,16 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether nothing has to change."""
-        return not (self.changes or self.added or self.removed or self.removed_targets)
+        return not (self.changes or self.added or self.removed or self.removed_targets or self.api)
+
+    @property
+    def api_lines(self) -> list[str]:
+        """The lines of a diff of the section `api`."""
+        lines = []
+        for key, text in sorted(self.api.items()):
+            lines += [f"- {key}={self.api_before[key]}"] if self.api_before.get(key) else []
+            lines += [f"+ {key}={text}"] if text else []
+        return lines
 
 
 def decide(
@@ -77,6 +89,7 @@ def decide(
     stored: Mapping[TargetId, CurrentTarget],
     rules: Sequence[StoredRule],
     *,
+    api: Mapping[str, str] = MappingProxyType({}),
     prune: bool,
     lenient: bool = False,
     environ: Mapping[str, str] | None = None,
@@ -84,7 +97,8 @@ def decide(
     """Plan the changes that a document requires. Raises `BadSettings` with every problem of every target and rule.
 
     A target is declared as a whole: a key that is left out gets its default. What is not declared is kept unless
-    `prune`; targets of the environment, the sample target and its rules are always kept. With `lenient`, settings
+    `prune`; targets of the environment, the sample target and its rules are always kept, and so are keys of the section
+    `api`, whose stored texts are in `api`. With `lenient`, settings
     without effect are accepted, as in MinIO.
     """
     problems: list[Problem] = []
@@ -116,6 +130,8 @@ def decide(
         removed_targets=tuple(undeclared) if prune else (),
         left_targets=() if prune else tuple(undeclared),
         left_rules=0 if prune else len(undeclared_rules),
+        api={key: text for key, text in document.api.items() if text != api.get(key, "")},
+        api_before=api,
     )
 
 
@@ -128,7 +144,8 @@ def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, le
         except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
             current = {}
         stored[row.target] = CurrentTarget(current, row.origin, row.origin == "environment" and row.enabled)
-    return decide(document, stored, registry.rules(), prune=prune, lenient=lenient)
+    api = registry.api_settings() if document.api else {}
+    return decide(document, stored, registry.rules(), api=api, prune=prune, lenient=lenient)
 
 
 def apply(
@@ -152,6 +169,8 @@ def apply(
         for change in plan.changes:
             locked.put(change.target, change.after)
         locked.add_rules(plan.added)
+        if plan.api:
+            locked.put_api_settings(plan.api)
     return plan
 
 
@@ -164,6 +183,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
         ],
         "rules_added": [_rule_json(rule) for rule in plan.added],
         "rules_removed": [_rule_json(row.rule) | {"number": row.row_id} for row in plan.removed],
+        "api": plan.api_lines,
         "targets_removed": [str(target) for target in plan.removed_targets],
         "not_declared": {"targets": [str(target) for target in plan.left_targets], "rules": plan.left_rules},
     }  # fmt: skip

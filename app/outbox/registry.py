@@ -25,6 +25,7 @@ from app.outbox.engine.locks import lock_cursors
 from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_to_row
+from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import StoredTarget, find_target, stored_target
 from app.rules.model import Rule, check
 
@@ -204,6 +205,18 @@ class Registry:
             log_head.change_routing(connection)
             row_id = find_target(connection, target).row_id
             connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(**values))
+
+    # The section `api`
+
+    def api_settings(self) -> dict[str, str]:
+        """Return the stored texts of the section `api`."""
+        with self._database.reading() as connection:
+            return read_api_settings(connection)
+
+    def put_api_settings(self, texts: Mapping[str, str]) -> None:
+        """Set keys of the section `api`, as `api_texts` returns them."""
+        with self._database.writing() as connection:
+            write_api_settings(connection, texts)
 
     # Rules
 

@@ -11,7 +11,10 @@ from app.config.targets.registry import TYPES
 
 # Until March 2017 these appended every event, as `access` does. MinIO's own migration made them `namespace`.
 _ONCE_WITHOUT_FORMAT = frozenset({"elasticsearch", "redis"})
-_WITHOUT_FORMAT = "no format is given: it is namespace, as since MinIO's update of 2017; set format=access to append every event, as before"
+_WITHOUT_FORMAT = (
+    "no format is given: it is namespace, as since MinIO's update of 2017; "
+    "set format=access to append every event, as before"
+)
 
 
 def from_config_json(document: object) -> ParsedTargets:

@@ -43,7 +43,7 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)
     except BadValue as error:
         raise BadSettings([Problem("name", head["name"], error.problem, error.hint)]) from None
-    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :], _inner_keys(cls)))
+    values, problems = fields.texts_of(cls, parse_pairs(text[head.end() :], _inner_keys(cls)))
     if problems:
         raise BadSettings([_add_quoting_hint(problem) for problem in problems], str(target))
     return target, {"enable": "on"} | values
@@ -88,7 +88,11 @@ def _inner_keys(cls: type[TargetSettings]) -> dict[str, frozenset[str]]:
     return {name: key.kind.pairs for name, key in fields.fields_of(cls).items() if key.kind.pairs}
 
 
-def _parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
+def parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
+    """Parse `key=value …`, whatever the keys; `inner` has keys whose values may be pairs themselves.
+
+    Raises `BadSettings`.
+    """
     pairs: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -134,9 +138,7 @@ def _quote(name: str, text: str) -> str:
         written = quote + text + quote[::-1]
         try:
             # Parse it alone and with a key after it, to check that the value is not mixed up with its neighbours.
-            if _parse_pairs(f"a={written} b=c") == {"a": text, "b": "c"} and _parse_pairs(f"a={written}") == {
-                "a": text
-            }:
+            if parse_pairs(f"a={written} b=c") == {"a": text, "b": "c"} and parse_pairs(f"a={written}") == {"a": text}:
                 return written
         except BadSettings:
             continue

@@ -97,6 +97,56 @@ def test_a_name_in_another_case_is_pointed_out(cli: Cli) -> None:
         assert "there is no target kafka:primary; did you mean kafka:PRIMARY?" in refused.err, words
 
 
+def test_the_sync_mode_of_all_targets_is_set_and_shown(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("config", "set", "notify_webhook:audit", "endpoint=http://127.0.0.1:9/")
+    cli("config", "set", "notify_webhook:own", "endpoint=http://127.0.0.1:9/", "sync=off")
+
+    def modes() -> list[str]:
+        return [row["mode"] for row in cli("status", "--json").json]
+
+    assert (cli("config", "get", "api").out, modes()) == ("api sync_events=off  # the default\n", ["async", "async"])
+    assert "+ sync_events=on" in cli("config", "set", "myminio/", "api", "sync_events=on", "--dry-run").out
+    assert modes() == ["async", "async"]
+    assert "+ sync_events=on" in cli("config", "set", "myminio/", "api", "sync_events=on").out
+    assert (cli("config", "get", "myminio", "api").out, modes()) == ("api sync_events=on\n", ["sync", "async"])
+    assert cli("config", "export").out.splitlines()[0] == "api sync_events=on"
+    assert "sync" in cli("status").out
+    assert "api: unchanged" in cli("config", "set", "api sync_events=true").out
+    lines = tmp_path / "lines"
+    lines.write_text("# all\napi sync_events=off\nnotify_webhook:audit comment=x\n")
+    assert cli("config", "set", "--file", str(lines)).code == 0
+    assert modes() == ["async", "async"]
+    declared = tmp_path / "bucketwire.yaml"
+    declared.write_text("api:\n  sync_events: on\n")
+    assert "- sync_events=off\n  + sync_events=on" in cli("apply", "-f", str(declared)).out
+    assert "no changes" in cli("apply", "-f", str(declared)).out
+    assert modes() == ["sync", "async"]
+    cli("config", "reset", "api", "sync_events")
+    assert modes() == ["async", "async"]
+    monkeypatch.setenv("MINIO_API_SYNC_EVENTS", "on")
+    assert "takes precedence" in cli("config", "set", "api", "sync_events=off").err
+    assert "by MINIO_API_SYNC_EVENTS" in cli("config", "get", "api").out
+    assert modes() == ["sync", "async"]
+    assert "sync_events" in cli("config", "help", "api").out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("api sync_event=on", "api: sync_event: is not a known setting; did you mean sync_events?"),
+        ("api sync_events=maybe", "sync_events: “maybe” is neither on nor off"),
+        ("api requests_max=5", "requests_max: is not a known setting; known are sync_events"),
+        ("api sync_events", "not key=value"),
+    ],
+)
+def test_what_the_section_api_does_not_have_is_refused(cli: Cli, line: str, words: str) -> None:
+    refused = cli("config", "set", line)
+    assert refused.code == 1
+    assert words in refused.err
+
+
 def test_a_dry_run_shows_the_difference_and_changes_nothing(cli: Cli) -> None:
     cli(*SET)
     shown = cli("target", "set", "redis:cache", "db=7", "password=another", "--dry-run")
@@ -232,7 +282,8 @@ def test_the_alias_of_mc_is_ignored(cli: Cli) -> None:
 
 
 def test_the_keys_of_a_section_are_explained(bare: Cli) -> None:
-    assert [row["section"] for row in bare("config", "help", "--json").json][:2] == [
+    assert [row["section"] for row in bare("config", "help", "--json").json][:3] == [
+        "api",
         "notify_amqp",
         "notify_elasticsearch",
     ]
