@@ -9,7 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, check_host
 from app.config.fields.field_types import Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 AMQP_HEARTBEAT = 60
@@ -80,7 +80,7 @@ def amqp_address(url: str) -> AmqpAddress:
 
 
 @declared
-class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
+class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
 
     url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")

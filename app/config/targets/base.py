@@ -92,6 +92,17 @@ class TargetSettings(Declared):
 
 
 @declared
+class MessageSettings(TargetSettings):
+    """The settings of targets that get every event as a message."""
+
+    body_shape: Literal["minio", "guide"] = setting(
+        Choice("minio", "guide"),
+        default="minio",
+        about="messages as MinIO writes them, or with `EventType`, `level`, `msg` and `time` as in its old guides",
+    )
+
+
+@declared
 class NamespaceSettings(TargetSettings):
     """The settings of targets with rows or fields, which mirror the buckets or record every event."""
 

@@ -8,7 +8,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 KAFKA_PORT = 9092
 _DEFAULT_BATCH_SIZE = 500
@@ -63,7 +63,7 @@ class BatchSize(Number):
 
 
 @declared
-class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
+class KafkaSettings(MessageSettings, type_name="kafka", title="Kafka"):
     """Kafka (reference §4.7)."""
 
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")

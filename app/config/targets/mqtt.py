@@ -11,7 +11,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, check_host
 from app.config.fields.field_types import Choice, Duration, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 _MQTT_PORTS = {"tcp": 1883, "tcps": 8883, "ssl": 8883, "tls": 8883, "ws": 80, "wss": 443}
@@ -74,7 +74,7 @@ def mqtt_address(url: str) -> MqttAddress:
 
 
 @declared
-class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
+class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
     """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
     # MinIO has generated the client id itself since 2019-01 (§3.5), and so do we.

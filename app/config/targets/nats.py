@@ -9,7 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
 class Subject(FieldType[str]):
@@ -54,7 +54,7 @@ class Interval(Duration):
 
 
 @declared
-class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
+class NatsSettings(MessageSettings, type_name="nats", title="NATS"):
     """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
 
     # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.

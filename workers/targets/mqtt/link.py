@@ -76,7 +76,7 @@ class MqttLink:
         if not self._batch.begin([index]):
             return
         event = self._batch.events[index]
-        body = log(event).encode()
+        body = log(event, self._settings.body_shape).encode()
         properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
         size = self._overhead + len(body)
         if properties is not None:
