@@ -45,6 +45,8 @@ def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None,
     if bool(line) == bool(source):
         raise click.UsageError("give a line or --file")
     words = _without_alias(line)
+    if not source and not words:
+        raise click.UsageError("give a line after the alias")
     if source:
         api, others = take_api_lines(source.read())
         targets = joined(parse_lines(others))
@@ -128,7 +130,7 @@ def help_(section: str | None, key: str | None, variables: bool, as_json: bool) 
 @with_context_or_url
 def reset(context: CommandContext, words: tuple[str, ...], force: bool) -> None:
     """Remove the target notify_TYPE[:NAME], or set KEYs of it to their defaults."""
-    section, *keys = _without_alias(words)
+    section, *keys = _without_alias(words) or ("",)
     if section == SECTION:
         put_all(context, {}, api=api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")), dry_run=False)
         return
@@ -223,8 +225,9 @@ def show_api(plan: Mapping[str, Any], *, declared: bool) -> None:
 
 def _without_alias(words: tuple[str, ...]) -> tuple[str, ...]:
     """Leave out the first word if it is the alias that `mc admin config` needs there: `ALIAS notify_…`, or `ALIAS/`."""
-    before_section = len(words) > 1 and _begins_section(words[1]) and not _begins_section(words[0])
-    return words[1:] if before_section or (words and words[0].endswith("/")) else words
+    if not words or _begins_section(words[0]):
+        return words
+    return words[1:] if words[0].endswith("/") or (len(words) > 1 and _begins_section(words[1])) else words
 
 
 def _begins_section(word: str) -> bool:
