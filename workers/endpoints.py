@@ -97,7 +97,7 @@ def _context(
     settings: Any, *, ca: str = "", cert: str = "client_cert", key: str = "client_key"
 ) -> Callable[[], ssl.SSLContext]:
     return lambda: tls.context(
-        ca or settings.tls_ca,
+        ca or getattr(settings, "tls_ca", ""),  # NATS has cert_authority instead
         skip_verify=settings.tls_skip_verify,
         client_cert=getattr(settings, cert),
         client_key=getattr(settings, key),

@@ -2,9 +2,11 @@
 
 import contextlib
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from app.config.api_settings import sync_events
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
@@ -19,11 +21,14 @@ from workers.telemetry.redaction import RedactingTarget
 
 log = logging.getLogger("bucketwire.worker")
 
+_STORED_KNOWN = 0.5  # seconds for which the stored settings of the section `api` are cached
+
 
 @dataclass(frozen=True, slots=True)
 class _Open:
     values: Mapping[str, str]
     settings: TargetSettings
+    sync: bool  # the service's, for targets that do not set it
     work: OpenTarget
 
 
@@ -34,12 +39,15 @@ class TargetPool:
         self._registry = registry
         self._settings = settings
         self._open: dict[int, _Open] = {}
+        self._stored: Mapping[str, str] = {}  # the settings of the section `api`
+        self._read_again = 0.0  # when to read them
         self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
 
     def work(self, stored: StoredTarget) -> OpenTarget:
         """Return the target, with the current content of the secret files in its settings. Raises `BadSettings`."""
         known = self._open.get(stored.row_id)
-        same = known is not None and known.values == stored.values
+        sync = self._sync_events()
+        same = known is not None and known.values == stored.values and known.sync == sync
         if known is not None and same and not _in_files(stored.values):
             return known.work
         try:
@@ -62,11 +70,19 @@ class TargetPool:
             target=RedactingTarget(create(stored.target.type, settings), settings),
             policy=policy(settings),
             schedule=schedule(settings),
-            window=window(settings, sync_events=self._settings.sync_events),
+            window=window(settings, sync_events=sync),
             sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
         )
-        self._open[stored.row_id] = _Open(dict(stored.values), settings, work)
+        self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work)
         return work
+
+    def _sync_events(self) -> bool:
+        """Return whether targets are in sync mode that do not set it; a stored value is known within half a second."""
+        now = time.monotonic()
+        if not self._settings.sync_events and now >= self._read_again:
+            self._stored = self._registry.api_settings()
+            self._read_again = now + _STORED_KNOWN
+        return sync_events(self._settings.sync_events, self._stored).value == "on"
 
     def close(self) -> None:
         """Close every target."""

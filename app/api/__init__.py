@@ -6,7 +6,18 @@ from functools import partial
 from flask import Flask, Response, g, request
 
 from app.api import auth, errors, openapi, services
-from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
+from app.api.routes import (
+    dead_letters,
+    events,
+    health,
+    manifest,
+    metrics,
+    reconciliations,
+    replays,
+    rules,
+    service_settings,
+    targets,
+)
 from app.api.routes.events import DUE
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
@@ -18,6 +29,7 @@ _BLUEPRINTS = (
     targets.routes,
     rules.routes,
     manifest.routes,
+    service_settings.routes,
     dead_letters.routes,
     replays.routes,
     reconciliations.routes,

@@ -120,6 +120,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,
         state={**_TEXT, "enum": ["running", "paused", "disabled", "unavailable", "broken"]},
         reason=_TEXT, resume_at=_TIME,
+        mode={**_TEXT, "enum": ["sync", "async"]},
         origin={**_TEXT, "enum": ["environment", "stored", "sample"]},
         settings={"type": "object", "additionalProperties": _TEXT, "description": "secrets are *redacted*"},
         events=_object(**dict.fromkeys(_COUNTERS, _NUMBER)),
@@ -127,6 +128,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             "type": ["number", "null"],
             "description": "seconds since its oldest undelivered event was recorded; null: there is none",
         },
+    ),
+    "ApiSettings": _object(
+        sync_events={
+            "enum": ["on", "off", "", "true", "false", "1", "0", True, False, 1, 0, None],
+            "description": "empty or null: the default; `MINIO_API_SYNC_EVENTS` overrides it",
+        }
+    ) | {"additionalProperties": False},
+    "EffectiveApiSettings": _object(
+        sync_events=_object(
+            value={**_TEXT, "enum": ["on", "off"]},
+            origin={**_TEXT, "enum": ["environment", "stored", "default"]},
+        )
     ),
     "TargetTest": _object(
         target=_TEXT,
@@ -148,9 +161,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         targets={"type": "array", "items": _object(
             target=_TEXT, new=_FLAG,
             changes={"type": "array", "items": _TEXT, "description": "`-` a setting's old value, `+` its new one"},
+            warnings={"type": "array", "items": _TEXT, "description": "settings that have no effect"},
         )},
         rules_added={"type": "array", "items": _object(**_RULE)},
         rules_removed={"type": "array", "items": _object(number=_NUMBER, **_RULE)},
+        api={"type": "array", "items": _TEXT, "description": "the changes of the section `api`"},
         targets_removed={"type": "array", "items": _TEXT},
         not_declared=_object(targets={"type": "array", "items": _TEXT}, rules=_NUMBER),
     ),

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.cli_common.errors import CommandError
+from app.config.api_settings import SyncEvents
 from app.config.arn import TargetId, parse_arn
 from app.config.target_settings import redacted
 from app.manifest.document import Manifest
@@ -42,6 +43,11 @@ class ApiClient:
     def region(self) -> str:
         """The region in the service's ARNs."""
         return parse_arn(self.described[0]["arn"])[0] if self.described else ""
+
+    @property
+    def sync_events(self) -> SyncEvents:
+        """Whether targets that do not set `sync` are in sync mode, and what decides it."""
+        return SyncEvents(**self.request("GET", "/v1/settings/api")["sync_events"])
 
     def targets(self) -> list[StoredTarget]:
         """Return every target, in order of type and name."""
@@ -84,13 +90,14 @@ class ApiClient:
             self.request("DELETE", f"/v1/rules/{number}")
         return len(row_ids)
 
-    def apply(self, document: Manifest, *, dry_run: bool, prune: bool, force: bool) -> dict[str, Any]:
+    def apply(self, document: Manifest, *, dry_run: bool, prune: bool, force: bool, lenient: bool) -> dict[str, Any]:
         """Apply a document, or only plan it; return the plan."""
-        flags = {"dry_run": dry_run, "prune": prune, "force": force}
+        flags = {"dry_run": dry_run, "prune": prune, "force": force, "lenient": lenient}
         body = {
             "targets": {str(target): dict(values) for target, values in document.targets.items()},
             "rules": [{"id" if name == "rule_id" else name: value for name, value in _rule_json(rule).items()}
                       for rule in document.rules],
+            "api": dict(document.api),
         }  # fmt: skip
         params = {name: "true" for name, flag in flags.items() if flag}
         plan: dict[str, Any] = self.request("POST", "/v1/declaration", params=params, json=body)
@@ -110,7 +117,7 @@ class ApiClient:
         except (ValueError, KeyError, TypeError):
             raise CommandError(f"{self._url} answered {answer.status_code} and is not a Bucketwire API") from None
         if kind == "unknown-target" and target is not None:
-            raise UnknownTarget(target)
+            raise UnknownTarget(target, (stored.target for stored in self.targets()))
         hint = "; set a valid token with BUCKETWIRE_TOKEN or --token" if answer.status_code in (401, 403) else ""
         raise CommandError(detail + hint)
 

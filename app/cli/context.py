@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from app.cli_common.context import ServiceContext, pass_context
+from app.config.api_settings import SyncEvents, sync_events
 from app.manifest.document import Manifest
 from app.manifest.plan import apply, make_plan, plan_json
 from app.outbox.delivery.dead_letters import DeadLetters
@@ -69,19 +70,32 @@ class CommandContext(ServiceContext):
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
 
     @property
+    def sync_events(self) -> SyncEvents:
+        """Whether targets that do not set `sync` are in sync mode, and what decides it, at `--url` or here."""
+        if self.remote:
+            return self.remote.sync_events
+        return sync_events(self.settings.sync_events, self.registry.api_settings())
+
+    @property
     def region(self) -> str:
         """The region in ARNs."""
         return self.remote.region if self.remote else self.settings.region
 
     def apply(
-        self, document: Manifest, *, dry_run: bool = False, prune: bool = False, force: bool = False
+        self,
+        document: Manifest,
+        *,
+        dry_run: bool = False,
+        prune: bool = False,
+        force: bool = False,
+        lenient: bool = False,
     ) -> dict[str, Any]:
         """Apply a document, or only plan it; return the plan. Raises `BadSettings` or `TargetInUse`."""
         if self.remote:
-            return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force)
+            return self.remote.apply(document, dry_run=dry_run, prune=prune, force=force, lenient=lenient)
         if dry_run:
-            return plan_json(make_plan(self.registry, document, prune=prune))
-        return plan_json(apply(self.registry, document, prune=prune, force=force))
+            return plan_json(make_plan(self.registry, document, prune=prune, lenient=lenient))
+        return plan_json(apply(self.registry, document, prune=prune, force=force, lenient=lenient))
 
     def close(self) -> None:
         """Close the database and the connection, if open."""

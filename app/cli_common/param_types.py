@@ -12,7 +12,7 @@ from app.config.errors import BadValue
 from app.config.fields.field_types import Duration
 from app.config.targets.registry import TYPES
 
-_PERIOD = Duration(days=True)
+_PERIOD = Duration()
 
 
 class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -28,6 +28,19 @@ class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in
             return parse_target(value)
         except BadValue as error:
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
+class BucketParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A bucket, also as `mc` names it: ALIAS/BUCKET."""
+
+    name = "bucket"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the bucket without the alias."""
+        alias, _, bucket = str(value).strip("/").rpartition("/")
+        if "/" in alias:
+            self.fail(f"{value!r} is not a bucket; write BUCKET or ALIAS/BUCKET", param, ctx)
+        return bucket
 
 
 class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -48,6 +61,7 @@ class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
             )  # fmt: skip
 
 
+BUCKET = BucketParam()
 TARGET = TargetParam()
 TIME = TimeParam()
 

@@ -1,6 +1,7 @@
 """A target's identity and its ARN (reference §1.10)."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from app.config.errors import BadValue
@@ -38,6 +39,12 @@ class TargetId:
     def arn(self, region: str = "") -> str:
         """Return `arn:minio:sqs:<region>:<name>:<type>`; the region is empty unless the site has one."""
         return f"{_PREFIX}{region}:{self.name}:{self.type}"
+
+
+def differing_in_case(target: TargetId, known: Iterable[TargetId]) -> TargetId | None:
+    """Return the known target whose name differs from this one's only in case, or None."""
+    folded = str(target).casefold()
+    return next((other for other in known if str(other).casefold() == folded), None)
 
 
 def parse_arn(text: str) -> tuple[str, TargetId]:

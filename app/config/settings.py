@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, quote, urlencode
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields.addresses import Host, HostPort, redacted_url, split_url
-from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Text, Toggle
+from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
 from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.networks import is_loopback
@@ -205,9 +205,9 @@ class Settings(Declared):
         SecretKeys(), default="", secret=True, about="encrypt stored secrets; empty: a generated key in the data folder"
     )
     region: str = setting(Text(), default="", about="the region in ARNs and in responses of the S3 API")
-    retention: float = setting(Duration(days=True), default="7d", about="how long settled events can be replayed")
+    retention: float = setting(Duration(), default="7d", about="how long settled events can be replayed")
     report_retention: float = setting(
-        Duration(days=True), default="90d", about="how long reconciliations and their reports are kept"
+        Duration(), default="90d", about="how long reconciliations and their reports are kept"
     )
     drain_interval: float = setting(
         Duration(0.01, 10), default="2s", about="how often the drain looks for due work if no wake-up reaches it"
@@ -236,8 +236,11 @@ class Settings(Declared):
         Path(), default="", about="folder with JDBC drivers for Spark; empty: Spark downloads them once"
     )
     spark_memory: str = setting(Text(), default="1g", about="memory of the Spark driver process, in Java's notation")
-    sync_events: bool = setting(
-        Toggle(), default="off", env="MINIO_API_SYNC_EVENTS", about="sync mode of targets whose `sync` is empty"
+    sync_events: Literal["on", "off", ""] = setting(
+        Switch(),
+        default="",
+        env="MINIO_API_SYNC_EVENTS",
+        about="sync mode of targets whose `sync` is empty; empty: as `config set api sync_events=…`, or off",
     )
     embedded_database: bool = False
     embedded_broker: bool = False

@@ -10,7 +10,7 @@ from app.config.fields.fields import D
 from app.config.formats.config_json import from_config_json
 from app.config.formats.environment import ParsedTargets, from_environ
 from app.config.formats.notify_lines import parse_line, parse_lines, to_line
-from app.config.targets.base import TargetSettings
+from app.config.targets.base import TargetSettings, without_effect
 from app.config.targets.registry import settings_type
 
 __all__ = [
@@ -28,23 +28,42 @@ __all__ = [
     "redacted",
     "texts",
     "to_line",
+    "warnings",
 ]
 
 
 @overload
-def load(type_name: str, values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> TargetSettings: ...
-@overload
-def load(type_name: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> D: ...
 def load(
-    type_name: str | type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None
+    type_name: str, values: Mapping[str, object], environ: Mapping[str, str] | None = None, *, lenient: bool = False
+) -> TargetSettings: ...
+@overload
+def load(
+    type_name: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None, *, lenient: bool = False
+) -> D: ...
+def load(
+    type_name: str | type[D],
+    values: Mapping[str, object],
+    environ: Mapping[str, str] | None = None,
+    *,
+    lenient: bool = False,
 ) -> TargetSettings | D:
     """Load a target's settings from texts or JSON values; references in secrets are resolved.
 
-    Raises `BadSettings` with every problem at once, secrets redacted.
+    With `lenient`, a setting without effect, such as `tls_skip_verify` without TLS, is accepted: MinIO's own forms are
+    read so. Raises `BadSettings` with every problem at once, secrets redacted.
     """
-    if isinstance(type_name, str):
-        return fields.parse(settings_type(type_name), values, environ)
-    return fields.parse(type_name, values, environ)
+    cls = settings_type(type_name) if isinstance(type_name, str) else type_name
+    return fields.parse(cls, values, environ, lenient=lenient)
+
+
+def warnings(type_name: str, values: Mapping[str, str], environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return a sentence for each setting that is accepted and has no effect; none for invalid settings."""
+    try:
+        settings = load(type_name, values, environ, lenient=True)
+    except BadSettings:
+        return []
+    ineffective = settings.ineffective() if settings.enable else ()
+    return [*map(str, ineffective), *without_effect(texts(type_name, values))]
 
 
 def texts(type_name: str, values: Mapping[str, object]) -> dict[str, str]:
@@ -83,11 +102,11 @@ def redacted(type_name: str, values: Mapping[str, str]) -> dict[str, str]:
 def invalid_targets(
     targets: Mapping[TargetId, Mapping[str, object]], environ: Mapping[str, str] | None = None
 ) -> dict[TargetId, BadSettings]:
-    """Return the targets whose settings are invalid, with the reason; each is checked by itself."""
+    """Return the targets whose settings are invalid, with the reason; each is checked by itself, leniently."""
     problems = {}
     for target, values in targets.items():
         try:
-            load(target.type, values, environ)
+            load(target.type, values, environ, lenient=True)
         except BadSettings as error:
             problems[target] = error.about(str(target))
     return problems

@@ -1,6 +1,7 @@
 """Set single keys of targets: a key that is left out keeps its value, as in `mc admin config set`."""
 
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Protocol
 
 from app.config.arn import TargetId
@@ -11,6 +12,7 @@ from app.outbox.registry import ReadOnlyTarget, Registry
 from app.outbox.targets import StoredTarget, UnknownTarget
 
 Texts = Mapping[str, str]
+_NONE: Texts = MappingProxyType({})
 
 
 class StoredTargets(Protocol):
@@ -38,16 +40,17 @@ def changed(registry: StoredTargets, settings: Mapping[TargetId, Texts]) -> dict
     return {target: _changed(registry, target, values) for target, values in settings.items()}
 
 
-def set_keys(registry: Registry, settings: Mapping[TargetId, Texts]) -> Plan:
-    """Set keys of targets, all of them or none, and return what changed. Raises `BadSettings` or `ReadOnlyTarget`.
+def set_keys(registry: Registry, settings: Mapping[TargetId, Texts], api: Texts = _NONE) -> Plan:
+    """Set keys of targets and of the section `api`, all of them or none, and return what changed.
 
-    Two callers that set different keys of a target at once both succeed: the stored texts are read under the lock.
+    Settings without effect are accepted, as in MinIO. Two callers that set different keys of a target at once both
+    succeed: the stored texts are read under the lock. Raises `BadSettings` or `ReadOnlyTarget`.
     """
-    plan = make_plan(registry, Manifest(changed(registry, settings)))
+    plan = make_plan(registry, Manifest(changed(registry, settings), api=api), lenient=True)
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        return apply(locked, Manifest(changed(locked, settings)))
+        return apply(locked, Manifest(changed(locked, settings), api=api), lenient=True)
 
 
 def _changed(registry: StoredTargets, target: TargetId, values: Texts) -> dict[str, str]:

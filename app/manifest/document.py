@@ -6,6 +6,7 @@ from typing import Any
 
 import yaml
 
+from app.config.api_settings import ApiSettings, api_texts
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields.fields import fields_of
@@ -13,7 +14,7 @@ from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
 from app.rules.model import Rule, problems_of
 
-MEMBERS = ("targets", "rules")
+MEMBERS = ("targets", "rules", "api")
 RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "id")
 
 
@@ -23,6 +24,7 @@ class Manifest:
 
     targets: Mapping[TargetId, Mapping[str, object]] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
+    api: Mapping[str, str] = field(default_factory=dict)  # keys of MinIO's section `api`, checked
 
 
 class _Texts(yaml.BaseLoader):
@@ -61,9 +63,10 @@ def parse_manifest(document: object) -> Manifest:
     problems = list(_unknown_members("", document, MEMBERS))
     targets = _parse_targets(document.get("targets"), problems)
     rules = _parse_rules(document.get("rules"), problems)
+    api = _parse_api(document.get("api"), problems)
     if problems:
         raise BadSettings(problems)
-    return Manifest(targets, tuple(rules))
+    return Manifest(targets, tuple(rules), api)
 
 
 def schema() -> dict[str, Any]:
@@ -108,6 +111,13 @@ def schema() -> dict[str, Any]:
         "properties": {
             "targets": {"type": ["object", "null"], "patternProperties": types, "additionalProperties": False},
             "rules": {"type": ["array", "null"], "items": rule},
+            "api": {
+                "type": ["object", "null"],
+                "additionalProperties": False,
+                "properties": {
+                    name: {**text, "description": key.about} for name, key in fields_of(ApiSettings).items()
+                },
+            },
         },
     }
 
@@ -137,6 +147,19 @@ def _parse_targets(value: object, problems: list[Problem]) -> dict[TargetId, Map
         else:
             targets[target] = settings or {}
     return targets
+
+
+def _parse_api(value: object, problems: list[Problem]) -> dict[str, str]:
+    if value in (None, ""):
+        return {}
+    if not isinstance(value, Mapping):
+        problems.append(Problem("api", "", "is not a mapping", "write sync_events: on below"))
+        return {}
+    try:
+        return api_texts(value)
+    except BadSettings as error:
+        problems += [Problem(f"api.{p.key}", p.value, p.problem, p.hint) for p in error.problems]
+        return {}
 
 
 def _parse_rules(value: object, problems: list[Problem]) -> list[Rule]:

@@ -1,13 +1,14 @@
 """Plan the changes that a document requires, and apply them in one transaction."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, did_you_mean
 from app.config.fields.fields import fields_of
-from app.config.target_settings import BadSettings, Problem, load, redacted, texts
+from app.config.target_settings import BadSettings, Problem, load, redacted, texts, warnings
 from app.config.targets.registry import settings_type
 from app.manifest.document import Manifest, identity
 from app.outbox.registry import Registry
@@ -34,6 +35,11 @@ class Change:
     after: Mapping[str, str]
 
     @property
+    def warnings(self) -> list[str]:
+        """A sentence for each setting that is accepted and has no effect."""
+        return warnings(self.target.type, self.after)
+
+    @property
     def lines(self) -> list[str]:
         """The lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
         before, after = redacted(self.target.type, self.before), redacted(self.target.type, self.after)
@@ -55,6 +61,8 @@ class Plan:
     removed_targets: tuple[TargetId, ...] = ()
     left_targets: tuple[TargetId, ...] = ()
     left_rules: int = 0
+    api: Mapping[str, str] = field(default_factory=dict)  # keys of the section `api` that change
+    api_before: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -64,7 +72,16 @@ class Plan:
     @property
     def empty(self) -> bool:
         """Whether nothing has to change."""
-        return not (self.changes or self.added or self.removed or self.removed_targets)
+        return not (self.changes or self.added or self.removed or self.removed_targets or self.api)
+
+    @property
+    def api_lines(self) -> list[str]:
+        """The lines of a diff of the section `api`."""
+        lines = []
+        for key, text in sorted(self.api.items()):
+            lines += [f"- {key}={self.api_before[key]}"] if self.api_before.get(key) else []
+            lines += [f"+ {key}={text}"] if text else []
+        return lines
 
 
 def decide(
@@ -72,17 +89,21 @@ def decide(
     stored: Mapping[TargetId, CurrentTarget],
     rules: Sequence[StoredRule],
     *,
+    api: Mapping[str, str] = MappingProxyType({}),
     prune: bool,
+    lenient: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Plan:
     """Plan the changes that a document requires. Raises `BadSettings` with every problem of every target and rule.
 
     A target is declared as a whole: a key that is left out gets its default. What is not declared is kept unless
-    `prune`; targets of the environment, the sample target and its rules are always kept.
+    `prune`; targets of the environment, the sample target and its rules are always kept, and so are keys of the section
+    `api`, whose stored texts are in `api`. With `lenient`, settings
+    without effect are accepted, as in MinIO.
     """
     problems: list[Problem] = []
     changes = [
-        _plan_target(target, settings, stored.get(target), problems, environ)
+        _plan_target(target, settings, stored.get(target), problems, environ, lenient=lenient)
         for target, settings in document.targets.items()
     ]
     known = stored.keys() | document.targets.keys()
@@ -109,11 +130,13 @@ def decide(
         removed_targets=tuple(undeclared) if prune else (),
         left_targets=() if prune else tuple(undeclared),
         left_rules=0 if prune else len(undeclared_rules),
+        api={key: text for key, text in document.api.items() if text != api.get(key, "")},
+        api_before=api,
     )
 
 
-def make_plan(registry: Registry, document: Manifest, *, prune: bool = False) -> Plan:
-    """Plan the changes to the stored targets and rules. Raises `BadSettings`."""
+def make_plan(registry: Registry, document: Manifest, *, prune: bool = False, lenient: bool = False) -> Plan:
+    """Plan the changes to the stored targets and rules, as `decide` does. Raises `BadSettings`."""
     stored = {}
     for row in registry.targets():
         try:
@@ -121,20 +144,24 @@ def make_plan(registry: Registry, document: Manifest, *, prune: bool = False) ->
         except BadSettings:  # sealed with a lost key, or of another version: every key has to be set again
             current = {}
         stored[row.target] = CurrentTarget(current, row.origin, row.origin == "environment" and row.enabled)
-    return decide(document, stored, registry.rules(), prune=prune)
+    api = registry.api_settings() if document.api else {}
+    return decide(document, stored, registry.rules(), api=api, prune=prune, lenient=lenient)
 
 
-def apply(registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False) -> Plan:
+def apply(
+    registry: Registry, document: Manifest, *, prune: bool = False, force: bool = False, lenient: bool = False
+) -> Plan:
     """Apply a document, all of it or nothing, and return the changes. It is idempotent.
 
     Raises `BadSettings`, or `TargetInUse` if a target to remove has undelivered events or dead letters and `force` is
     not given.
     """
-    plan = make_plan(registry, document, prune=prune)
+    plan = make_plan(registry, document, prune=prune, lenient=lenient)
     if plan.empty:
         return plan
     with registry.at_once() as locked:
-        plan = make_plan(locked, document, prune=prune)  # from here on no one else changes targets or rules
+        # From here on no one else changes targets or rules.
+        plan = make_plan(locked, document, prune=prune, lenient=lenient)
         if plan.removed:
             locked.remove_rules([row.row_id for row in plan.removed])
         for target in plan.removed_targets:
@@ -142,6 +169,8 @@ def apply(registry: Registry, document: Manifest, *, prune: bool = False, force:
         for change in plan.changes:
             locked.put(change.target, change.after)
         locked.add_rules(plan.added)
+        if plan.api:
+            locked.put_api_settings(plan.api)
     return plan
 
 
@@ -149,10 +178,12 @@ def plan_json(plan: Plan) -> dict[str, Any]:
     """Return the plan as JSON, secrets redacted."""
     return {
         "targets": [
-            {"target": str(change.target), "new": change.new, "changes": change.lines} for change in plan.targets
+            {"target": str(change.target), "new": change.new, "changes": change.lines, "warnings": change.warnings}
+            for change in plan.targets
         ],
         "rules_added": [_rule_json(rule) for rule in plan.added],
         "rules_removed": [_rule_json(row.rule) | {"number": row.row_id} for row in plan.removed],
+        "api": plan.api_lines,
         "targets_removed": [str(target) for target in plan.removed_targets],
         "not_declared": {"targets": [str(target) for target in plan.left_targets], "rules": plan.left_rules},
     }  # fmt: skip
@@ -171,11 +202,13 @@ def _plan_target(
     stored: CurrentTarget | None,
     problems: list[Problem],
     environ: Mapping[str, str] | None,
+    *,
+    lenient: bool,
 ) -> Change | None:
     before = dict(stored.texts) if stored else {}
     try:
         after = {"enable": "on"} | _keep_secrets(target.type, before, texts(target.type, settings))
-        load(target.type, after, environ)
+        load(target.type, after, environ, lenient=lenient)
     except BadSettings as error:
         problems += [
             Problem(f"{target}: {problem.key}", problem.value, problem.problem, problem.hint)

@@ -25,6 +25,7 @@ from app.outbox.engine.locks import lock_cursors
 from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_to_row
+from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import StoredTarget, find_target, stored_target
 from app.rules.model import Rule, check
 
@@ -86,7 +87,7 @@ class Registry:
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
         """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
-        return load(stored.target.type, self.texts(stored))
+        return load(stored.target.type, self.texts(stored), lenient=True)
 
     def texts(self, stored: StoredTarget) -> dict[str, str]:
         """Return a target's settings as texts with unsealed secrets. Raises `BadSettings`."""
@@ -95,11 +96,12 @@ class Registry:
     def put(self, target: TargetId, values: Mapping[str, object], *, origin: str = "stored", problem: str = "") -> None:
         """Create a target or replace its settings. Raises `BadSettings` or `ReadOnlyTarget`; then nothing has changed.
 
+        Settings without effect are stored too: whether they are refused is the caller's decision.
         With a `problem`, the settings are stored although they cannot be used, and the target's events wait.
         """
         columns: dict[str, Any] = {"origin": origin, "problem": problem}
         if not problem:
-            settings = load(target.type, values)
+            settings = load(target.type, values, lenient=True)
             limit = settings.effective_queue_limit
             columns |= {
                 "enabled": settings.enable,
@@ -203,6 +205,18 @@ class Registry:
             log_head.change_routing(connection)
             row_id = find_target(connection, target).row_id
             connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(**values))
+
+    # The section `api`
+
+    def api_settings(self) -> dict[str, str]:
+        """Return the stored texts of the section `api`."""
+        with self._database.reading() as connection:
+            return read_api_settings(connection)
+
+    def put_api_settings(self, texts: Mapping[str, str]) -> None:
+        """Set keys of the section `api`, as `api_texts` returns them."""
+        with self._database.writing() as connection:
+            write_api_settings(connection, texts)
 
     # Rules
 

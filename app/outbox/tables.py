@@ -281,6 +281,14 @@ tokens = sa.Table(
     **MYSQL,
 )
 
+service_settings = sa.Table(
+    "service_settings",
+    metadata,
+    sa.Column("name", sa.String(64), primary_key=True),  # a key of the section `api`
+    sa.Column("value", sa.Text, nullable=False),
+    **MYSQL,
+)
+
 heartbeats = sa.Table(
     "heartbeats",
     metadata,

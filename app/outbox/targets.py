@@ -1,22 +1,24 @@
 """Read the configured targets; `app.outbox.registry` changes them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 import sqlalchemy as sa
 
-from app.config.arn import TargetId
+from app.config.arn import TargetId, differing_in_case
 from app.outbox import tables
 from app.outbox.engine.database import Database
 
 
 class UnknownTarget(LookupError):
-    """No target of that type and name is configured."""
+    """No target of that type and name is configured; the message names the one of `known` that differs in case."""
 
-    def __init__(self, target: TargetId) -> None:
-        super().__init__(f"there is no target {target}; `bucketwire target ls` shows those there are")
+    def __init__(self, target: TargetId, known: Iterable[TargetId] = ()) -> None:
+        twin = differing_in_case(target, known)
+        hint = f"did you mean {twin}?" if twin else "`bucketwire target ls` shows those there are"
+        super().__init__(f"there is no target {target}; {hint}")
         self.target = target
 
 
@@ -77,7 +79,8 @@ def find_target(connection: sa.Connection, target: TargetId) -> StoredTarget:
         sa.select(tables.targets).where(t.type == target.type, t.name == target.name)
     ).one_or_none()
     if row is None:
-        raise UnknownTarget(target)
+        known = connection.execute(sa.select(t.type, t.name).where(t.type == target.type))
+        raise UnknownTarget(target, [TargetId(other.type, other.name) for other in known])
     return stored_target(row)
 
 

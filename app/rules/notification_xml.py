@@ -4,13 +4,13 @@ XML is parsed without entities and document types, so that a body can neither ex
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from xml.etree.ElementTree import Element, ParseError, SubElement, tostring
 
 from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import fromstring
 
-from app.config.arn import TargetId, parse_arn
+from app.config.arn import TargetId, differing_in_case, parse_arn
 from app.config.errors import BadValue
 from app.rules.model import FILTERS, Rule, event_names, problems_of
 
@@ -42,11 +42,11 @@ class BadConfiguration(ValueError):
         self.code = code
 
 
-def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Callable[[TargetId], bool]) -> list[Rule]:
+def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Collection[TargetId]) -> list[Rule]:
     """Parse the rules of a document; an empty document has none. Raises `BadConfiguration`.
 
-    `region` is the site's, "" for none; `configured` returns whether a target exists. Unknown elements are ignored, as
-    in MinIO (§2.1). Stricter than MinIO in one point: filter values are checked (§10).
+    `region` is the site's, "" for none; `configured` are the targets that exist. Unknown elements are ignored, as in
+    MinIO (§2.1). Stricter than MinIO in one point: filter values are checked (§10).
     """
     try:
         root = fromstring(body, forbid_dtd=True)
@@ -57,8 +57,10 @@ def parse_configuration(body: bytes, bucket: str, *, region: str, configured: Ca
     rules = [_parse_rule(element, bucket, region) for element in _children(root, "QueueConfiguration")]
     seen = set()
     for rule in rules:
-        if not configured(rule.target):
-            raise BadConfiguration("InvalidArgument", NO_TARGET, f"there is no target {rule.target.arn(region)}")
+        if rule.target not in configured:
+            twin = differing_in_case(rule.target, configured)
+            hint = f"; did you mean {twin.arn(region)}?" if twin else ""
+            raise BadConfiguration("InvalidArgument", NO_TARGET, f"there is no target {rule.target.arn(region)}{hint}")
         if rule in seen:
             raise BadConfiguration("InvalidArgument", SAME_RULES, "two rules are the same in all members")
         seen.add(rule)

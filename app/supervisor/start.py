@@ -13,7 +13,7 @@ from pathlib import Path
 from app.config import tls
 from app.config.fields.addresses import HostPort
 from app.config.settings import Settings
-from app.config.target_settings import from_environ, invalid_targets
+from app.config.target_settings import from_environ, invalid_targets, warnings
 from app.events.names import EVERY
 from app.outbox.registry import Registry
 from app.rules.model import EVERY_BUCKET, Rule
@@ -118,12 +118,18 @@ def api_answers(address: HostPort, *, secure: bool) -> bool:
 def sync_environment(registry: Registry, environ: Mapping[str, str]) -> list[str]:
     """Store the targets of the `MINIO_NOTIFY_…` variables in the outbox; return the problems of the variables.
 
-    An invalid target does not affect the others: it is stored with its problem, and its events wait.
+    The problems include settings without effect, which are accepted. An invalid target does not affect the others: it
+    is stored with its problem, and its events wait.
     """
     parsed = from_environ(environ)
     problems = invalid_targets(parsed.targets, environ)
     registry.sync_environment(parsed.targets, {target: str(error) for target, error in problems.items()})
-    return [*map(str, parsed.problems), *map(str, problems.values())]
+    ineffective = [
+        f"{target}: {sentence}"
+        for target, values in parsed.targets.items()
+        for sentence in warnings(target.type, values, environ)
+    ]
+    return [*map(str, parsed.problems), *map(str, problems.values()), *ineffective]
 
 
 def add_sample(registry: Registry, settings: Settings) -> bool:

@@ -169,6 +169,13 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_table(
+        "service_settings",
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_service_settings"),
+        **MYSQL,
+    )
+    op.create_table(
         "tokens",
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("digest", sa.CHAR(length=64), nullable=False),
@@ -316,6 +323,7 @@ def downgrade() -> None:
     op.drop_table("dead_letters")
     op.drop_table("cursors")
     op.drop_table("tokens")
+    op.drop_table("service_settings")
     op.drop_table("targets")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")

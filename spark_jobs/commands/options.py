@@ -40,7 +40,7 @@ class SettingParam(click.ParamType):  # type: ignore[type-arg]  # generic only i
             self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
 
 
-PERIOD = SettingParam("duration", Duration(days=True), 1000)  # milliseconds
+PERIOD = SettingParam("duration", Duration(), 1000)  # milliseconds
 BYTES = SettingParam("size", Size(1, 2**62))
 
 with_context = pass_context(ServiceContext)

@@ -13,11 +13,11 @@ from spark_jobs.commands import options
 @options.listing_options
 @click.option(
     "--many-versions",
-    type=click.IntRange(2),
+    type=click.IntRange(1),
     default=1000,
     show_default=True,
     metavar="N",
-    help="s3:Scanner:ManyVersions for an object with at least this many versions.",
+    help="s3:Scanner:ManyVersions for an object with more than this many versions.",
 )
 @click.option(
     "--large-versions",

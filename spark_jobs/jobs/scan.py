@@ -36,7 +36,7 @@ _NANOSECONDS = 1_000_000  # in a millisecond
 class ScanLimits:
     """The limits beyond which a scan warns. MinIO's guide of 2025 has these numbers, its source has 100 versions."""
 
-    versions: int = 1_000  # of an object, delete markers included: at least this many
+    versions: int = 1_000  # of an object, delete markers included: more than this many
     size: int = 1 << 40  # bytes of all versions of an object: at least this many
     folders: int = 50_000  # directly in a folder: more than this many
 
@@ -133,7 +133,7 @@ def _object_warnings(entries: DataFrame, limits: ScanLimits) -> DataFrame:
     )
     names = F.array_compact(
         F.array(
-            F.when(F.col("versions") >= limits.versions, MANY_VERSIONS),
+            F.when(F.col("versions") > limits.versions, MANY_VERSIONS),
             F.when(F.col("size") >= limits.size, LARGE_VERSIONS),
         )
     )

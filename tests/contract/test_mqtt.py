@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
+import select
+import socket
+import socketserver
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 from urllib.parse import quote
 
 import psutil
@@ -141,6 +145,53 @@ def test_the_broker_is_told_version_and_keep_alive(broker: Qos1, version: str, i
     target.open()
     target.close()
     services.until(lambda: f"(p{'5' if version == '5' else '2'}, c1, k{seconds}, u'alice')" in connections(broker)[-1])
+
+
+def test_version_3_1_can_be_chosen(broker: Qos1) -> None:
+    target = broker.target(version="3.1")
+    assert list(target.deliver([sample_events.put("a")], 1)) == [DELIVERED]
+    target.close()
+    services.until(lambda: "(p1, c1, " in connections(broker)[-1])
+
+
+@pytest.mark.parametrize("answer", [b"\x20\x02\x00\x01", b""], ids=["by a code", "without a word"])
+def test_a_broker_that_refuses_3_1_1_is_served_by_3_1(broker: Qos1, answer: bytes) -> None:
+    with refusing_3_1_1(broker.server.port, answer) as port:
+        target = broker.target(broker.at_port(port))
+        made = [sample_events.put(f"object-{number}") for number in range(5)]
+        assert list(target.deliver(made, 100)) == [DELIVERED] * 5
+        target.close()
+        assert broker.held() == [(event.path, payloads.log(event)) for event in made]
+        with pytest.raises(TargetUnavailable):
+            broker.target(broker.at_port(port) | {"version": "5"}).open()
+        with pytest.raises(TargetUnavailable, match=r"Bad user name or password|Not authorized|was lost"):
+            broker.target(broker.at_port(port) | {"password": "wrong"}).open()
+
+
+@contextlib.contextmanager
+def refusing_3_1_1(port: int, answer: bytes) -> Iterator[int]:
+    """Relay connections of MQTT 3.1 to the broker, and end others as a broker of 2013 does."""
+
+    class Relay(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            begin = self.request.recv(4096)
+            if b"MQIsdp\x03" not in begin[:12]:
+                self.request.sendall(answer)
+                return
+            with socket.create_connection((services.LOOPBACK, port)) as onward:
+                onward.sendall(begin)
+                ends = {self.request: onward, onward: self.request}
+                while True:
+                    for ready in select.select(list(ends), [], [])[0]:
+                        if not (content := ready.recv(65536)):
+                            return
+                        ends[ready].sendall(content)
+
+    with socketserver.ThreadingTCPServer((services.LOOPBACK, 0), Relay) as server:
+        server.daemon_threads = True
+        Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
 
 
 def test_many_workers_have_each_a_name_of_its_own_that_any_broker_takes(broker: Qos1) -> None:

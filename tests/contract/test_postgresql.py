@@ -418,8 +418,7 @@ def test_a_client_certificate_is_shown(postgres: Namespace, certificates: servic
 
 
 def test_a_connection_string_that_libpq_does_not_understand_is_not_told(postgres: Namespace) -> None:
-    target = postgres.target(connection_string="host=db nonsense=s3cret-word password=s3cret-word")
+    target = postgres.target(connection_string="postgresql://me:s3cret-word%zz@db/events")
     with pytest.raises(TargetUnavailable, match="connection_string") as caught:
         target.open()
     assert "s3cret-word" not in caught.value.reason
-    assert "nonsense" not in caught.value.reason

@@ -26,6 +26,7 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
+from workers.targets import payloads
 from workers.targets.base import LeaseExpired, Target, TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -73,6 +74,16 @@ def test_opens_creates_what_is_missing_and_delivers(probe: Probe) -> None:
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert_held(probe, [event])
+
+
+def test_messages_have_the_members_of_the_old_guides_if_asked(probe: Probe) -> None:
+    event = sample_events.put("guide.txt")
+    if probe.expected(event) != payloads.log(event):
+        pytest.skip("it stores no messages")
+    target = probe.target(body_shape="guide")
+    assert list(target.deliver([event], 1)) == [DELIVERED]
+    target.close()
+    assert probe.held() == [(event.path, payloads.log(event, "guide"))]
 
 
 def test_opens_what_it_created_before(probe: Probe) -> None:

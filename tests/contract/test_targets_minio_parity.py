@@ -30,7 +30,13 @@ KEYS = (
     "quote'double\"back.txt",
     "/".join("k" * 200 for _ in range(4)),
 )
-OURS_ALONE = {"access_shape", "allow_private", "read_timeout", "version"}  # settings that MinIO does not have
+OURS_ALONE = {
+    "access_shape",
+    "allow_private",
+    "body_shape",
+    "read_timeout",
+    "version",
+}  # settings that MinIO does not have
 
 
 class Place:

@@ -267,7 +267,7 @@ def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
 def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
     stage.target("warnings", "access", ["s3:Scanner:*"])
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
-    options = ["--many-versions", "3", "--large-versions", "33", "--big-prefix", "2", "--json"]
+    options = ["--many-versions", "2", "--large-versions", "33", "--big-prefix", "2", "--json"]
     with stage.bucketwire("scan", "b-old", *options) as running:
         out, error = running.communicate(timeout=PATIENCE)
     assert running.returncode == 0, error

@@ -27,7 +27,7 @@ def test_objects_and_folders_beyond_the_limits_are_found_and_no_others(spark: Sp
     entries += [(f"just/{number}/", 0, False) for number in range(2)] + [("just/0/x", 1, False)]
     entries += [(f"gone/{number}/x\n/é+%", 0, True) for number in range(3)]  # under markers alone
     entries += [(f"flat/{number}", 1, False) for number in range(9)]  # objects are no folders
-    found = warnings_of(spark.createDataFrame(entries, ENTRIES), ScanLimits(versions=3, size=1000, folders=2))
+    found = warnings_of(spark.createDataFrame(entries, ENTRIES), ScanLimits(versions=2, size=1000, folders=2))
     expected = [
         (MANY_VERSIONS, "many", 3, 2, None),
         (LARGE_VERSIONS, "large", 2, 1000, None),

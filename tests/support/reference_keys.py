@@ -12,7 +12,7 @@ SECRET = "s3cr3t-v4lue"
 REFUSED = {
     "toggle": ("maybe", "2"),
     "number": ("ten", "1.5", "0x10"),
-    "duration": ("10 seconds", "10", "5d"),
+    "duration": ("10 seconds", "10", "5D"),
     "path": ("relative/file.pem", "file.pem"),
     "host": ("http://h:1", "a:b:c", "h:99999", "under_score:1", "1.2.3.999:1"),
     "url": ("ftp://h/x", "no-scheme", "http://", "http://h:0/"),

@@ -102,6 +102,11 @@ def test_the_environment_of_every_part_is_one_that_it_accepts() -> None:
     assert OWN["api"]["ports"] == ["8730:8730"]
 
 
+def test_every_part_gets_minios_variables() -> None:
+    for name, service in OWN.items():
+        assert service.get("env_file") == [{"path": "minio.env", "required": False}], name
+
+
 def test_no_secret_stands_in_the_file_and_every_one_is_asked_for() -> None:
     text = (ROOT / "docker-compose.yml").read_text()
     asked = set(re.findall(r"\$\{(\w+)", text))

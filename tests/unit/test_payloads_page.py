@@ -17,7 +17,7 @@ def test_every_example_is_made_from_the_example_event() -> None:
     record, event_id, *envelopes = blocks
     assert re.sub(r"\s", "", record) == re.sub(r"\s", "", event.record)
     assert event_id == event.id
-    made = [payloads.log(event), payloads.records(event)]
+    made = [payloads.log(event), payloads.log(event, "guide"), payloads.records(event)]
     made += [payloads.redis_access(event), payloads.redis_access(event, "guide")]
     assert envelopes == made
     assert f"`event_time` = `{payloads.timestamp(event)}`" in PAGE

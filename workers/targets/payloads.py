@@ -41,8 +41,14 @@ def _second(seconds: int) -> str:
     return (_EPOCH + timedelta(seconds=seconds)).isoformat()[:-6]
 
 
-def log(event: Event) -> str:
-    """Return the envelope of webhook, AMQP, MQTT, NATS, NSQ and Kafka (as MinIO: §1.8)."""
+def log(event: Event, shape: str = "minio") -> str:
+    """Return the envelope of webhook, AMQP, MQTT, NATS, NSQ and Kafka (as MinIO: §1.8).
+
+    `guide` has the members of MinIO's first guides (§1.9): `EventType`, and those of its logger, with whole seconds.
+    """
+    if shape == "guide":
+        members = f'"EventType":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]'
+        return f'{{{members},"level":"info","msg":"","time":"{_second(event.time // 1000)}Z"}}'
     return f'{{"EventName":{text(event.name)},"Key":{text(event.path)},"Records":[{event.record}]}}'
 
 
@@ -59,10 +65,10 @@ def line(event: Event) -> str:
 def redis_access(event: Event, shape: str = "minio") -> str:
     """Return one element of the Redis list (as MinIO: §1.8).
 
-    `guide` is the older format of the guides: an array of the time and the list of records.
+    `guide` is the older format of the guides: an array of the time and the record.
     """
     if shape == "guide":
-        return f'["{timestamp(event)}",[{event.record}]]'
+        return f'["{timestamp(event)}",{event.record}]'
     return f'[{{"Event":[{event.record}],"EventTime":"{timestamp(event)}"}}]'
 
 

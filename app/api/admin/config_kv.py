@@ -9,11 +9,14 @@ from werkzeug.wrappers import Response
 from app.api.admin.call import AdminCall, json_answer
 from app.api.admin.config_text import ShownTarget, section_text, unset
 from app.api.s3.errors import S3Error
+from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts, sync_events
 from app.config.arn import UNNAMED, TargetId
 from app.config.errors import BadSettings, nearest
-from app.config.formats.config_help import describe_section, key_helps
+from app.config.fields.fields import fields_of
+from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
+from app.config.formats.config_help import api_helps, describe_section, key_helps
 from app.config.target_settings import parse_line, parse_lines
-from app.config.targets.base import TargetSettings, without_effect
+from app.config.targets.base import TargetSettings
 from app.config.targets.registry import section_type, sections
 from app.manifest.changes import joined, set_keys
 from app.outbox.registry import Registry
@@ -24,7 +27,7 @@ log = logging.getLogger("bucketwire.api")
 # MinIO's sections of settings that are not targets: a backup of a MinIO has them.
 _ELSEWHERE = frozenset(
     {
-        "api", "audit_kafka", "audit_webhook", "batch", "browser", "cache", "callhome", "compression", "crawler",
+        "audit_kafka", "audit_webhook", "batch", "browser", "cache", "callhome", "compression", "crawler",
         "credentials", "drive", "etcd", "heal", "identity_ldap", "identity_openid", "identity_plugin", "identity_tls",
         "ilm", "lambda_webhook", "logger_webhook", "policy_opa", "policy_plugin", "region", "scanner", "site",
         "storage_class", "subnet",
@@ -36,6 +39,8 @@ _APPLIED = {"x-minio-config-applied": "true"}  # so that `mc` asks for no restar
 def get(call: AdminCall) -> Response:
     """Answer `GET get-config-kv?key=<section>[:<name>]`: the section's targets, or one; a name may be empty or `_`."""
     section, colon, name = call.parameter("key").partition(":")
+    if section == SECTION:
+        return call.encrypted(_api_text(call))
     cls = _section(section)
     shown = _shown(call.parts.registry, cls)
     if colon:
@@ -54,7 +59,12 @@ def set_(call: AdminCall) -> Response:
     """Answer `PUT set-config-kv`: set the keys of each line's target; keys that are left out keep their values."""
     text = call.text()
     _refuse_elsewhere(text)
-    _set(call, joined([parse_line(text)] if "\n" not in text.strip() else parse_lines(text)))
+    if "\n" not in text.strip():
+        api, targets = (parse_api_line(text), {}) if is_api_line(text) else ({}, joined([parse_line(text)]))
+    else:
+        api, others = take_api_lines(text)
+        targets = joined(parse_lines(others))
+    _set(call, targets, api)
     return Response(headers=_APPLIED)
 
 
@@ -66,6 +76,9 @@ def delete(call: AdminCall) -> Response:
     text = call.text()
     _refuse_elsewhere(text)
     head, *keys = text.split() or [""]
+    if head == SECTION:
+        _set(call, {}, api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")))
+        return Response(headers=_APPLIED)
     target, _ = parse_line(head)
     registry = call.parts.registry
     try:
@@ -75,7 +88,7 @@ def delete(call: AdminCall) -> Response:
             return Response(headers=_APPLIED)  # it is at its defaults already
         raise
     if keys:
-        _set(call, {target: dict.fromkeys(keys, "")})
+        _set(call, {target: dict.fromkeys(keys, "")}, {})
     else:
         registry.remove(target)
         log.info("%s was removed by the key %s", target, call.seal.key.name)
@@ -86,10 +99,15 @@ def help_(call: AdminCall) -> Response:
     """Answer `GET help-config-kv?subSys=<section>&key=<key>[&env]`: the sections, or the keys of one."""
     section, key = call.parameter("subSys").partition(":")[0], call.parameter("key")
     if not section:
-        known = [_help(name, describe_section(cls), several=True) for name, cls in sections().items()]
+        known = [_help(SECTION, ABOUT)]
+        known += [_help(name, describe_section(cls), several=True) for name, cls in sections().items()]
         return json_answer({"subSys": "", "description": "", "multipleTargets": False, "keysHelp": known})
-    cls = _section(section)
-    keys = key_helps(cls, variables=call.received.parameter("env") is not None)
+    variables = call.received.parameter("env") is not None
+    if section == SECTION:
+        keys, about, several = api_helps(variables=variables), ABOUT, False
+    else:
+        cls = _section(section)
+        keys, about, several = key_helps(cls, variables=variables), describe_section(cls), True
     if key and key not in keys:
         close = nearest(key, keys)
         hint = f"; did you mean {close}?" if close else ""
@@ -99,23 +117,24 @@ def help_(call: AdminCall) -> Response:
         for name, each in keys.items()
         if not key or name in (key, "enable")
     ]
-    about = {"subSys": section, "description": describe_section(cls), "multipleTargets": True}
-    return json_answer(about | {"keysHelp": described})
+    facts = {"subSys": section, "description": about, "multipleTargets": several}
+    return json_answer(facts | {"keysHelp": described})
 
 
 def export(call: AdminCall) -> Response:
     """Answer `GET config`: every section. Secrets are redacted, unlike MinIO's; an import keeps the stored ones."""
     registry = call.parts.registry
     texts = [section_text(cls, _shown(registry, cls), backup=True) for cls in sections().values()]
-    return call.encrypted("".join(texts))
+    return call.encrypted(_api_text(call) + "".join(texts))
 
 
 def import_(call: AdminCall) -> Response:
-    """Answer `PUT config`: set the targets of a backup, also of a MinIO's, all of them or none.
+    """Answer `PUT config`: set the targets and the section `api` of a backup, also of a MinIO's, all or none.
 
     Targets that are not in it stay as they are. MinIO's other sections are left out.
     """
-    lines = call.text().split("\n")
+    api, text = take_api_lines(call.text(), backup=True)
+    lines = text.split("\n")
     heads = [line.split(maxsplit=1) for line in lines]
     left_out = {head[0].partition(":")[0] for head in heads if head} & _ELSEWHERE
     if left_out:
@@ -125,17 +144,26 @@ def import_(call: AdminCall) -> Response:
         line if len(head) > 1 and head[0].partition(":")[0] not in _ELSEWHERE else ""
         for line, head in zip(lines, heads, strict=True)
     ]
-    _set(call, joined(parse_lines("\n".join(kept))))
+    _set(call, joined(parse_lines("\n".join(kept))), api)
     return Response()
 
 
-def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]]) -> None:
-    plan = set_keys(call.parts.registry, settings)
+def _set(call: AdminCall, settings: Mapping[TargetId, Mapping[str, str]], api: Mapping[str, str]) -> None:
+    plan = set_keys(call.parts.registry, settings, api)
     call.parts.wakeups.request()  # new settings are tried at once, also of a target that was unavailable
     for change in plan.changes:
         log.info("%s was set by the key %s", change.target, call.seal.key.name)
-        for sentence in without_effect(change.after):
+        for sentence in change.warnings:
             log.warning("%s: %s", change.target, sentence)
+    for key, text in plan.api.items():
+        log.info("%s %s=%s was set by the key %s", SECTION, key, text, call.seal.key.name)
+
+
+def _api_text(call: AdminCall) -> str:
+    """Write the section `api` as MinIO does; a variable that takes precedence is a comment before the stored value."""
+    variable = call.parts.settings.sync_events
+    comment = f"# {fields_of(ApiSettings)['sync_events'].env}={variable}\n" if variable else ""
+    return f"{comment}{SECTION} sync_events={sync_events('', call.parts.registry.api_settings()).value}\n"
 
 
 def _section(section: str) -> type[TargetSettings]:
@@ -150,7 +178,7 @@ def _refuse_elsewhere(text: str) -> None:
     """Raise `S3Error` for text that begins with a section of MinIO that this service does not have."""
     head = re.match(r"\s*([^\s:]+)", text)
     if head and head[1] in _ELSEWHERE:
-        known = ", ".join(sections())
+        known = ", ".join([SECTION, *sections()])
         raise S3Error("XMinioConfigError", f"{head[1]} is not part of this service, whose sections are {known}")
 
 

@@ -10,7 +10,7 @@ from app.manifest.document import parse_manifest
 from app.manifest.plan import apply, make_plan, plan_json
 
 routes = Blueprint("declare", __name__)
-_FLAGS = ("dry_run", "prune", "force")
+_FLAGS = ("dry_run", "prune", "force", "lenient")
 
 
 @routes.post("/v1/declaration")
@@ -32,16 +32,19 @@ def declare() -> Response:
            description: remove targets and rules that are not declared}
         - {name: force, in: query, schema: {type: boolean, default: false},
            description: "with `prune`, also remove targets with undelivered events or dead letters"}
+        - {name: lenient, in: query, schema: {type: boolean, default: false},
+           description: "accept settings without effect, such as `tls_skip_verify` without TLS, with a warning"}
       requestBody: {required: true, content: {application/json: {schema: Declaration}}}
       responses:
         200: {description: the changes, content: {application/json: {schema: Plan}}}
         default: Problem
     """
     refuse_unknown(request.args, _FLAGS)
-    dry_run, prune, force = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
+    dry_run, prune, force, lenient = (parsed_flag(name, request.args.get(name)) for name in _FLAGS)
     manifest = parse_manifest(json_object(request))
     registry = services().registry
-    plan = (
-        make_plan(registry, manifest, prune=prune) if dry_run else apply(registry, manifest, prune=prune, force=force)
-    )
+    if dry_run:
+        plan = make_plan(registry, manifest, prune=prune, lenient=lenient)
+    else:
+        plan = apply(registry, manifest, prune=prune, force=force, lenient=lenient)
     return json_response({"dry_run": dry_run} | plan_json(plan))

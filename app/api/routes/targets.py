@@ -11,14 +11,16 @@ from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
 from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
 from app.api.services import services
+from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
-from app.config.target_settings import REDACTED, merged, redacted, texts
+from app.config.target_settings import REDACTED, load, merged, redacted, texts
 from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
 from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
+from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
@@ -74,14 +76,14 @@ def put(type_name: str, name: str) -> Response:
         default: Problem
     """
     target = _target(type_name, name)
-    settings = json_object(request)
+    settings, status = json_object(request), 200
     try:
-        stored = services().registry.target(target)
+        settings = _with_kept_secrets(services().registry.target(target), settings)
     except UnknownTarget:
-        services().registry.put(target, settings)
-        return json_response(_one(target), 201)
-    services().registry.put(target, _with_kept_secrets(stored, settings))
-    return json_response(_one(target))
+        status = 201
+    load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
+    services().registry.put(target, settings)
+    return json_response(_one(target), status)
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")
@@ -205,11 +207,12 @@ def _one(target: TargetId) -> dict[str, Any]:
 def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
     with services().database.snapshot() as connection:
         statuses = read_status(connection, target)
+        service = sync_events(services().settings.sync_events, read_api_settings(connection))
     now = now_ms()
-    return [_target_json(status, now) for status in statuses]
+    return [_target_json(status, service, now) for status in statuses]
 
 
-def _target_json(status: TargetStatus, now: int) -> dict[str, Any]:
+def _target_json(status: TargetStatus, service: SyncEvents, now: int) -> dict[str, Any]:
     stored, counters = status.stored, status.counters
     return {
         "arn": stored.target.arn(services().settings.region),
@@ -218,6 +221,7 @@ def _target_json(status: TargetStatus, now: int) -> dict[str, Any]:
         "state": stored.state,
         "reason": stored.state_reason,
         "resume_at": format_time(stored.resume_at),
+        "mode": "sync" if is_sync(stored.values, service) else "async",
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),
         "events": counters_json(counters),

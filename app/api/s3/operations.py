@@ -135,7 +135,7 @@ def put_notification(call: Operation) -> Response:
     registry, region = call.parts.registry, call.parts.settings.region
     existing = {stored.target for stored in registry.targets()}
     try:
-        rules = parse_configuration(body, call.bucket, region=region, configured=existing.__contains__)
+        rules = parse_configuration(body, call.bucket, region=region, configured=existing)
         registry.replace_rules(call.bucket, rules)
     except BadConfiguration as error:
         raise S3Error(error.code, str(error)) from None

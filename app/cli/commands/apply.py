@@ -5,7 +5,7 @@ from typing import IO, Any
 
 import click
 
-from app.cli.commands.config import show_targets
+from app.cli.commands.config import show_api, show_targets
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.output import count_noun, printable
 from app.manifest.document import parse_manifest, read_yaml, schema
@@ -46,7 +46,8 @@ def apply(
     for sign, member in (("-", "rules_removed"), ("+", "rules_added")):
         for rule in plan[member]:
             click.echo(f"{sign} rule: {printable(format_rule(rule))}")
-    if not any(plan[name] for name in ("targets_removed", "rules_added", "rules_removed")) and not any(
+    show_api(plan, declared=bool(declared.api))
+    if not any(plan[name] for name in ("targets_removed", "rules_added", "rules_removed", "api")) and not any(
         target["new"] or target["changes"] for target in plan["targets"]
     ):
         click.echo("no changes: everything is as declared")

@@ -10,14 +10,18 @@ import orjson
 from app.cli.context import CommandContext, with_context, with_context_or_url
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Output, printable
+from app.config.api_settings import ABOUT, SECTION, ApiSettings, api_texts
 from app.config.arn import TargetId
 from app.config.errors import Problem, did_you_mean
-from app.config.formats.config_help import describe_section, key_helps
+from app.config.fields.fields import fields_of
+from app.config.formats.api_line import is_api_line, parse_api_line, take_api_lines
+from app.config.formats.config_help import api_helps, describe_section, key_helps
 from app.config.target_settings import BadSettings, from_config_json, parse_line, parse_lines, to_line
-from app.config.targets.base import without_effect
 from app.config.targets.registry import section_type, sections
 from app.manifest.changes import changed, joined
 from app.manifest.document import Manifest
+
+_ORIGINS = {"environment": "  # by MINIO_API_SYNC_EVENTS", "stored": "", "default": "  # the default"}
 
 
 @click.group()
@@ -34,24 +38,40 @@ def config() -> None:
 @click.option("--dry-run", is_flag=True, help="Check, show what would change, and change nothing.")
 @with_context_or_url
 def set_(context: CommandContext, line: tuple[str, ...], source: IO[str] | None, dry_run: bool) -> None:
-    """Set targets: notify_TYPE[:NAME] KEY=VALUE ...
+    """Set targets: notify_TYPE[:NAME] KEY=VALUE ..., or the sync mode of all: api sync_events=on
 
     Keys that are left out keep their values. Everything is checked before anything is changed.
     """
     if bool(line) == bool(source):
         raise click.UsageError("give a line or --file")
-    lines = parse_lines(source.read()) if source else [_parse_words(_without_alias(line))]
-    put_all(context, changed(context.chosen, joined(lines)), dry_run=dry_run)
+    words = _without_alias(line)
+    if not source and not words:
+        raise click.UsageError("give a line after the alias")
+    if source:
+        api, others = take_api_lines(source.read())
+        targets = joined(parse_lines(others))
+    elif is_api_line(words[0]):
+        api, targets = parse_api_line(" ".join(words)), {}
+    else:
+        api, targets = {}, joined([_parse_words(words)])
+    put_all(context, changed(context.chosen, targets), api=api, dry_run=dry_run)
 
 
 @config.command()
 @click.argument("words", metavar="[ALIAS] [SECTION]", nargs=-1)
 @with_context_or_url
 def get(context: CommandContext, words: tuple[str, ...]) -> None:
-    """Show targets as lines, secrets redacted: all, those of notify_TYPE, or notify_TYPE:NAME."""
+    """Show targets as lines, secrets redacted: all, those of notify_TYPE, or notify_TYPE:NAME; or api."""
     section, *others = _without_alias(words) or ("",)
     if others:
         raise click.UsageError("give one section")
+    if section == SECTION:
+        value, origin = context.sync_events
+        if context.as_json:
+            context.json([f"{SECTION} sync_events={value}"])
+        else:
+            click.echo(f"{SECTION} sync_events={value}{_ORIGINS[origin]}")
+        return
     lines = _lines(context, section or None, secrets=False)
     if context.as_json:
         context.json(lines)
@@ -69,7 +89,8 @@ def export(context: CommandContext, secrets: bool) -> None:
         raise click.UsageError(
             "secrets cannot be read through the API; run this on the service's machine, without --url"
         )
-    lines = _lines(context, None, secrets=secrets)
+    lines = [] if context.sync_events.origin == "default" else [f"{SECTION} sync_events={context.sync_events.value}"]
+    lines += _lines(context, None, secrets=secrets)
     if context.as_json:
         context.json(lines)
     else:
@@ -83,12 +104,16 @@ def export(context: CommandContext, secrets: bool) -> None:
 @click.option("--env", "variables", is_flag=True, help="Show environment variables instead of keys.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def help_(section: str | None, key: str | None, variables: bool, as_json: bool) -> None:
-    """Show the sections, or the keys of notify_TYPE; a mandatory key is marked by *."""
+    """Show the sections, or the keys of notify_TYPE or api; a mandatory key is marked by *."""
     if not section:
-        rows = [{"section": name, "about": describe_section(cls)} for name, cls in sections().items()]
+        rows = [{"section": SECTION, "about": ABOUT}]
+        rows += [{"section": name, "about": describe_section(cls)} for name, cls in sections().items()]
         Output(as_json=as_json).rows(rows, {"section": "section", "meaning": "about"})
         return
-    keys = key_helps(section_type(section.partition(":")[0]), variables=variables)
+    if section == SECTION:
+        keys = api_helps(variables=variables)
+    else:
+        keys = key_helps(section_type(section.partition(":")[0]), variables=variables)
     if key and key not in keys:
         raise BadSettings([Problem(key, "", "is not a known setting", did_you_mean(key, list(keys)))])
     rows = [
@@ -105,7 +130,10 @@ def help_(section: str | None, key: str | None, variables: bool, as_json: bool) 
 @with_context_or_url
 def reset(context: CommandContext, words: tuple[str, ...], force: bool) -> None:
     """Remove the target notify_TYPE[:NAME], or set KEYs of it to their defaults."""
-    section, *keys = _without_alias(words)
+    section, *keys = _without_alias(words) or ("",)
+    if section == SECTION:
+        put_all(context, {}, api=api_texts(dict.fromkeys(keys or fields_of(ApiSettings), "")), dry_run=False)
+        return
     target, _ = parse_line(section)
     if keys:
         context.chosen.target(target)  # a target that does not exist is not created
@@ -129,6 +157,8 @@ def import_(context: CommandContext, path: Path, dry_run: bool) -> None:
     parsed = from_config_json(document)
     if parsed.problems:
         raise BadSettings(parsed.problems)
+    for note in parsed.notes:
+        click.echo(printable(note), err=True)
     put_all(context, changed(context.chosen, parsed.targets), dry_run=dry_run)
 
 
@@ -143,22 +173,41 @@ def reseal(context: CommandContext) -> None:
     context.done(f"encrypted the secrets of {count} targets again", targets=count)
 
 
-def put_all(context: CommandContext, targets: Mapping[TargetId, Mapping[str, str]], *, dry_run: bool) -> None:
-    """Set targets to these texts, all or none, or only show the changes. Raises `BadSettings`."""
-    plan = context.apply(Manifest(targets), dry_run=dry_run)
-    for target, values in targets.items():
-        for sentence in without_effect(values):
-            click.echo(f"{target}: {printable(sentence)}", err=True)
+def put_all(
+    context: CommandContext,
+    targets: Mapping[TargetId, Mapping[str, str]],
+    *,
+    api: Mapping[str, str] | None = None,
+    dry_run: bool,
+    lenient: bool = True,
+) -> None:
+    """Set targets, and keys of the section `api`, to these texts, all or none, or only show the changes.
+
+    With `lenient`, settings without effect are warnings, as in MinIO's forms. Raises `BadSettings`.
+    """
+    plan = context.apply(Manifest(targets, api=api or {}), dry_run=dry_run, lenient=lenient)
+    if api and context.sync_events.origin == "environment":
+        click.echo(f"{fields_of(ApiSettings)['sync_events'].env} is set and takes precedence", err=True)
     if context.as_json:
-        context.json({"dry_run": dry_run, "targets": plan["targets"]})
+        show_warnings(plan)
+        context.json({"dry_run": dry_run, "targets": plan["targets"], "api": plan["api"]})
         return
     show_targets(plan)
+    show_api(plan, declared=bool(api))
     if dry_run:
         click.echo("nothing was changed: --dry-run")
 
 
+def show_warnings(plan: Mapping[str, Any]) -> None:
+    """Print, on standard error, which settings of the targets have no effect."""
+    for target in plan["targets"]:
+        for sentence in target["warnings"]:
+            click.echo(f"{target['target']}: {printable(sentence)}", err=True)
+
+
 def show_targets(plan: Mapping[str, Any]) -> None:
-    """Print the changes of each target."""
+    """Print the changes of each target, and its warnings on standard error."""
+    show_warnings(plan)
     for target in plan["targets"]:
         state = "new" if target["new"] else "changed" if target["changes"] else "unchanged"
         click.echo(f"{target['target']}: {state}")
@@ -166,10 +215,23 @@ def show_targets(plan: Mapping[str, Any]) -> None:
             click.echo(f"  {printable(line)}")
 
 
+def show_api(plan: Mapping[str, Any], *, declared: bool) -> None:
+    """Print the changes of the section `api`, if any of its keys is declared."""
+    if declared:
+        click.echo(f"{SECTION}: {'changed' if plan['api'] else 'unchanged'}")
+        for line in plan["api"]:
+            click.echo(f"  {line}")
+
+
 def _without_alias(words: tuple[str, ...]) -> tuple[str, ...]:
     """Leave out the first word if it is the alias that `mc admin config` needs there: `ALIAS notify_…`, or `ALIAS/`."""
-    before_section = len(words) > 1 and words[1].startswith("notify_") and not words[0].startswith("notify_")
-    return words[1:] if before_section or (words and words[0].endswith("/")) else words
+    if not words or _begins_section(words[0]):
+        return words
+    return words[1:] if words[0].endswith("/") or (len(words) > 1 and _begins_section(words[1])) else words
+
+
+def _begins_section(word: str) -> bool:
+    return word.startswith("notify_") or is_api_line(word)
 
 
 def _parse_words(words: tuple[str, ...]) -> tuple[TargetId, dict[str, str]]:

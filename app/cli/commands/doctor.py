@@ -12,8 +12,7 @@ from app.cli.errors import describe_exception
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
 from app.cli_common.param_types import format_age
-from app.config.target_settings import BadSettings
-from app.config.targets.base import without_effect
+from app.config.target_settings import BadSettings, warnings
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import audit
 from app.outbox.engine.clock import database_now
@@ -127,7 +126,7 @@ def _check_targets(context: CommandContext) -> Iterator[Finding]:
         try:
             if not stored.problem:
                 context.registry.settings(stored)
-                for sentence in without_effect(context.registry.texts(stored)):
+                for sentence in warnings(stored.target.type, context.registry.texts(stored)):
                     yield Finding(subject, "note", sentence)
         except BadSettings as error:
             yield Finding(subject, "problem", describe_exception(error))

@@ -8,15 +8,34 @@ from app.cli_common.param_types import iso
 from app.events.trace import fields
 from app.outbox.delivery.object_history import DeliveryState
 
+_ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
 
-@click.command()
+
+class _History(click.Command):
+    """`events`, which tells about rules before it parses their options."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the arguments. Raises `click.UsageError` for what belongs to `bucketwire event`."""
+        if args and args[0] in _ACTIONS and "--history" not in args:
+            raise click.UsageError(
+                f"rules are the business of `bucketwire event {args[0]} …`; to see the events of an object in a bucket "
+                f"that is called {args[0]}, add --history",
+                ctx,
+            )
+        return super().parse_args(ctx, args)
+
+
+@click.command(cls=_History)
 @click.argument("bucket")
 @click.argument("key")
 @click.option(
     "--limit", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Show this many of the last events."
 )
+@click.option(
+    "--history", "_history", is_flag=True, help="Needed for a bucket that is called add, list, ls, remove or rm."
+)
 @with_context_or_url
-def events(context: CommandContext, bucket: str, key: str, limit: int) -> None:
+def events(context: CommandContext, bucket: str, key: str, limit: int, _history: bool) -> None:
     """Show an object's events, oldest first, and their delivery state at each target."""
     rows = [
         {

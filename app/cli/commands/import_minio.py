@@ -21,7 +21,7 @@ from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
 from app.outbox.log.routing import Routing
 from app.rules.matching import compile_rules
-from app.rules.model import Rule
+from app.rules.model import Rule, problems_of
 
 _BATCH = 500  # events of one commit
 
@@ -81,7 +81,8 @@ def _copy_rules(
     except MinioUnreachable as error:
         raise CommandError(str(error)) from None
     skipped = [f"{result[0]}: {result[1]}" for result in results if not isinstance(result, Rule)]
-    rules = [result for result in results if isinstance(result, Rule)]
+    rules, invalid = _usable([result for result in results if isinstance(result, Rule)])
+    skipped += invalid
     known = {row.target for row in context.registry.targets()}
     unknown = sorted({rule.target for rule in rules} - known)
     if unknown and not skip_unknown:
@@ -106,6 +107,19 @@ def _copy_rules(
         click.echo(printable(line), err=True)
     existing = count_noun(len(importable) - len(added), "rule")
     click.echo(f"{count_noun(len(added), 'rule')} {'to add' if dry_run else 'added'}, {existing} already present")
+
+
+def _usable(rules: Sequence[Rule]) -> tuple[list[Rule], list[str]]:
+    """Return the rules that can be stored here, and why each of the others, which MinIO allows, cannot."""
+    usable, problems = [], []
+    for rule in rules:
+        reasons = [str(problem) for problem in problems_of(rule)]
+        if reasons:
+            name = f"rule {rule.rule_id}" if rule.rule_id else f"a rule for {rule.target}"
+            problems.append(f"{rule.bucket}: left out its {name}: {'; '.join(reasons)}")
+        elif rule not in usable:
+            usable.append(rule)
+    return usable, problems
 
 
 def _import_events(context: CommandContext, folder: Path, *, remove: bool, dry_run: bool) -> None:

@@ -1,5 +1,6 @@
 """`bucketwire event …`: the rules that route events to targets, in the syntax of `mc event`."""
 
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -7,7 +8,7 @@ import click
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun
-from app.cli_common.param_types import TARGET, split_words
+from app.cli_common.param_types import BUCKET, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
 from app.outbox.rules import StoredRule
@@ -20,19 +21,35 @@ _EVENTS_HELP = (
 )
 
 
-@click.group()
+class _Actions(click.Group):
+    """The actions on rules, also by the names that they have in `mc`."""
+
+    _MC = MappingProxyType({"list": "ls", "remove": "rm"})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the action of this name, or None."""
+        return super().get_command(ctx, self._MC.get(cmd_name, cmd_name))
+
+
+@click.group(cls=_Actions)
 def event() -> None:
-    """Add, list and remove the rules that route events to targets."""
+    """Add, list and remove the rules that route events to targets.
+
+    As in `mc event`, list and remove are ls and rm, and a bucket may be written ALIAS/BUCKET; the alias is ignored.
+    """
 
 
 @event.command()
-@click.argument("bucket")
+@click.argument("bucket", type=BUCKET)
 @click.argument("target", metavar="ARN", type=TARGET)
-@click.option("--event", "event_words", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
+@click.option("--event", "--events", "event_words", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
 @click.option("--prefix", default="", help="Only objects whose key has this prefix.")
 @click.option("--suffix", default="", help="Only objects whose key has this suffix.")
+@click.option("--ignore-existing", "-p", "_existing", is_flag=True, help="For mc's sake: a rule is never added twice.")
 @with_context_or_url
-def add(context: CommandContext, bucket: str, target: TargetId, event_words: str, prefix: str, suffix: str) -> None:
+def add(
+    context: CommandContext, bucket: str, target: TargetId, event_words: str, prefix: str, suffix: str, _existing: bool
+) -> None:
     """Send events of BUCKET, or of every bucket if it is '*', to the target ARN. Adding it again changes nothing."""
     rule = Rule(bucket=bucket, events=names(event_words), target=target, prefix=prefix, suffix=suffix)
     check([rule])
@@ -41,7 +58,7 @@ def add(context: CommandContext, bucket: str, target: TargetId, event_words: str
 
 
 @event.command()
-@click.argument("bucket", required=False)
+@click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @with_context_or_url
 def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> None:
@@ -59,10 +76,10 @@ def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> 
 
 
 @event.command()
-@click.argument("bucket", required=False)
+@click.argument("bucket", type=BUCKET, required=False)
 @click.argument("target", metavar="[ARN]", type=TARGET, required=False)
 @click.option("--id", "number", type=int, help="Remove the rule with this number instead.")
-@click.option("--event", "event_words", help="Only a rule for exactly these events.")
+@click.option("--event", "--events", "event_words", help="Only a rule for exactly these events.")
 @click.option("--prefix", help="Only a rule with this prefix.")
 @click.option("--suffix", help="Only a rule with this suffix.")
 @click.option("--force", is_flag=True, help="Remove all rules of BUCKET.")
@@ -107,8 +124,10 @@ def plain_names(text: str) -> tuple[str, ...]:
 
 
 def _find_rules(context: CommandContext, bucket: str | None, target: TargetId | None) -> list[StoredRule]:
-    if target is not None and all(stored.target != target for stored in context.chosen.targets()):
-        raise UnknownTarget(target)
+    if target is not None:
+        known = [stored.target for stored in context.chosen.targets()]
+        if target not in known:
+            raise UnknownTarget(target, known)
     return [stored for stored in context.chosen.rules(bucket) if target in (None, stored.rule.target)]
 
 

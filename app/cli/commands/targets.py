@@ -63,7 +63,7 @@ def set_(context: CommandContext, which: TargetId, pairs: tuple[str, ...], dry_r
         if not separator:
             raise click.UsageError(f"{pair!r} is not KEY=VALUE")
         values[key] = value
-    put_all(context, changed(context.chosen, {which: {"enable": "on"} | values}), dry_run=dry_run)
+    put_all(context, changed(context.chosen, {which: {"enable": "on"} | values}), dry_run=dry_run, lenient=False)
 
 
 @target.command()

@@ -92,7 +92,7 @@ class Number(FieldType[int]):
 
 
 class Duration(FieldType[float]):
-    """A length of time as Go writes it, `300ms`, `10s`, `1h30m`; with `days` also `7d`. The value is in seconds."""
+    """A length of time as Go writes it, `300ms`, `10s`, `1h30m`, and in days, `7d`. The value is in seconds."""
 
     label = "duration"
     empty = 0.0
@@ -100,21 +100,20 @@ class Duration(FieldType[float]):
         unit: Decimal(seconds)
         for unit, seconds in {
             "ns": "1e-9", "us": "1e-6", "µs": "1e-6", "μs": "1e-6", "ms": "1e-3", "s": "1", "m": "60", "h": "3600",
+            "d": "86400",
         }.items()
     }  # fmt: skip
 
-    def __init__(self, least: float = 0, most: float = 10 * 365 * 86400, *, days: bool = False) -> None:
+    def __init__(self, least: float = 0, most: float = 10 * 365 * 86400) -> None:
         self._least = least
         self._most = most
-        self._units = self._UNITS | ({"d": Decimal(86400)} if days else {})
-        self._hint = "write a number with its unit, such as 300ms, 10s, 2m or 1h30m" + (" or 7d" if days else "")
 
     def parse(self, text: str) -> float:
-        units = "|".join(sorted(self._units, key=len, reverse=True))
+        units = "|".join(sorted(self._UNITS, key=len, reverse=True))
         parts = re.findall(rf"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)({units})", text)
         if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
-            raise BadValue("is not a duration", self._hint)
-        seconds = sum((Decimal(number) * self._units[unit] for number, unit in parts), Decimal(0))
+            raise BadValue("is not a duration", "write a number with its unit, such as 300ms, 10s, 2m, 1h30m or 7d")
+        seconds = sum((Decimal(number) * self._UNITS[unit] for number, unit in parts), Decimal(0))
         _check_bounds(float(seconds), self._least, self._most, written_duration)
         return float(seconds)
 

@@ -90,6 +90,10 @@ class Declared:
         """Check values against each other that are each valid by themselves."""
         return iter(())
 
+    def ineffective(self) -> Iterator[Problem]:
+        """Yield the settings that have no effect beside the others. MinIO accepts them without a word."""
+        return iter(())
+
     def __repr__(self) -> str:
         parts = []
         for name, key in fields_of(type(self)).items():
@@ -120,12 +124,14 @@ def names_of(cls: type[Declared]) -> Mapping[str, str]:
     return {name: key.name for key in fields_of(cls).values() for name in (key.name, *key.aliases)}
 
 
-def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None) -> D:
+def parse(
+    cls: type[D], values: Mapping[str, object], environ: Mapping[str, str] | None = None, *, lenient: bool = False
+) -> D:
     """Parse settings from texts or JSON values. Raises `BadSettings` with every problem.
 
-    An empty value means no value. References in secrets (`file:/path`, `env:NAME`) are resolved here. Required keys
-    are checked only if the settings are enabled; values are checked against each other only if each is present and
-    valid by itself.
+    With `lenient`, settings without effect are accepted, as in MinIO. An empty value means no value. References in
+    secrets (`file:/path`, `env:NAME`) are resolved here. Required keys are checked only if the settings are enabled;
+    values are checked against each other only if each is present and valid by itself.
     """
     texts, problems = texts_of(cls, values)
     parsed: dict[str, Any] = {}
@@ -145,7 +151,9 @@ def parse(cls: type[D], values: Mapping[str, object], environ: Mapping[str, str]
     settings = cast(D, cast(Any, cls)(**parsed))
     if parsed.get("enable", True):
         # A missing or invalid value is replaced by a placeholder, which must not be compared with the other values.
-        problems += missing if wrong or missing else settings.problems()
+        problems += missing
+        if not wrong and not missing:
+            problems += [*settings.problems(), *(() if lenient else settings.ineffective())]
     if problems:
         raise BadSettings(problems)
     return settings

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from app.config.fields.fields import Field
+from app.config.api_settings import ApiSettings
+from app.config.fields.fields import Field, fields_of
 from app.config.formats.environment import variable
 from app.config.targets.base import TargetSettings, ordered_fields
 
@@ -43,6 +44,14 @@ def key_helps(cls: type[TargetSettings], *, variables: bool = False) -> dict[str
             mandatory=key.required or (variables and name == "enable"),
         )
         for name, key in ordered_fields(cls).items()
+    }
+
+
+def api_helps(*, variables: bool = False) -> dict[str, KeyHelp]:
+    """Return the help of the section `api`, as `key_helps` does."""
+    return {
+        name: KeyHelp(key.env if variables else name, _kind(key), _about(key), mandatory=False)
+        for name, key in fields_of(ApiSettings).items()
     }
 
 

@@ -9,18 +9,27 @@ from app.config.formats.environment import ParsedTargets
 from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 
+# Until March 2017 these appended every event, as `access` does. MinIO's own migration made them `namespace`.
+_ONCE_WITHOUT_FORMAT = frozenset({"elasticsearch", "redis"})
+_WITHOUT_FORMAT = (
+    "no format is given: it is namespace, as since MinIO's update of 2017; "
+    "set format=access to append every event, as before"
+)
+
 
 def from_config_json(document: object) -> ParsedTargets:
     """Read the targets of a parsed `config.json`, or of its `notify` member alone. Never raises.
 
     Member names are the current ones in camel case, also nested (`streaming.clusterID`). An unknown member stays among
     the texts under its old name, so that loading the target refuses it. As in MinIO, a target without `enable` is off.
+    The notes name what is left out of targets that are on, and the region.
     """
     types = document.get("notify", document) if isinstance(document, Mapping) else None
     if not isinstance(types, Mapping):
         return ParsedTargets({}, [Problem("notify", "", "is missing", 'write {"notify": {"<type>": {"<name>": {…}}}}')])
     targets: dict[TargetId, Mapping[str, str]] = {}
     problems = []
+    notes = list(_region_note(document))
     for type_name, named in types.items():
         path = f"notify.{type_name}"
         if type_name not in TYPES:
@@ -37,11 +46,23 @@ def from_config_json(document: object) -> ParsedTargets:
                 if not isinstance(members, Mapping):
                     problems.append(Problem(f"{path}.{name}", "", "is not a JSON object", 'write {"enable": true, …}'))
                     continue
-                targets[target] = {"enable": "off"} | _rename_members(TYPES[type_name], members)
-    return ParsedTargets(targets, problems)
+                left_out: list[str] = []
+                texts = {"enable": "off"} | _rename_members(TYPES[type_name], members, left_out)
+                if type_name in _ONCE_WITHOUT_FORMAT and "format" not in texts:
+                    left_out.append(_WITHOUT_FORMAT)
+                if texts["enable"] == "on":
+                    notes += [f"{target}: {sentence}" for sentence in left_out]
+                targets[target] = texts
+    return ParsedTargets(targets, problems, notes)
 
 
-def _rename_members(cls: type[TargetSettings], members: Mapping[str, object]) -> dict[str, str]:
+def _region_note(document: object) -> Iterator[str]:
+    region = document.get("region") if isinstance(document, Mapping) else None
+    if isinstance(region, str) and region:
+        yield f"region is not a setting of a target: set BUCKETWIRE_REGION={region} to have it in ARNs"
+
+
+def _rename_members(cls: type[TargetSettings], members: Mapping[str, object], left_out: list[str]) -> dict[str, str]:
     names = {_squash(name): current for name, current in names_of(cls).items()}
     renamed = {}
     for path, value in _flatten(members):
@@ -49,6 +70,7 @@ def _rename_members(cls: type[TargetSettings], members: Mapping[str, object]) ->
         if squashed not in names and len(path) > 1 and path[-1] == "enable":
             squashed = _squash("".join(path[:-1]))  # streaming.enable is now streaming
         if squashed in cls.obsolete:
+            left_out += [f"{'.'.join(path)} is left out: {cls.obsolete[squashed]}"] if value else []
             continue
         renamed[names.get(squashed, ".".join(path))] = _text(value)
     return renamed

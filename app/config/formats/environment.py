@@ -1,6 +1,6 @@
 """Targets from `MINIO_NOTIFY_<TYPE>_<KEY>[_<NAME>]` variables (reference §3.2)."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from app.config.arn import UNNAMED, TargetId
@@ -13,10 +13,14 @@ _PREFIX = "MINIO_NOTIFY_"
 
 
 class ParsedTargets(NamedTuple):
-    """Targets with their texts, not yet loaded, and the problems that belong to no target."""
+    """Targets with their texts, not yet loaded, and the problems that belong to no target.
+
+    `notes` are sentences about what is not taken over, or only with another meaning.
+    """
 
     targets: dict[TargetId, Mapping[str, str]]
     problems: list[Problem]
+    notes: Sequence[str] = ()
 
 
 def variable(cls: type[TargetSettings], key: str, name: str = UNNAMED) -> str:

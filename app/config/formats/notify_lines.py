@@ -16,6 +16,7 @@ from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import section_type, settings_type
 
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
+_OPTIONAL_NAME = re.compile(r"(?P<section>[a-z_]+)\[:?\w*\]")  # as MinIO's guides and help write it
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
 _END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
 _NO_INNER_KEYS: Mapping[str, frozenset[str]] = {}
@@ -33,12 +34,16 @@ def parse_line(text: str) -> tuple[TargetId, dict[str, str]]:
     head = _SECTION.match(text)
     if not head:
         raise _bad("line", "is empty", "write notify_<type>[:<name>] key=value …")
+    if placeholder := _OPTIONAL_NAME.match(text):
+        section = placeholder["section"]
+        hint = f"write {section}:NAME, or {section} for the unnamed target"
+        raise _bad(placeholder[0], "has a placeholder where the target's name belongs", hint)
     cls = section_type(head["section"])
     try:
         target = TargetId(cls.type_name, head["name"] if head["colon"] else UNNAMED)
     except BadValue as error:
         raise BadSettings([Problem("name", head["name"], error.problem, error.hint)]) from None
-    values, problems = fields.texts_of(cls, _parse_pairs(text[head.end() :], _inner_keys(cls)))
+    values, problems = fields.texts_of(cls, parse_pairs(text[head.end() :], _inner_keys(cls)))
     if problems:
         raise BadSettings([_add_quoting_hint(problem) for problem in problems], str(target))
     return target, {"enable": "on"} | values
@@ -83,7 +88,11 @@ def _inner_keys(cls: type[TargetSettings]) -> dict[str, frozenset[str]]:
     return {name: key.kind.pairs for name, key in fields.fields_of(cls).items() if key.kind.pairs}
 
 
-def _parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
+def parse_pairs(text: str, inner: Mapping[str, frozenset[str]] = _NO_INNER_KEYS) -> dict[str, str]:
+    """Parse `key=value …`, whatever the keys; `inner` has keys whose values may be pairs themselves.
+
+    Raises `BadSettings`.
+    """
     pairs: dict[str, str] = {}
     position = 0
     while position < len(text):
@@ -129,9 +138,7 @@ def _quote(name: str, text: str) -> str:
         written = quote + text + quote[::-1]
         try:
             # Parse it alone and with a key after it, to check that the value is not mixed up with its neighbours.
-            if _parse_pairs(f"a={written} b=c") == {"a": text, "b": "c"} and _parse_pairs(f"a={written}") == {
-                "a": text
-            }:
+            if parse_pairs(f"a={written} b=c") == {"a": text, "b": "c"} and parse_pairs(f"a={written}") == {"a": text}:
                 return written
         except BadSettings:
             continue

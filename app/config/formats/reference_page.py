@@ -39,7 +39,7 @@ must not be one that the service itself uses; the variable must not begin with `
 file.
 
 On/off is `on` or `off`, `true` or `false`, `1` or `0`, `enabled` or `disabled`. A duration is a number with its unit:
-`300ms`, `10s`, `2m`, `1h30m`. An empty value is the default.
+`300ms`, `10s`, `2m`, `1h30m`, `7d`. An empty value is the default.
 """
 
 

@@ -9,7 +9,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts, check_host
 from app.config.fields.field_types import Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 AMQP_HEARTBEAT = 60
@@ -80,7 +80,7 @@ def amqp_address(url: str) -> AmqpAddress:
 
 
 @declared
-class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
+class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
     """AMQP 0-9-1 (reference §4.3). Without an exchange, events go to the queue named by `routing_key`."""
 
     url: str = setting(AmqpUrl(), about="amqp://user:password@host:5672/vhost, or amqps:// for TLS")
@@ -148,10 +148,10 @@ class AmqpSettings(TargetSettings, type_name="amqp", title="AMQP"):
             )
         if self.password and urlsplit(self.url).password is not None:
             yield Problem("password", "", "is in url too", "leave one of them out")
+
+    def ineffective(self) -> Iterator[Problem]:
         if not amqp_address(self.url).tls:
-            for key in ("tls_ca", "tls_skip_verify", "client_cert"):
-                if getattr(self, key):
-                    yield Problem(key, "", "has no effect without TLS", "begin url with amqps://")
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint="begin url with amqps://")
 
 
 def _parameters(query: str) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """The settings of every target type. A key's name is its attribute's name: MinIO's name where MinIO has the key."""
 
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar, Literal
 
 from app.config.errors import Problem
@@ -20,7 +21,8 @@ class TargetSettings(Declared):
     section: ClassVar[str]  # of `notify_…` text: notify_postgres
     env: ClassVar[str]  # in MINIO_NOTIFY_<…>_: POSTGRES
     title: ClassVar[str]
-    obsolete: ClassVar[frozenset[str]] = frozenset()  # squashed member names of config.json that are ignored now
+    # Members of config.json that are left out now, by their squashed names, with the reason.
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init_subclass__(cls, *, type_name: str = "", short: str = "", title: str = "") -> None:
         super().__init_subclass__()
@@ -81,6 +83,23 @@ class TargetSettings(Declared):
     def problems(self) -> Iterator[Problem]:
         if self.retry_base > self.retry_max_delay:
             yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
+
+    def needing_tls(self, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
+        """Yield a problem for each of these settings that is set; for a target without TLS."""
+        for name in names:
+            if getattr(self, name):
+                yield Problem(name, "", "has no effect without TLS", hint)
+
+
+@declared
+class MessageSettings(TargetSettings):
+    """The settings of targets that get every event as a message."""
+
+    body_shape: Literal["minio", "guide"] = setting(
+        Choice("minio", "guide"),
+        default="minio",
+        about="messages as MinIO writes them, or with `EventType`, `level`, `msg` and `time` as in its old guides",
+    )
 
 
 @declared

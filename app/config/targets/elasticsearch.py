@@ -133,6 +133,7 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
             yield Problem("url", "", "mixes http and https", "write all URLs with the same of the two")
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second login beside that of {logins[0]}", "keep one of them")
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.url.startswith("https:"):
-                yield Problem(name, "", "has no effect without TLS", "write the url with https")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.url.startswith("https:"):
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint="write the url with https")

@@ -8,7 +8,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 KAFKA_PORT = 9092
 _DEFAULT_BATCH_SIZE = 500
@@ -63,7 +63,7 @@ class BatchSize(Number):
 
 
 @declared
-class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
+class KafkaSettings(MessageSettings, type_name="kafka", title="Kafka"):
     """Kafka (reference §4.7)."""
 
     brokers: str = setting(Brokers(), about="bootstrap brokers; the rest of the cluster is found through them")
@@ -131,14 +131,8 @@ class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
             name = problem.key.replace("client_", "client_tls_")
             yield Problem(name, "", problem.problem, problem.hint.replace("client_", "client_tls_"))
         for name in ("sasl_username", "sasl_password"):
-            is_set = bool(getattr(self, name))
-            if self.sasl and not is_set:
+            if self.sasl and not getattr(self, name):
                 yield Problem(name, "", "is missing", "sasl=on needs sasl_username and sasl_password")
-            elif is_set and not self.sasl:
-                yield Problem(name, "", "has no effect without SASL", "set sasl=on")
-        for name in ("tls_ca", "tls_skip_verify", "client_tls_cert"):
-            if getattr(self, name) and not self.tls:
-                yield Problem(name, "", "has no effect without TLS", "set tls=on")
         if self.compression_level > (most := _LEVELS[self.compression_codec]):
             hint = f"leave it at 0 or choose up to {most}" if most else "leave it at 0"
             yield Problem(
@@ -153,6 +147,14 @@ class KafkaSettings(TargetSettings, type_name="kafka", title="Kafka"):
             yield Problem("compression_codec", "zstd", "needs Kafka 2.1 or later", "raise version or choose lz4")
         if self.sasl and self._older_than(0, 10):
             yield Problem("sasl", "on", "needs Kafka 0.10 or later", "raise version or set sasl=off")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.sasl:
+            for name in ("sasl_username", "sasl_password"):
+                if getattr(self, name):
+                    yield Problem(name, "", "has no effect without SASL", "set sasl=on")
+        if not self.tls:
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_tls_cert")
 
     def _older_than(self, *version: int) -> bool:
         return self.api_version is not None and self.api_version < version

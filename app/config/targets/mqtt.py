@@ -1,8 +1,9 @@
 """The settings of MQTT (reference §4.4), and the parser of its URL."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -10,7 +11,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, check_host
 from app.config.fields.field_types import Choice, Duration, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 from app.config.targets.login_url import LoginUrl, login_of, split_login_url
 
 _MQTT_PORTS = {"tcp": 1883, "tcps": 8883, "ssl": 8883, "tls": 8883, "ws": 80, "wss": 443}
@@ -73,10 +74,11 @@ def mqtt_address(url: str) -> MqttAddress:
 
 
 @declared
-class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
-    """MQTT 3.1.1 and 5 (reference §4.4)."""
+class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
+    """MQTT 3.1, 3.1.1 and 5 (reference §4.4)."""
 
-    obsolete: ClassVar[frozenset[str]] = frozenset({"clientid"})  # removed in 2019-01; each connection has its own
+    # MinIO has generated the client id itself since 2019-01 (§3.5), and so do we.
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType({"clientid": "each connection has an id of its own"})
 
     broker: str = setting(MqttUrl(), about="tcp://host:1883, tls://host:8883, ws://host/path or wss://host/path")
     topic: str = setting(MqttTopic(), about="the topic that every event is published to")
@@ -97,10 +99,10 @@ class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
         default="0s",
         about="accepted for compatibility with MinIO, without effect: the circuit breaker decides when to reconnect",
     )
-    version: Literal["3.1.1", "5"] = setting(
-        Choice("3.1.1", "5"),
+    version: Literal["3.1", "3.1.1", "5"] = setting(
+        Choice("3.1", "3.1.1", "5"),
         default="3.1.1",
-        about="protocol version; only with 5 can a broker report that it refuses an event",
+        about="protocol version; 3.1.1 tries 3.1 if the broker refuses it; only with 5 can a broker refuse an event",
     )
     retain: bool = setting(Toggle(), default="off", about="the broker keeps the last event for later subscribers")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
@@ -131,7 +133,8 @@ class MqttSettings(TargetSettings, type_name="mqtt", title="MQTT"):
             yield Problem("password", "", "is in broker too", "leave one of them out")
         if (self.password or url.password) and not (self.username or url.username):
             yield Problem("password", "", "is used only with a username", "set username, or leave password out")
+
+    def ineffective(self) -> Iterator[Problem]:
         if not mqtt_address(self.broker).tls:
-            for key in ("tls_ca", "tls_skip_verify", "client_cert"):
-                if getattr(self, key):
-                    yield Problem(key, "", "has no effect without TLS", "begin broker with tls:// or wss://")
+            hint = "begin broker with tls:// or wss://"
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert", hint=hint)

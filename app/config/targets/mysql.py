@@ -100,6 +100,8 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
             yield Problem(used[0], "", "conflicts with dsn_string", "keep one of the two")
         elif not self.dsn_string:
             yield from self._check_parts()
+
+    def ineffective(self) -> Iterator[Problem]:
         tls = self.dsn.tls
         if self.tls_ca and tls != "true":
             yield Problem(

@@ -1,14 +1,15 @@
 """The settings of NATS (reference §4.5): core, JetStream and Streaming."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import ClassVar
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, Hosts
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
 class Subject(FieldType[str]):
@@ -53,14 +54,16 @@ class Interval(Duration):
 
 
 @declared
-class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
+class NatsSettings(MessageSettings, type_name="nats", title="NATS"):
     """NATS (reference §4.5): core, JetStream with `jetstream=on`, NATS Streaming with `streaming=on`."""
 
     # MinIO has generated the client id itself since 2018-12 (§3.5), and so do we.
-    obsolete: ClassVar[frozenset[str]] = frozenset({"streamingclientid"})
+    obsolete: ClassVar[Mapping[str, str]] = MappingProxyType(
+        {"streamingclientid": "each connection has an id of its own"}
+    )
 
     address: tuple[HostPort, ...] = setting(Hosts(4222), about="host:port of the servers of one cluster")
-    subject: str = setting(Subject(), about="the subject of every message")
+    subject: str = setting(Subject(), about="the subject of every message, such as bucketevents")
     username: str = setting(Text(), default="", about="NATS user; needs a password")
     password: str = setting(Text(), default="", secret=True, about="password of the user")
     token: str = setting(Text(), default="", secret=True, about="token, if the server asks for one instead")
@@ -116,11 +119,13 @@ class NatsSettings(TargetSettings, type_name="nats", title="NATS"):
         logins = [name for name in ("username", "token", "user_credentials", "nkey_seed") if getattr(self, name)]
         if len(logins) > 1:
             yield Problem(logins[1], "", f"is a second way to log in beside {logins[0]}", "keep one of them")
-        if self.tls_skip_verify and not self.uses_tls:
-            yield Problem("tls_skip_verify", "", "has no effect without TLS", "set tls=on")
         if self.streaming and not self.streaming_cluster_id:
             yield Problem(
                 "streaming_cluster_id", "", "is required with streaming=on", "set it to the server's -cluster_id"
             )
         if self.streaming and self.jetstream:
             yield Problem("jetstream", "on", "conflicts with streaming=on", "keep one of them")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.uses_tls:
+            yield from self.needing_tls("tls_skip_verify")

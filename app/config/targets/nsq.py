@@ -7,7 +7,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import FieldType, Path, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
 class Topic(FieldType[str]):
@@ -25,7 +25,7 @@ class Topic(FieldType[str]):
 
 
 @declared
-class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
+class NsqSettings(MessageSettings, type_name="nsq", title="NSQ"):
     """NSQ (reference §4.6)."""
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
@@ -39,6 +39,7 @@ class NsqSettings(TargetSettings, type_name="nsq", title="NSQ"):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.tls:
-                yield Problem(name, "", "has no effect without TLS", "set tls=on")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.tls:
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")

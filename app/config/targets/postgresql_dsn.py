@@ -1,9 +1,11 @@
 """Parse PostgreSQL's connection strings and table names (reference §4.10)."""
 
 import re
+from collections.abc import Iterable
 from typing import ClassVar
+from urllib.parse import parse_qsl
 
-from app.config.errors import BadValue
+from app.config.errors import BadValue, nearest
 from app.config.fields.field_types import FieldType, Text
 
 _PAIR = re.compile(
@@ -15,11 +17,14 @@ _LONGEST_NAME = 63
 _LIBPQ = """
     application_name channel_binding client_encoding connect_timeout dbname fallback_application_name gssdelegation
     gssencmode gsslib host hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname
-    load_balance_hosts max_protocol_version min_protocol_version options passfile password port replication
-    require_auth requirepeer requiressl scram_client_key scram_server_key service ssl_max_protocol_version
+    load_balance_hosts max_protocol_version min_protocol_version oauth_client_id oauth_client_secret oauth_issuer
+    oauth_scope options passfile password port replication
+    require_auth requirepeer requiressl scram_client_key scram_server_key service servicefile ssl_max_protocol_version
     ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslkeylogfile sslmode
     sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout user
 """
+# What MinIO's guides and other drivers call libpq's keywords.
+_LIBPQS_WORD = {"username": "user", "database": "dbname", "db": "dbname", "hostname": "host", "pass": "password"}
 
 
 class ConnectionString(FieldType[str]):
@@ -30,15 +35,30 @@ class ConnectionString(FieldType[str]):
     pairs: ClassVar[frozenset[str]] = frozenset(_LIBPQ.split())
 
     def parse(self, text: str) -> str:
-        """Check the syntax and return the text; only connecting shows whether libpq knows every keyword."""
+        """Check the syntax and the keywords, and return the text."""
         Text().parse(text)
         if "://" not in text.partition("=")[0]:
-            keywords(text)
+            self._check(keywords(text))
         elif not is_url(text) or re.search(r"\s", text):
             raise BadValue(
                 "is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, without spaces"
             )
+        else:
+            self._check(name for name, _ in parse_qsl(text.partition("?")[2], keep_blank_values=True) if name != "ssl")
         return text
+
+    def _check(self, names: Iterable[str]) -> None:
+        """Refuse what libpq would refuse when it connects. An unknown word is not quoted: it may be of a password."""
+        for number, name in enumerate(names, 1):
+            if name in self.pairs:
+                continue
+            if name in _LIBPQS_WORD:
+                raise BadValue(f"has {name}, which libpq calls {_LIBPQS_WORD[name]}", f"write {_LIBPQS_WORD[name]}=…")
+            close = nearest(name, self.pairs)
+            raise BadValue(
+                f"has a keyword (number {number}) that libpq does not know",
+                f"did you mean {close}?" if close else "put values with spaces in single quotes",
+            )
 
 
 class PostgresTable(FieldType[str]):

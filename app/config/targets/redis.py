@@ -42,8 +42,9 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.user and not self.password:
             yield Problem("user", self.user, "is used only with a password", "set password, or leave user out")
-        for name in ("tls_ca", "tls_skip_verify", "client_cert"):
-            if getattr(self, name) and not self.by_tls:
-                yield Problem(name, "", "has no effect without TLS", "set tls=on")
         if self.tls and self.address.host.startswith("/"):
             yield Problem("tls", "on", "is not possible on a unix socket", "set tls=off or address=host:port")
+
+    def ineffective(self) -> Iterator[Problem]:
+        if not self.by_tls:
+            yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")

@@ -7,7 +7,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HttpUrl
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import TargetSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
 class SigningSecrets(FieldType[str]):
@@ -33,7 +33,7 @@ class SigningSecrets(FieldType[str]):
 
 
 @declared
-class WebhookSettings(TargetSettings, type_name="webhook", title="Webhook"):
+class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
     """Webhook (reference §4.2)."""
 
     endpoint: str = setting(HttpUrl(), about="the URL that receives the events by POST")

@@ -20,7 +20,7 @@ from app.outbox.delivery.settlement_store import finish_replay
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors, lock_tail
 from app.outbox.markers import NEVER, WHOLE_LOG
-from app.outbox.targets import UnknownTarget
+from app.outbox.targets import UnknownTarget, find_target
 
 _MOST_NAMES = 1000
 _LONGEST_BUCKET = 255
@@ -136,6 +136,7 @@ class Replays:
             # Lock the cursors, so that no settlement moves a position before the commit.
             cursors = [] if row_id is None else lock_cursors(connection, row_id)
             if not cursors:
+                find_target(connection, target)  # raises, and names a similar one
                 raise UnknownTarget(target)
             inserted = connection.execute(
                 tables.replays.insert().values(

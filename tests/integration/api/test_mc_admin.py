@@ -75,7 +75,7 @@ GUIDES = {
     'subject="bucketevents" address="0.0.0.0:4222" token="" username="yourusername" ping_interval="0" queue_limit="0" '
     'tls="off" streaming_async="on" queue_dir="" streaming_cluster_id="test-cluster" streaming_enable="on"',
     "nsq:1": 'mc admin config set bw notify_nsq:1 nsqd_address="127.0.0.1:4150" queue_dir="" queue_limit="0" '
-    'tls_enable="off" tls_skip_verify="off" topic="minio"',
+    'tls_enable="off" tls_skip_verify="on" topic="minio"',
     "kafka:1": 'mc admin config set bw notify_kafka:1 tls_skip_verify="off" queue_dir="" queue_limit="0" sasl="off" '
     'sasl_password="" sasl_username="" tls_client_auth="0" tls="off" client_tls_cert="" client_tls_key="" '
     'brokers="localhost:9092,localhost:9093" topic="bucketevents" version=""',
@@ -97,6 +97,18 @@ def test_what_the_guides_set_is_set_at_once(bw: Admin, targets: Registry) -> Non
     sections = bw.ok("mc admin config get bw/")
     assert len([line for line in sections.splitlines() if line.startswith("notify_")]) == 10
     assert bw.keys("notify_postgres:1")["table"] == "bucketevents"
+
+
+def test_the_sync_mode_is_set_as_at_minio(bw: Admin, targets: Registry) -> None:
+    assert "sync_events=off" in bw.ok("mc admin config get bw api")
+    assert bw.ok("mc admin config set bw/ api sync_events=on") == "Successfully applied new settings.\n"
+    assert targets.api_settings() == {"sync_events": "on"}
+    assert "sync_events=on" in bw.ok("mc admin config get bw api")
+    assert "api sync_events=on" in bw.ok("mc admin config export bw")
+    assert "api " in bw.ok("mc admin config get bw/")
+    assert "sync_events" in bw.ok("mc admin config set bw api")  # its help
+    bw.ok("mc admin config reset bw api sync_events")
+    assert targets.api_settings() == {}
 
 
 def test_secrets_are_left_out_as_at_minio_and_passwords_in_addresses_are_hidden(bw: Admin, targets: Registry) -> None:
@@ -147,7 +159,7 @@ def test_keys_that_are_left_out_keep_their_values_and_reset_keys_get_their_defau
         ("reset bw notify_webhook:one", "webhook:one is in use: 1 rule(s) name it"),
         ("set bw notify_webhook:env queue_limit=6", "is set by MINIO_NOTIFY_… variables"),
         ("reset bw notify_webhook:env", "is set by MINIO_NOTIFY_… variables"),
-        ("set bw api requests_max=5", "api is not part of this service"),
+        ("set bw api requests_max=5", "requests_max: is not a known setting; known are sync_events"),
         ("get bw scanner", "scanner is not part of this service"),
         ("history bw", "Bucketwire keeps no history of settings"),
         ("history --clear bw", "Bucketwire keeps no history of settings"),

@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 import pytest
 import snappy
-from minio.notificationconfig import NotificationConfig, QueueConfig, SuffixFilterRule
+from minio.notificationconfig import NotificationConfig, PrefixFilterRule, QueueConfig, SuffixFilterRule
 
 from app.minio_import.queue_dir import files, read
 from app.outbox.engine.database import Database
@@ -167,6 +167,33 @@ def test_the_rules_of_every_bucket_are_copied_and_again_change_nothing(
         ("batched", "arn:minio:sqs::batches:kafka", ["s3:ObjectCreated:*"], ".txt", "one"),
         ("hooked", "arn:minio:sqs::down:webhook", ["s3:ObjectCreated:*"], ".txt", "one"),
     ]
+
+
+def test_a_rule_that_only_minio_allows_is_named_and_the_others_are_imported(
+    targets: Cli, left: Left, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", left.minio.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", left.minio.secret_key)
+    client = left.minio.client()
+    client.make_bucket("odd")
+    arn, events = "arn:minio:sqs::down:webhook", ["s3:ObjectCreated:*"]
+    queues = [
+        QueueConfig(queue=arn, events=events, config_id="dots", prefix_filter_rule=PrefixFilterRule("a/../b/")),
+        QueueConfig(queue=arn, events=events, config_id="fine", prefix_filter_rule=PrefixFilterRule("c/")),
+    ]
+    client.set_bucket_notification("odd", NotificationConfig(queue_config_list=queues))
+    try:
+        words = ("import", "minio", "--from", left.minio.url)
+        planned, done = targets(*words, "--dry-run"), targets(*words)
+        assert "3 rules to add" in planned.out
+        assert "3 rules added" in done.out
+        for told in (planned, done):
+            assert told.code == 0
+            assert "odd: left out its rule dots: prefix: “a/../b/” contains . or .. as a path segment" in told.err
+        assert targets(*words, "--json").json["left_out"]
+        assert len(targets("event", "ls", "odd", "--json").json) == 1
+    finally:
+        client.remove_bucket("odd")
 
 
 def test_a_server_that_cannot_be_asked_is_told_without_its_secret(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ def test_the_same_rule_twice_is_one_rule_and_another_filter_another(cli: Cli) ->
     [
         (["images", ARN, "--event", "s3:ObjectCreated:Putt"], "did you mean s3:ObjectCreated:Put?"),
         (["images", "arn:minio:sqs::other:redis"], "there is no target redis:other"),
-        (["im/ages", ARN], "is not a bucket name"),
+        (["im ages", ARN], "is not a bucket name"),
         (["images", ARN, "--prefix", "a/../b"], "prefix"),
         (["images", ARN, "--event", ""], "events: are missing"),
     ],
@@ -112,3 +112,27 @@ def test_nothing_goes_by_accident(cli: Cli) -> None:
     assert cli("event", "rm", "--id", "99").code == 1
     assert cli("event", "rm", "images", ARN, "--suffix", ".png").code == 1
     assert len(rules(cli)) == 1
+
+
+def test_the_lines_of_mc_work_with_its_names_and_its_alias(cli: Cli) -> None:
+    """`mc event add myminio/images ARN --suffix .jpg` and the like, as MinIO's guides have them."""
+    line = ("event", "add", "myminio/images", ARN, "--events", "put", "--suffix", ".jpg")
+    assert cli(*line, "--ignore-existing").code == 0
+    assert cli(*line, "-p").code == 0
+    assert cli("event", "add", "myminio/*", ARN, "--event", "delete").code == 0
+    for words in (["list", "myminio/images"], ["ls", "myminio/images/", ARN], ["list", "images"]):
+        [rule] = cli("event", *words, "--json").json
+        assert (rule["bucket"], rule["events"], rule["suffix"]) == ("images", ["s3:ObjectCreated:*"], ".jpg")
+    assert cli("event", "list", "a/b/c").code == 2
+    assert cli("event", "remove", "myminio/images", "--force").code == 0
+    assert rules(cli) == [("*", ["s3:ObjectRemoved:*"])]
+
+
+@pytest.mark.parametrize("action", ["add", "list", "remove"])
+def test_the_old_words_of_mc_are_not_taken_for_a_bucket(cli: Cli, action: str) -> None:
+    refused = cli("events", action, "myminio/images", ARN, "--suffix", ".jpg")
+    assert refused.code == 2
+    assert f"`bucketwire event {action} …`" in refused.err
+    assert cli("events", action, "myminio/images").code == 2
+    assert f"no events of {action}/key" in cli("events", "--history", action, "key").out
+    assert f"no events of {action}/key" in cli("events", action, "key", "--history").out

@@ -8,6 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli, deliver
@@ -61,6 +62,89 @@ def test_a_setting_of_minios_that_does_nothing_is_a_warning(cli: Cli) -> None:
     notes = {each["text"] for each in cli("doctor", "--json").json["findings"] if each["subject"] == "postgresql:log"}
     assert {text.split(" has ")[0] for text in notes} >= {"max_open_connections=7", "queue_full=reject"}
     assert cli("target", "set", "postgresql:log", "queue_limit=5", "max_open_connections=").err == ""
+
+
+def test_what_has_no_effect_is_a_warning_in_minios_forms_and_refused_in_our_own(cli: Cli, database: Database) -> None:
+    line = (
+        'notify_nsq:1 nsqd_address="127.0.0.1:4150" queue_dir="" queue_limit="0" tls_enable="off" '
+        'tls_skip_verify="on" topic="minio"'  # as in the guide of 2020
+    )
+    sentence = "nsq:1: tls_skip_verify: has no effect without TLS; set tls=on"
+    told = cli("config", "set", "myminio", line)
+    assert (told.code, told.err.strip()) == (0, sentence)
+    assert cli("config", "set", line, "--json").err.strip() == sentence
+    notes = [each["text"] for each in cli("doctor", "--json").json["findings"] if each["subject"] == "nsq:1"]
+    assert "tls_skip_verify: has no effect without TLS; set tls=on" in notes
+    assert sentence in cli("target", "set", "nsq:1", "topic=other").err
+    assert cli("target", "set", "nsq:1", "topic=other", "tls_skip_verify=").code == 0
+    keys = {"ENABLE": "on", "NSQD_ADDRESS": "h", "TOPIC": "t", "TLS_SKIP_VERIFY": "on"}
+    environ = {f"MINIO_NOTIFY_NSQ_{key}_e": text for key, text in keys.items()}
+    told_of = sync_environment(registry(database), environ)
+    assert told_of == ["nsq:e: tls_skip_verify: has no effect without TLS; set tls=on"]
+    assert registry(database).target(TargetId("nsq", "e")).state == "running"
+
+
+def test_a_name_in_another_case_is_pointed_out(cli: Cli) -> None:
+    assert cli("config", "set", "notify_kafka:PRIMARY", "brokers=h:9092", "topic=t").code == 0
+    for words in (
+        ["target", "show", "kafka:primary"],
+        ["event", "add", "images", "arn:minio:sqs::primary:kafka"],
+        ["event", "ls", "images", "kafka:primary"],
+        ["replay", "--target", "kafka:primary", "--all"],
+    ):
+        refused = cli(*words)
+        assert refused.code == 1
+        assert "there is no target kafka:primary; did you mean kafka:PRIMARY?" in refused.err, words
+
+
+def test_the_sync_mode_of_all_targets_is_set_and_shown(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cli("config", "set", "notify_webhook:audit", "endpoint=http://127.0.0.1:9/")
+    cli("config", "set", "notify_webhook:own", "endpoint=http://127.0.0.1:9/", "sync=off")
+
+    def modes() -> list[str]:
+        return [row["mode"] for row in cli("status", "--json").json]
+
+    assert (cli("config", "get", "api").out, modes()) == ("api sync_events=off  # the default\n", ["async", "async"])
+    assert "+ sync_events=on" in cli("config", "set", "myminio/", "api", "sync_events=on", "--dry-run").out
+    assert modes() == ["async", "async"]
+    assert "+ sync_events=on" in cli("config", "set", "myminio/", "api", "sync_events=on").out
+    assert (cli("config", "get", "myminio", "api").out, modes()) == ("api sync_events=on\n", ["sync", "async"])
+    assert cli("config", "export").out.splitlines()[0] == "api sync_events=on"
+    assert "sync" in cli("status").out
+    assert "api: unchanged" in cli("config", "set", "api sync_events=true").out
+    lines = tmp_path / "lines"
+    lines.write_text("# all\napi sync_events=off\nnotify_webhook:audit comment=x\n")
+    assert cli("config", "set", "--file", str(lines)).code == 0
+    assert modes() == ["async", "async"]
+    declared = tmp_path / "bucketwire.yaml"
+    declared.write_text("api:\n  sync_events: on\n")
+    assert "- sync_events=off\n  + sync_events=on" in cli("apply", "-f", str(declared)).out
+    assert "no changes" in cli("apply", "-f", str(declared)).out
+    assert modes() == ["sync", "async"]
+    cli("config", "reset", "api", "sync_events")
+    assert modes() == ["async", "async"]
+    monkeypatch.setenv("MINIO_API_SYNC_EVENTS", "on")
+    assert "takes precedence" in cli("config", "set", "api", "sync_events=off").err
+    assert "by MINIO_API_SYNC_EVENTS" in cli("config", "get", "api").out
+    assert modes() == ["sync", "async"]
+    assert "sync_events" in cli("config", "help", "api").out
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("api sync_event=on", "api: sync_event: is not a known setting; did you mean sync_events?"),
+        ("api sync_events=maybe", "sync_events: “maybe” is neither on nor off"),
+        ("api requests_max=5", "requests_max: is not a known setting; known are sync_events"),
+        ("api sync_events", "not key=value"),
+    ],
+)
+def test_what_the_section_api_does_not_have_is_refused(cli: Cli, line: str, words: str) -> None:
+    refused = cli("config", "set", line)
+    assert refused.code == 1
+    assert words in refused.err
 
 
 def test_a_dry_run_shows_the_difference_and_changes_nothing(cli: Cli) -> None:
@@ -198,7 +282,8 @@ def test_the_alias_of_mc_is_ignored(cli: Cli) -> None:
 
 
 def test_the_keys_of_a_section_are_explained(bare: Cli) -> None:
-    assert [row["section"] for row in bare("config", "help", "--json").json][:2] == [
+    assert [row["section"] for row in bare("config", "help", "--json").json][:3] == [
+        "api",
         "notify_amqp",
         "notify_elasticsearch",
     ]

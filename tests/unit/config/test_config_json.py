@@ -36,7 +36,28 @@ def test_a_target_that_does_not_say_enable_is_off() -> None:
 
 
 def test_the_member_notify_alone_will_do() -> None:
-    assert from_config_json(OLD["notify"]) == from_config_json(OLD)
+    assert from_config_json(OLD["notify"])[:2] == from_config_json(OLD)[:2]
+
+
+def test_what_is_left_out_is_named() -> None:
+    mqtt = {"enable": True, "broker": "tcp://h:1883", "topic": "minio", "clientId": "minio"}
+    nats = {"enable": True, "address": "h:4222", "subject": "s", "streaming": {"enable": False, "clientID": "x"}}
+    redis = {"enable": True, "address": "h:6379", "key": "k"}
+    types = {
+        "mqtt": {"1": mqtt, "2": mqtt | {"clientId": ""}, "3": mqtt | {"enable": False}},
+        "nats": {"1": nats},
+        "redis": {"1": redis, "2": redis | {"format": "access"}},
+        "elasticsearch": {"1": {"enable": True, "url": "http://h:9200", "index": "i"}},
+    }
+    found = from_config_json({"region": "us-east-1", "notify": types})
+    assert invalid_targets(found.targets) == {}
+    assert [note.split(":", 2)[:2] for note in found.notes[1:]] == [
+        ["mqtt", "1"], ["nats", "1"], ["redis", "1"], ["elasticsearch", "1"],
+    ]  # fmt: skip
+    said = " ".join(found.notes)
+    for words in ("BUCKETWIRE_REGION=us-east-1", "mqtt:1: clientId is left out", "nats:1: streaming.clientID is left"):
+        assert words in said
+    assert "redis:1: no format is given: it is namespace" in said
 
 
 def test_nested_and_camel_case_members_find_their_keys() -> None:

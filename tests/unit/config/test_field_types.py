@@ -8,7 +8,7 @@ from app.config.fields.field_types import Choice, Duration, FieldType, Number, P
 from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, keywords, written_keywords
 from app.config.targets.webhook import SigningSecrets
 
-TOGGLE, NUMBER, DURATION, DAYS = Toggle(), Number(1, 50), Duration(), Duration(days=True)
+TOGGLE, NUMBER, DURATION = Toggle(), Number(1, 50), Duration()
 HOST, BARE_HOST, SOCKET, URL, PATH = Host(6379), Host(), Host(6379, socket=True), HttpUrl(), Path()
 FORMAT, SWITCH, SIZE = Choice("namespace", "access"), Switch(), Size(1024, 2**40)
 STRING, TABLE, SIGNING = ConnectionString(), PostgresTable(), SigningSecrets()
@@ -35,8 +35,8 @@ VALUES: list[tuple[FieldType[Any], str, object]] = [
     (DURATION, "1µs", 1e-6),
     (DURATION, "0", 0.0),
     (DURATION, "0s", 0.0),
-    (DAYS, "7d", 604800.0),
-    (DAYS, "1d12h", 129600.0),
+    (DURATION, "7d", 604800.0),
+    (DURATION, "1d12h", 129600.0),
     (SIZE, "2048", 2048),
     (SIZE, "64MiB", 64 * 2**20),
     (SIZE, "1 GiB", 2**30),
@@ -78,7 +78,7 @@ NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
     (SWITCH, "default", "neither on nor off"),
     *((NUMBER, text, "not a whole number") for text in ("x", "1.5", "1e3", "0x10", "1_000", "٣", "9" * 21)),
     *((NUMBER, text, "out of range") for text in ("0", "51", "-1")),
-    *((DURATION, text, "not a duration") for text in ("5", "5 s", "1d", "s", "-1s", "1h30", "1s ago", "1e3s", "5S")),
+    *((DURATION, text, "not a duration") for text in ("5", "5 s", "1D", "s", "-1s", "1h30", "1s ago", "1e3s", "5S")),
     (Duration(0.001), "0", "out of range"),
     (Duration(0, 60), "2m", "out of range"),
     *((SIZE, text, "not a size") for text in ("64MB", "1.5MiB", "x", "-1")),

@@ -59,6 +59,8 @@ def test_a_line_sets_a_target(line: str, target: TargetId, values: dict[str, str
         ("notify_radis key=x", "did you mean notify_redis"),
         ("redis key=x", "known are notify_"),
         ("notify_redis: key=x", "not a target name"),
+        ("notify_postgres[:name] table=t", "notify_postgres[:name]: has a placeholder"),
+        ("notify_postgres[:name] table=t", "write notify_postgres:NAME, or notify_postgres for the unnamed target"),
         ("notify_redis:a:b key=x", "not a target name"),
         ("notify_redis key", "not key=value"),
         ("notify_redis =x", "not key=value"),

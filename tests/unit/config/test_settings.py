@@ -36,7 +36,7 @@ def test_no_setting_at_all_is_the_embedded_default(tmp_path: Path, monkeypatch: 
     assert (found.api_tokens, found.access_key, found.secret_key, found.secret_keys) == ((), "", "", ())
     assert (found.retention, found.drain_interval, found.lease_ttl, found.lease_max_work) == (604800.0, 2.0, 6.0, 5.0)
     assert (found.partitions, found.body_limit, found.record_limit) == (16, 64 * 2**20, 10_000)
-    assert (found.region, found.spool_dir, found.sync_events) == ("", "", False)
+    assert (found.region, found.spool_dir, found.sync_events) == ("", "", "")
     assert (found.folder, found.key_path) == (tmp_path / "var", tmp_path / "var" / "secret.key")
 
 
@@ -212,7 +212,7 @@ def test_several_keys_are_kept_newest_first() -> None:
 
 
 def test_minios_own_variable_sets_the_mode() -> None:
-    assert Settings.from_environ({"MINIO_API_SYNC_EVENTS": "on"}).sync_events is True
+    assert Settings.from_environ({"MINIO_API_SYNC_EVENTS": "true"}).sync_events == "on"
 
 
 def test_private_addresses_can_be_allowed_or_not() -> None:

@@ -8,7 +8,7 @@ from app.config.arn import TargetId
 from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
 from app.config.formats.reference_page import PAGE, reference_page
-from app.config.target_settings import BadSettings, invalid_targets, load, merged, redacted, texts
+from app.config.target_settings import BadSettings, invalid_targets, load, merged, parse_line, redacted, texts, warnings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.redis import RedisSettings
 from app.config.targets.registry import TYPES
@@ -154,6 +154,37 @@ def test_values_that_do_not_go_together_are_refused(type_name: str, values: dict
     assert set(problems(type_name, MINIMAL[type_name] | values)) == {key}
 
 
+WITHOUT_EFFECT = {
+    "nsq": ({"nsqd_address": "h", "topic": "t", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"),
+    "nats": ({"address": "h", "subject": "s", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"),
+    "redis": ({"address": "h", "key": "k", "tls_ca": "/ca"}, "tls_ca: has no effect without TLS; set tls=on"),
+    "kafka": (
+        {"brokers": "h", "topic": "t", "sasl_username": "me"}, "sasl_username: has no effect without SASL; set sasl=on"
+    ),
+    "mqtt": ({"broker": "tcp://h", "topic": "t", "tls_ca": "/ca"}, "tls_ca: has no effect without TLS; begin broker"),
+    "amqp": (
+        {"url": "amqp://h", "exchange": "e", "tls_skip_verify": "on"}, "tls_skip_verify: has no effect without TLS"
+    ),
+    "mysql": (
+        {"dsn_string": "me:pw@tcp(h:1)/db", "table": "t", "client_cert": "/c", "client_key": "/k"},
+        "client_cert: has no effect without TLS",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("type_name", WITHOUT_EFFECT)
+def test_what_has_no_effect_is_refused_except_in_minios_own_forms_which_warn(type_name: str) -> None:
+    values, sentence = WITHOUT_EFFECT[type_name]
+    with pytest.raises(BadSettings) as refused:
+        load(type_name, values)
+    assert str(refused.value).startswith(sentence)
+    assert invalid_targets({TargetId(type_name, "a"): values}) == {}
+    [warning] = warnings(type_name, values)
+    assert warning.startswith(sentence)
+    assert warnings(type_name, values | {"enable": "off"}) == []
+    assert warnings(type_name, values | {"unknown": "x"}) == []
+
+
 def test_a_value_that_is_wrong_by_itself_is_not_also_blamed_for_what_it_would_have_meant() -> None:
     assert set(problems("redis", REDIS | {"user": "me", "password": "file:/nowhere/secret"})) == {"password"}
 
@@ -174,6 +205,38 @@ DSNS = [
 @pytest.mark.parametrize(("values", "dsn"), DSNS)
 def test_the_old_postgresql_keys_add_to_the_connection_string(values: dict[str, str], dsn: str) -> None:
     assert load(PostgresSettings, {"table": "t"} | values).dsn == dsn
+
+
+GUIDE_OF_2020 = "host=hostname port=2832 username=psqluser password=psqlpass database=bucketevents"
+
+
+@pytest.mark.parametrize(
+    ("dsn", "why"),
+    [
+        (GUIDE_OF_2020, "has username, which libpq calls user; write user=…"),
+        ("host=h database=d", "has database, which libpq calls dbname"),
+        ("host=h usr=me", "has a keyword (number 2) that libpq does not know; did you mean user?"),
+        ("host=h password=two hushhush=words", "has a keyword (number 3) that libpq does not know"),
+        ("postgresql://me@h/d?sslmode=require&username=x", "has username, which libpq calls user"),
+    ],
+)
+def test_keywords_that_libpq_does_not_know_are_refused_when_they_are_set(dsn: str, why: str) -> None:
+    problem = problems("postgresql", {"connection_string": dsn, "table": "t"})["connection_string"]
+    assert why in problem
+    assert not [word for word in ("psqlpass", "hushhush", "usr") if word in problem]
+
+
+@pytest.mark.parametrize("dsn", ["postgresql://me@h/d?ssl=true&sslmode=require", "host=h options='-c search_path=x'"])
+def test_keywords_that_libpq_knows_are_taken(dsn: str) -> None:
+    assert load(PostgresSettings, {"connection_string": dsn, "table": "t"}).dsn == dsn
+
+
+def test_the_line_of_the_guide_of_2020_works_without_its_quotes_as_the_old_keys() -> None:
+    """A shell removes the quotes, and what is left after `port` are keys of the target from before 2020."""
+    _, values = parse_line(f"notify_postgres:1 connection_string={GUIDE_OF_2020} table=t")
+    assert load(PostgresSettings, values).dsn == (
+        "host='hostname' port='2832' user='psqluser' password='psqlpass' dbname='bucketevents'"
+    )
 
 
 def test_a_table_is_known_by_its_name_in_the_catalogue() -> None:

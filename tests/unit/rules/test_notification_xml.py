@@ -28,7 +28,7 @@ def filtered(*rules: tuple[str, str]) -> str:
 
 def parsed(inner: str, region: str = "") -> list[Rule]:
     body = f'<NotificationConfiguration xmlns="{NAMESPACE}">{inner}</NotificationConfiguration>'.encode()
-    return parse_configuration(body, "images", region=region, configured=lambda target: target == TARGET)
+    return parse_configuration(body, "images", region=region, configured=[TARGET])
 
 
 TAKEN = {
@@ -96,6 +96,11 @@ def test_the_region_of_an_arn_must_be_the_sites_if_both_have_one() -> None:
         parsed(queue(arn="arn:minio:sqs:eu-2:cache:redis"), "eu-1")
 
 
+def test_a_name_in_another_case_is_pointed_out() -> None:
+    with pytest.raises(BadConfiguration, match=r"did you mean arn:minio:sqs:eu-1:cache:redis\?"):
+        parsed(queue(arn="arn:minio:sqs::CACHE:redis"), "eu-1")
+
+
 BOMB = (
     b'<!DOCTYPE x [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;">]><NotificationConfiguration>&b;</NotificationConfiguration>'
 )
@@ -116,14 +121,14 @@ BOMB = (
 )
 def test_what_is_no_such_document_is_malformed(body: bytes) -> None:
     with pytest.raises(BadConfiguration) as refused:
-        parse_configuration(body, "images", region="", configured=lambda _target: True)
+        parse_configuration(body, "images", region="", configured=[TARGET])
     assert refused.value.code == "MalformedXML"
 
 
 def test_a_document_is_read_in_whatever_namespace() -> None:
     for opening in ("<NotificationConfiguration>", '<NotificationConfiguration xmlns="urn:other">'):
         body = f"{opening}{queue()}</NotificationConfiguration>".encode()
-        assert len(parse_configuration(body, "images", region="", configured=lambda _target: True)) == 1
+        assert len(parse_configuration(body, "images", region="", configured=[TARGET])) == 1
 
 
 def test_members_stand_in_minios_order_and_an_empty_filter_is_left_out() -> None:
@@ -173,10 +178,10 @@ RULES = st.builds(
 @given(st.lists(RULES, unique=True))
 def test_rules_that_are_written_are_read_again(rules: list[Rule]) -> None:
     body = configuration(rules, "")
-    assert parse_configuration(body, "images", region="", configured=lambda _target: True) == rules
+    assert parse_configuration(body, "images", region="", configured=[TARGET]) == rules
 
 
 def test_what_xml_cannot_hold_leaves_the_document_readable() -> None:
     odd = Rule(bucket="images", events=("*",), target=TARGET, prefix="a\x01\ud800b\uffff")
-    [rule] = parse_configuration(configuration([odd], ""), "images", region="", configured=lambda _target: True)
+    [rule] = parse_configuration(configuration([odd], ""), "images", region="", configured=[TARGET])
     assert rule.prefix == "a\ufffd\ufffdb\ufffd"

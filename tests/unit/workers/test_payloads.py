@@ -29,7 +29,17 @@ def test_the_other_envelopes_hold_the_record_byte_for_byte(line: str, event: Eve
     when = json.loads(record)["eventTime"]
     assert payloads.records(event) == '{"Records":[' + record + "]}"
     assert payloads.redis_access(event) == '[{"Event":[' + record + '],"EventTime":"' + when + '"}]'
-    assert payloads.redis_access(event, "guide") == '["' + when + '",[' + record + "]]"
+    assert payloads.redis_access(event, "guide") == '["' + when + '",' + record + "]"
+
+
+def test_the_members_of_the_old_guides_are_around_the_same_record() -> None:
+    """As in the guides of 2016 to 2020: `EventType`, and what MinIO's logger added, in whole seconds."""
+    _, event = CAPTURED[0]
+    body = json.loads(payloads.log(event, "guide"))
+    assert list(body) == ["EventType", "Key", "Records", "level", "msg", "time"]
+    assert (body["EventType"], body["Key"], body["level"], body["msg"]) == (event.name, event.path, "info", "")
+    assert body["Records"] == json.loads(payloads.log(event))["Records"]
+    assert body["time"] == payloads.timestamp(event)[:19] + "Z"
 
 
 def test_only_the_document_stores_line_ends_with_a_newline() -> None:

@@ -40,6 +40,7 @@ class AmqpLink:
         self._returned: dict[str, str] = {}  # event id to the server's reason
         self._tag = 0
         self._timeout = settings.timeout
+        self._shape = settings.body_shape
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
         arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
         self._publish = dumps("Bssbb", arguments)
@@ -80,7 +81,7 @@ class AmqpLink:
         if event.trace:
             headers |= fields(event.trace)
         message = Message(
-            log(event).encode(),
+            log(event, self._shape).encode(),
             content_type="application/json",
             application_headers=headers,
             message_id=event.id,

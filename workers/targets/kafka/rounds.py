@@ -84,8 +84,10 @@ def partition_of(key: bytes, count: int) -> int:
     return (hashed if hashed < 0x80000000 else 0x100000000 - hashed) % count
 
 
-def make_lines(events: Sequence[Event], partitions: Sequence[int], *, headers: bool) -> list[Line]:
-    """Return the events' messages by partition; `headers`: the message format supports headers."""
+def make_lines(
+    events: Sequence[Event], partitions: Sequence[int], *, headers: bool, shape: str = "minio"
+) -> list[Line]:
+    """Return the events' messages by partition; `headers`: the message format supports headers; `shape`: of bodies."""
     lines: dict[int, Line] = {}
     for index, event in enumerate(events):
         path = event.path
@@ -95,5 +97,5 @@ def make_lines(events: Sequence[Event], partitions: Sequence[int], *, headers: b
         if line is None:
             line = lines[number] = Line(number)
         traced = [(name, text.encode()) for name, text in fields(event.trace)] if headers and event.trace else []
-        line.waiting.append(Message(index, path, key, log(event).encode(), traced))
+        line.waiting.append(Message(index, path, key, log(event, shape).encode(), traced))
     return list(lines.values())

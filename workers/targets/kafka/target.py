@@ -65,7 +65,7 @@ class KafkaTarget:
         if self._producer is None or self._stamp != self._files():
             self._connect()
         partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
-        lines = make_lines(events, partitions, headers=headers)
+        lines = make_lines(events, partitions, headers=headers, shape=self._settings.body_shape)
         batch = Batch(events, lease)
         work = Rounds(batch, lines, self._batch_bytes)
         while work.lines and not batch.is_over:

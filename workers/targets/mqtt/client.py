@@ -74,16 +74,23 @@ class MqttClient(Client):
         self._settled(mid, code, words)
 
 
-def make_client(settings: MqttSettings, place: MqttAddress, settled: Callable[[int, int, str], None]) -> MqttClient:
-    """Create an unconnected client with these settings. Raises `TargetUnavailable` for an unusable certificate."""
-    newest = settings.version == "5"
+_VERSIONS = {"3.1": MQTTProtocolVersion.MQTTv31, "3.1.1": MQTTProtocolVersion.MQTTv311, "5": MQTTProtocolVersion.MQTTv5}
+
+
+def make_client(
+    settings: MqttSettings, place: MqttAddress, version: str, settled: Callable[[int, int, str], None]
+) -> MqttClient:
+    """Create an unconnected client with these settings, except for the protocol's version.
+
+    Raises `TargetUnavailable` for an unusable certificate.
+    """
     client = MqttClient(
         settled,
         # 22 letters and digits, which every broker must accept; unique per connection, because a broker closes the
         # older one of two connections with the same id.
         client_id=f"bucketwire{secrets.token_hex(6)}",
-        clean_session=None if newest else True,
-        protocol=MQTTProtocolVersion.MQTTv5 if newest else MQTTProtocolVersion.MQTTv311,
+        clean_session=None if version == "5" else True,
+        protocol=_VERSIONS[version],
         transport="websockets" if place.path else "tcp",
         reconnect_on_failure=False,
     )

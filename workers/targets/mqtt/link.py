@@ -34,7 +34,7 @@ class MqttLink:
     Every method raises `Lost` or `OSError` when the connection is no longer usable.
     """
 
-    def __init__(self, settings: MqttSettings, place: MqttAddress) -> None:
+    def __init__(self, settings: MqttSettings, place: MqttAddress, version: str) -> None:
         self._batch = Batch(())
         self._settings = settings
         self._topic = settings.topic
@@ -49,7 +49,7 @@ class MqttLink:
         self._lost_because = "the connection was lost"
         self._dropped = True
         self._poll = select.poll()
-        self._client = make_client(settings, place, self._settle)
+        self._client = make_client(settings, place, version, self._settle)
         self._client.on_connect = self._on_connect
         self._client.on_disconnect = self._on_disconnect
         self._client.on_unsubscribe = self._on_unsubscribe
@@ -76,7 +76,7 @@ class MqttLink:
         if not self._batch.begin([index]):
             return
         event = self._batch.events[index]
-        body = log(event).encode()
+        body = log(event, self._settings.body_shape).encode()
         properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
         size = self._overhead + len(body)
         if properties is not None:

@@ -1,4 +1,4 @@
-"""MQTT 3.1.1 and 5: each event is one message on the topic (reference §4.4).
+"""MQTT 3.1, 3.1.1 and 5: each event is one message on the topic (reference §4.4).
 
 Delivered means: with QoS 1 and 2, the broker has finished the handshake of the message (PUBACK, PUBCOMP). QoS 0 has no
 handshake: there the broker has answered a packet sent after the message, so it has read the message, but it does not
@@ -37,7 +37,17 @@ class MqttTarget(LinkTarget[MqttLink]):
         super().__init__(f"MQTT broker at {settings.place.address}", (Lost, OSError))
 
     def _open_link(self) -> MqttLink:
-        return MqttLink(self._settings, self._settings.place)
+        settings, place = self._settings, self._settings.place
+        try:
+            return MqttLink(settings, place, settings.version)
+        except Lost as refused:
+            # A broker of MQTT 3.1 refuses 3.1.1 by a code, or closes the connection. MinIO's library tries 3.1 then.
+            if settings.version != "3.1.1" or not refused.dropped:
+                raise
+            try:
+                return MqttLink(settings, place, "3.1")
+            except (Lost, OSError):
+                raise refused from None
 
     def _groups(self, events: Sequence[Event], window: int) -> Iterable[Iterable[int]]:
         # The broker accepts messages that it cannot refuse in order, so an object's next message need not wait.

@@ -54,7 +54,7 @@ class Connection:
         chosen = self.settings
         context = tls.context(
             chosen.cert_authority,
-            skip_verify=chosen.tls_skip_verify,
+            skip_verify=chosen.tls_skip_verify and chosen.uses_tls,
             client_cert=chosen.client_cert,
             client_key=chosen.client_key,
         )

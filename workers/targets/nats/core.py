@@ -56,7 +56,8 @@ class Core:
             batch.settle_all(sent, DELIVERED)
 
     def _message(self, event: Event) -> Message:
-        subject, body = self._connection.settings.subject, log(event).encode()
+        settings = self._connection.settings
+        subject, body = settings.subject, log(event, settings.body_shape).encode()
         if event.trace and self._connection.has_headers:
             return headed(subject, body, dict(fields(event.trace)))
         return Message(subject, body)

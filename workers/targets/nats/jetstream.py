@@ -39,7 +39,7 @@ class JetStream:
         headers = {"Nats-Msg-Id": event.id}
         if event.trace:
             headers |= fields(event.trace)
-        return headed(self._subject, log(event).encode(), headers)
+        return headed(self._subject, log(event, self._connection.settings.body_shape).encode(), headers)
 
     def outcome(self, answer: Msg) -> Outcome:
         """Return the outcome in the stream's answer."""

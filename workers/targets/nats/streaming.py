@@ -73,7 +73,8 @@ class Streaming:
 
     def message(self, event: Event, number: int) -> Message:
         """Return the envelope in a PubMsg."""
-        return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: log(event).encode()}))
+        body = log(event, self._settings.body_shape).encode()
+        return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: body}))
 
     def outcome(self, answer: Msg) -> Outcome:
         """Return the outcome in the server's answer; an error concerns the channel, the store or our registration."""

@@ -56,7 +56,7 @@ class NsqTarget:
         if self._wire is None or self._wire.is_stale:
             self._connect()
         batch = Batch(events, lease)
-        bodies = [log(event).encode() for event in events]
+        bodies = [log(event, self._settings.body_shape).encode() for event in events]
         self._losses = 0
         try:
             for part in _parts(bodies):

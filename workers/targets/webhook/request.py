@@ -24,11 +24,12 @@ class RequestFormat:
 
     def __init__(self, settings: WebhookSettings) -> None:
         self._headers = _headers(settings)
+        self._shape = settings.body_shape
         self._signers = _signers(settings.signing_secrets)
 
     def build(self, events: Sequence[Event]) -> tuple[bytes, dict[str, str]]:
         """Return the body and the headers of the request for these events."""
-        body = _body(events)
+        body = _body(events, self._shape)
         headers = dict(self._headers)
         if trace := _trace(events):
             headers |= fields(trace)
@@ -54,14 +55,14 @@ def authorization(token: str) -> str | None:
     return f"Bearer {words[0]}" if len(words) == 1 else None
 
 
-def _body(events: Sequence[Event]) -> str:
+def _body(events: Sequence[Event], shape: str) -> str:
     """Return MinIO's envelope of one event; of several what AWS sends, as no single name and key is true of all.
 
     A receiver that reads only the top-level name and key then fails and gets the events one by one; otherwise it would
     miss all but one.
     """
     if len(events) == 1:
-        return log(events[0])
+        return log(events[0], shape)
     return f'{{"Records":[{",".join([event.record for event in events])}]}}'
 
 
