@@ -44,7 +44,7 @@ class Webhook(NamedTuple):
     name: str
 
     def __str__(self) -> str:
-        return f"webhook {self.name} on {self.server}"
+        return f"webhook {self.name} on {self.server}" if self.server else f"webhook {self.name}"
 
 
 @dataclass
@@ -88,8 +88,10 @@ def fetch(url: str, token: str) -> FrontendMetrics:
         metrics = parse(_read(session))
     except ApiUnavailable as error:
         raise NoMetrics(str(error)) from None
-    except (ValueError, OSError) as error:
-        raise NoMetrics(f"has no metrics in Prometheus' text format: {error}; the path is {CLUSTER_PATH}") from None
+    except OSError as error:
+        raise NoMetrics(f"did not send all of its metrics: {error}") from None
+    except ValueError:
+        raise NoMetrics(f"has no metrics in Prometheus' text format; the path is {CLUSTER_PATH}") from None
     finally:
         session.close()
     if not metrics.versions and urlsplit(url).path.rstrip("/") not in _V3_PATHS:

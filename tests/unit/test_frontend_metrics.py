@@ -74,6 +74,11 @@ def test_a_stuck_queue_of_one_node_is_seen_beside_busy_nodes() -> None:
     assert graded == {"webhook bw on a:9000": "ok", "webhook bw on b:9000": "problem"}
 
 
+def test_the_metrics_of_another_bucketwire_have_no_server() -> None:
+    text = exported(failed=2, total=2).replace(f"{NODE},", "").replace(f"{{{NODE}}}", "")
+    assert "webhook bw lost 2 events" in next(found(text, text))[1]
+
+
 def test_losses_are_a_problem_and_say_since_when_and_what_to_do() -> None:
     text = exported(total=30, failed=3, skipped=412)
     lost = [text for grade, text in found(text, text) if grade == "problem"]
@@ -113,6 +118,12 @@ def test_version_3_leaves_out_what_is_zero_and_has_no_queues() -> None:
 def test_a_number_of_events_that_is_none_is_refused(value: str) -> None:
     text = exported().replace('target_name="webhook"} 0', f'target_name="webhook"}} {value}')
     with pytest.raises(ValueError, match=r"integer|number"):
+        parse(text)
+
+
+@pytest.mark.parametrize("text", ["<html><body>not found</body></html>", "a{b=", "{}", "\x00\x01", "# TYPE a b c"])
+def test_a_text_that_is_no_metrics_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^"):
         parse(text)
 
 

@@ -61,7 +61,9 @@ def doctor(context: CommandContext, frontends: Sequence[str], frontend_token: st
     """
     findings = [finding for subject, check in CHECKS.items() for finding in _run_check(context, subject, check)]
     if frontends:
-        findings += _check_frontends(context, frontends, frontend_token, frontend_wait)
+        findings += _run_check(
+            context, "frontend", lambda context: _check_frontends(context, frontends, frontend_token, frontend_wait)
+        )
     bad = sum(finding.grade == "problem" for finding in findings)
     if context.as_json:
         context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})

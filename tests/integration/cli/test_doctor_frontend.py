@@ -131,7 +131,8 @@ def test_what_is_no_metrics_of_a_minio_is_said_with_the_path_and_the_token(
     assert "wrong" not in refused
     assert "characters that are not allowed in a token" in problem("--frontend", losing.url, "--frontend-token", "a\nb")
     assert f"the path of the metrics is {CLUSTER_PATH}" in problem("--frontend", f"{losing.url}/minio/metrics/v3/nope")
-    assert "has no minio_notify_… metrics" in problem("--frontend", f"{losing.url}/minio/v2/metrics/bucket")
+    for path in ("/minio/v2/metrics/bucket", "/minio/health/live"):
+        assert "has no minio_notify_… metrics" in problem("--frontend", losing.url + path)
     gone = cli("doctor", "--frontend", f"http://root:secret@{services.LOOPBACK}:9", "--frontend", "no url")
     assert (gone.code, "does not answer" in gone.out, "secret" in gone.out + gone.err) == (1, True, False)
     assert "is not a URL; write http://host:9000/minio/v2/metrics/cluster" in gone.out
