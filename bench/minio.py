@@ -1,6 +1,6 @@
 """Measure the way from a real MinIO: its stored events, and a MinIO without a store that is as busy as it can be.
 
-    python -m bench.minio [--events 5000] [--rounds 3] [--seconds 180] [--connections 8]
+    python -m bench.minio [--events 5000] [--rounds 3] [--seconds 180] [--sync-seconds 60] [--connections 8]
 
 Stored: `queue_dir` is filled with events in MinIO's own form (§5), and a real MinIO sends them to a webhook, which is
 Bucketwire's, from which a worker delivers to a Redis hash; and the same MinIO sends them to a Redis hash itself. The
@@ -8,6 +8,7 @@ rate is that of the arrivals in the hash, from the first to the last. The sides 
 
 Without a store MinIO drops what it cannot send (§6): so many connections put objects of 100 bytes as fast as MinIO
 answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log.
+With `sync_events=on` a put waits for the answer to its event's POST, so that MinIO cannot outrun the API.
 """
 
 import argparse
@@ -87,7 +88,7 @@ def puts() -> Callable[[], bytes]:
     return put
 
 
-def busy(stack: ExitStack, seconds: float, connections: int) -> dict[str, Any]:
+def busy(stack: ExitStack, seconds: float, connections: int, sync: str) -> dict[str, Any]:
     """Put objects into a MinIO without a store, and return what became of the events."""
     outbox = stack.enter_context(services.postgres(durable=True))
     url = outbox.create_database("outbox")
@@ -101,8 +102,8 @@ def busy(stack: ExitStack, seconds: float, connections: int) -> dict[str, Any]:
             return sum(counters.recorded for counters in read_counters(connection, oldest=False))
 
     endpoint = {"ENDPOINT": f"{service.apis[0].url}/v1/events"}
-    public = {"MINIO_PROMETHEUS_AUTH_TYPE": "public"}
-    minio = stack.enter_context(services.minio(extra_env=settings("B", endpoint) | public))
+    server = {"MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_API_SYNC_EVENTS": sync}
+    minio = stack.enter_context(services.minio(extra_env=settings("B", endpoint) | server))
     services.until(lambda: "SQS ARNs:" in minio.log.read_text(), 60, what="MinIO's targets")
     open_bucket(minio)
     count, took, latencies = drive(minio.port, connections, puts(), seconds, status=200)
@@ -116,8 +117,9 @@ def busy(stack: ExitStack, seconds: float, connections: int) -> dict[str, Any]:
     metrics = fetch(metrics_url(minio.url), "")
     failed = sum(webhook.failed for webhook in metrics.webhooks.values())
     return {
-        "puts": count, "puts/s": count / took, "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)],
-        "recorded": last, "lost": count - last, "skipped": metrics.skipped, "failed": failed,
+        "sync_events": sync, "puts": count, "puts/s": count / took,
+        "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)], "recorded": last, "lost": count - last,
+        "skipped": metrics.skipped, "failed": failed,
         "in MinIO's memory at the end": count - at_end, "seconds until recorded": changed - began,
     }  # fmt: skip
 
@@ -137,7 +139,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=5_000, help="that MinIO has stored; 0: do not measure")
     parser.add_argument("--rounds", type=int, default=3, help="of the stored events")
-    parser.add_argument("--seconds", type=float, default=180, help="of a busy MinIO; 0: do not measure")
+    parser.add_argument("--seconds", type=float, default=180, help="of a busy MinIO; 0: do not")
+    parser.add_argument("--sync-seconds", type=float, default=60, help="the same with sync_events=on")
     parser.add_argument("--connections", type=int, default=8, help="of a busy MinIO")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -157,12 +160,15 @@ def main() -> None:
         show(
             "minio_stored", f"{options.events:,} stored events", rows, f"medians of {options.rounds} rounds", aims=aims
         )
-    if options.seconds:
-        with ExitStack() as stack:
-            row = busy(stack, options.seconds, options.connections)
-        what = f"a MinIO without a store, {options.connections} connections, {options.seconds:g} s: lost"
-        lost = Aim(row["lost"], 0, what, f"{row['puts']:,} puts", "events", most=True)
-        show("minio_busy", "A busy MinIO without a store, and the whole service", [row], aims=[lost])
+    rows, aims = [], []
+    for sync, seconds in (("off", options.seconds), ("on", options.sync_seconds)):
+        if seconds:
+            with ExitStack() as stack:
+                rows.append(row := busy(stack, seconds, options.connections, sync))
+            what = f"MinIO, no store, sync_events={sync}, {options.connections} connections, {seconds:g} s: lost"
+            aims.append(Aim(row["lost"], 0, what, f"{row['puts']:,} puts", "events", most=True))
+    if rows:
+        show("minio_busy", "A busy MinIO without a store, and the whole service", rows, aims=aims)
 
 
 if __name__ == "__main__":
