@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from requests import Session
 
+from app.cli.commands import doctor
 from app.cli.frontend_metrics import CLUSTER_PATH
 from tests import services
 from tests.integration.cli.conftest import Cli
@@ -32,17 +35,11 @@ def losing() -> Iterator[services.MinIO]:
     settings["MINIO_NOTIFY_WEBHOOK_QUEUE_LIMIT_stored"] = str(LIMIT)
     with services.minio(extra_env=settings) as server:
         until(lambda: "SQS ARNs:" in server.log.read_text(), 30, what="MinIO's targets")
-        s3 = server.boto3()
         for name in ("stored", "direct"):
-            s3.create_bucket(Bucket=name)
-            rule = {"QueueArn": server.arn(name), "Events": ["s3:ObjectCreated:*"]}
-            s3.put_bucket_notification_configuration(
-                Bucket=name, NotificationConfiguration={"QueueConfigurations": [rule]}
-            )
-            for number in range(PUTS):
-                s3.put_object(Bucket=name, Key=f"{number}", Body=b"x")
-        s3.close()
-        until(lambda: _counted(server) == {"stored": PUTS - LIMIT, "direct": PUTS, "idle": 0}, 40, what="the metrics")
+            _make_bucket(server, name)
+            _put(server, name, PUTS)
+        lost = {"stored": PUTS - LIMIT, "direct": PUTS, "idle": 0}
+        until(lambda: _counted(server, "failed_events") == lost, 40, what="the metrics")
         yield server
 
 
@@ -66,9 +63,24 @@ def _samples(server: services.MinIO) -> list[Any]:
     return [sample for family in text_string_to_metric_families(answer.text) for sample in family.samples]
 
 
-def _counted(server: services.MinIO) -> dict[str, float]:
-    failed = [one for one in _samples(server) if one.name.startswith("minio_notify_target_failed_events")]
-    return {one.labels["target_id"]: one.value for one in failed}
+def _counted(server: services.MinIO, metric: str) -> dict[str, float]:
+    """A metric of each target."""
+    found = [one for one in _samples(server) if one.name.startswith(f"minio_notify_target_{metric}")]
+    return {one.labels["target_id"]: one.value for one in found}
+
+
+def _make_bucket(server: services.MinIO, name: str) -> None:
+    """Make a bucket whose rule names the webhook of the same name."""
+    with closing(server.boto3()) as s3:
+        s3.create_bucket(Bucket=name)
+        rule = {"QueueArn": server.arn(name), "Events": ["s3:ObjectCreated:*"]}
+        s3.put_bucket_notification_configuration(Bucket=name, NotificationConfiguration={"QueueConfigurations": [rule]})
+
+
+def _put(server: services.MinIO, bucket: str, count: int) -> None:
+    with closing(server.boto3()) as s3:
+        for number in range(count):
+            s3.put_object(Bucket=bucket, Key=f"{number}", Body=b"x")
 
 
 def _graded(cli: Cli, server: services.MinIO, *arguments: str) -> dict[str, list[str]]:
@@ -107,16 +119,37 @@ def test_metrics_of_version_3_show_losses_without_the_target(
     assert told["note"] == [f"these metrics show no queue; {CLUSTER_PATH} does"]
 
 
-def test_a_frontend_without_authentication_that_loses_nothing_is_well(cli: Cli) -> None:
+def test_without_authentication_a_frontend_is_well_until_its_queue_grows(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = {
-        "MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_NOTIFY_WEBHOOK_ENABLE_bw": "on",
-        "MINIO_NOTIFY_WEBHOOK_ENDPOINT_bw": f"http://{services.LOOPBACK}:9/",
+        "MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_NOTIFY_WEBHOOK_ENABLE_hook": "on",
+        "MINIO_NOTIFY_WEBHOOK_ENDPOINT_hook": f"http://{services.LOOPBACK}:9/",
+        "MINIO_NOTIFY_WEBHOOK_QUEUE_DIR_hook": str(services.new_folder("queue")),
     }  # fmt: skip
     with services.minio(extra_env=settings) as server:
-        for path in ("", CLUSTER_PATH, "/minio/v2/metrics/node", "/minio/metrics/v3/notification"):
-            until(lambda path=path: _graded(cli, server, "--frontend", server.url + path)["ok"], 30)  # type: ignore[misc]
-        told = _graded(cli, server, "--frontend", server.url)
-        assert [told["problem"], len(told["ok"])] == [[], 1], told
+        until(lambda: "SQS ARNs:" in server.log.read_text(), 30, what="MinIO's targets")
+        for path in ("/minio/v2/metrics/node", "/minio/metrics/v3", "/minio/metrics/v3/notification"):
+            told = _graded(cli, server, "--frontend", server.url + path)
+            assert (told["problem"], len(told["ok"])) == ([], 1), path
+        _make_bucket(server, "hook")
+        _put(server, "hook", 1)
+
+        class Clock:
+            """The second look comes when MinIO has computed its metrics with the second event."""
+
+            monotonic, time = staticmethod(time.monotonic), staticmethod(time.time)
+
+            @staticmethod
+            def sleep(_: float) -> None:
+                _put(server, "hook", 1)
+                until(lambda: _counted(server, "queue_length") == {"hook": 2}, 40, what="the metrics")
+
+        monkeypatch.setattr(doctor, "time", Clock)
+        [told] = _graded(cli, server, "--frontend", server.url)["problem"]
+        assert re.match(
+            rf"webhook hook on {server.endpoint} has 2 events in its queue, and it grows: 1 \d+ s ago\. ", told
+        )
 
 
 def test_what_is_no_metrics_of_a_minio_is_said_with_the_path_and_the_token(
