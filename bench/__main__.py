@@ -7,6 +7,7 @@ from bench.report import show_aims
 
 BENCHMARKS = (
     "ingest",
+    "minio",
     "deliver",
     "targets",
     "end_to_end",
@@ -17,8 +18,9 @@ BENCHMARKS = (
     "versions",
     "reconcile",
 )
+WITH_AIMS = ("ingest", "minio_stored", "minio_busy", "end_to_end", "scale_workers", "scale_api", "latency", "idle")
 
 for name in BENCHMARKS:
     print(f"--- {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"bench.{name}"], check=True)
-show_aims(BENCHMARKS)
+show_aims(WITH_AIMS)

@@ -1,52 +1,72 @@
-"""Measure the way from a full outbox through beat, broker and workers to the target, beside one Celery task per event.
+"""Measure the way through beat, drain, broker and workers to the target: of a backlog, and of a flow of requests.
 
-    python -m bench.end_to_end [--events 50000] [--tasks 4000] [--backlog 1000000]
+    python -m bench.end_to_end [--events 100000] [--seconds 10] [--rounds 3] [--base 2604878] [--tasks 4000]
+        [--backlog 1000000]
 
-Both sides have two pool processes, PostgreSQL with fsync, a Redis as broker and one as target. --backlog also compares
-the rate of a backlog of that many events with the rate of 10,000, both delivered by one worker.
+Each side has an API, a worker that drains, one worker of two processes, PostgreSQL with fsync, a Redis as broker and a
+Redis list as target; its rate is that of the arrivals in the list. The other sides are the service of an older commit,
+used over the same public interfaces, and one Celery task for each event. The flow is NDJSON of 100 events over four
+connections, each sending its next request when it has the answer; its first seconds are not counted. The sides
+alternate, and the medians count. --backlog also compares the rate of a backlog of that many events with the rate of
+10,000, both delivered by one worker.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psycopg2
 import redis
 import sqlalchemy as sa
 
 from app.outbox import tables
-from bench.deliver import Deliverer, fill, rewind, timed
-from bench.report import show
+from bench.deliver import Deliverer, fill, rewind
+from bench.load import drive, makers
+from bench.report import Aim, show
+from bench.service import BASE, Service, arrival_rate, checkout
 from tests import services
 from tests.support.builders import add_target, migrated
-from tests.support.service_processes import system
+
+FLOW_BATCH, CONNECTIONS = 100, 4
+_WARM = 2.0  # seconds of a flow that are not counted
+Rate = Callable[[ExitStack], float]
 
 
-def service_rate(stack: ExitStack, events: int) -> float:
-    """Return events per second from the workers' start to the last settlement."""
-    outbox, broker, target = (
-        stack.enter_context(services.postgres(durable=True)),
-        stack.enter_context(services.redis()),
-        stack.enter_context(services.redis()),
-    )
-    url = outbox.create_database("outbox")
-    service = stack.enter_context(system(url, broker.url, start=False))
-    values = {"address": f"127.0.0.1:{target.port}", "key": "log", "format": "access"}
-    add_target(service.database, type_name="redis", values=values)
-    fill(service.database, events)
-    for role in (service.drain, *service.workers):
-        role.start()
-    client = redis.Redis(port=target.port)
+def backlog_rate(stack: ExitStack, code: Path | None, events: int) -> float:
+    """Return the events per second of a backlog that waited before the workers started."""
+    outbox = stack.enter_context(services.postgres(durable=True))
+    service = Service(stack, outbox.create_database("outbox"), code=code)
+    service.post(events)
+    service.start_delivery()
+    return arrival_rate(service.taken, events)
 
-    def run() -> None:
-        service.beat.start()
-        services.until(lambda: client.llen("log") >= events and service.settled(), 600, what="everything delivered")
 
-    return events / timed(run)
+def flow_rate(stack: ExitStack, code: Path | None, seconds: float) -> float:
+    """Return the events per second that arrive at the target while clients post as fast as they are answered."""
+    outbox = stack.enter_context(services.postgres(durable=True))
+    service = Service(stack, outbox.create_database("outbox"), code=code)
+    service.start_delivery()
+    service.post(1000)
+    arrival_rate(service.taken, 1000)
+    _, post, _ = makers(FLOW_BATCH)
+    arguments = (service.apis[0].port, CONNECTIONS, post, _WARM + seconds)
+    posting = threading.Thread(target=drive, args=arguments)
+    posting.start()
+    time.sleep(_WARM)
+    first, began = service.taken(), time.perf_counter()
+    while posting.is_alive() and time.perf_counter() - began < seconds:
+        time.sleep(0.05)
+        last, now = service.taken(), time.perf_counter()
+    posting.join()
+    return (last - first) / (now - began)
 
 
 def baseline_rate(stack: ExitStack, events: int) -> float:
@@ -126,29 +146,50 @@ def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
     return rates
 
 
+def compare(rounds: int, *sides: Rate) -> list[list[float]]:
+    """Measure the sides in turn, so many times; return the rates of each."""
+    rates: list[list[float]] = [[] for _ in sides]
+    for _ in range(rounds):
+        for side, measured in zip(sides, rates, strict=True):
+            with ExitStack() as stack:
+                measured.append(side(stack))
+    return rates
+
+
+def ratio(rates: list[float], beside: list[float]) -> float:
+    """Return the median of the ratios of the rounds, so that other load on the machine slows both sides of each."""
+    return statistics.median(rate / other for rate, other in zip(rates, beside, strict=True))
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=50_000)
-    parser.add_argument("--tasks", type=int, default=4_000)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=10, help="of a flow")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--base", default=BASE, help="commit of the service to measure beside; empty for none")
+    parser.add_argument("--tasks", type=int, default=4_000, help="0: do not measure one task for each event")
     parser.add_argument("--backlog", type=int, default=0)
     options = parser.parse_args()
-    with ExitStack() as stack:
-        ours = service_rate(stack, options.events)
-    with ExitStack() as stack:
-        baseline = baseline_rate(stack, options.tasks)
-    show(
-        "end_to_end",
-        "From the outbox to a Redis list, two pool processes, Redis broker, durable PostgreSQL",
-        [
-            {
-                "design": "log, partitions and cursors",
-                "events": options.events,
-                "events/s": ours,
-                "multiple": ours / baseline,
-            },
-            {"design": "one task per event", "events": options.tasks, "events/s": baseline, "multiple": 1.0},
-        ],
-    )
+    code = checkout(options.base) if options.base else None
+    backlog, flow = f"backlog of {options.events:,}", f"NDJSON of {FLOW_BATCH}, {CONNECTIONS} connections"
+    measures: dict[str, tuple[Callable[[Path | None], Rate], float]] = {
+        backlog: (lambda code: lambda stack: backlog_rate(stack, code, options.events), 1.7),
+        flow: (lambda code: lambda stack: flow_rate(stack, code, options.seconds), 3.0),
+    }
+    rows: list[dict[str, Any]] = []
+    aims: list[Aim] = []
+    sides = [None, code] if code else [None]
+    for what, (measure, aim) in measures.items():
+        ours, *others = compare(options.rounds, *map(measure, sides))
+        aims += [Aim(ratio(ours, rates), aim, what, f"commit {options.base}", "x") for rates in others]
+        base = statistics.median(others[0]) if others else None
+        rows.append({"what": what, "events/s": statistics.median(ours), "its, at the base": base})
+    if options.tasks:
+        [[tasks]] = compare(1, lambda stack: baseline_rate(stack, options.tasks))
+        rows.append({"what": "one task for each event", "events/s": tasks, "its, at the base": None})
+        aims.append(Aim(rows[0]["events/s"] / tasks, None, backlog, "one task for each event", "x"))
+    title = "Through drain, broker and a worker of two processes to a Redis list, durable PostgreSQL, Redis broker"
+    show("end_to_end", title, rows, f"medians of {options.rounds} rounds", aims=aims)
     if options.backlog:
         with ExitStack() as stack:
             rates = backlogs(stack, (10_000, 100_000, options.backlog))

@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from bench.report import met, show
+from bench.report import Aim, show
 from tests import services
 
 CPU_AIM, MEMORY_AIM = 2.0, 350.0  # percent of a core; MB
@@ -45,8 +45,11 @@ def main() -> None:
     rows = [_row(name, [one for one in used if one[0] == name]) for name in dict.fromkeys(name for name, *_ in used)]
     total = _row("all", used)
     cpu, memory = total["CPU, %"], total["PSS, MB"]
-    aims = f"CPU at most {CPU_AIM:g} %: {met(cpu, CPU_AIM)}; PSS at most {MEMORY_AIM:g} MB: {met(memory, MEMORY_AIM)}"
-    show("idle", "The idle service, as `make run` starts it", [*rows, total], f"aims: {aims}")
+    aims = [
+        Aim(cpu, CPU_AIM, "idle service, processor time", unit="% of a core", most=True),
+        Aim(memory, MEMORY_AIM, "idle service, memory", unit="MB", most=True),
+    ]
+    show("idle", "The idle service, as `make run` starts it", [*rows, total], aims=aims)
 
 
 def _row(name: str, used: Sequence[tuple[str, float, float]]) -> dict[str, Any]:

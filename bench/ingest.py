@@ -1,6 +1,6 @@
 """Measure intake: single posts and batches over HTTP, each beside its baseline.
 
-    python -m bench.ingest [--seconds 3] [--rounds 5]
+    python -m bench.ingest [--seconds 3] [--rounds 5] [--beside MySQL,SQLite]
 
 The API runs as in production: gunicorn with its own options, on loopback, over a PostgreSQL that waits for its disk.
 Events are MinIO's, 1.1 KB each, all different; one target has a rule for everything. The baselines:
@@ -11,18 +11,18 @@ Events are MinIO's, 1.1 KB each, all different; one target has a rule for everyt
 - a commit for each request: the same API without group commit;
 - COPY and `execute_values` of 1,000 such rows and a commit, into that table.
 
+The same API over MySQL and SQLite, which wait for the disk as well, is measured beside the one over PostgreSQL.
+
 The two sides of a pair are measured one after the other, several times; a row has the medians of its rounds.
 """
 
 import argparse
 import io
 import itertools
-import selectors
-import socket
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,13 +32,13 @@ import httpx
 import psycopg2
 import psycopg2.extras
 
-from bench.report import show
+from bench.load import BATCH, Result, drive, makers
+from bench.report import Aim, show
 from tests import services
 from tests.services.server_process import Server
 from tests.support.builders import add_target, migrated
 
-FIXTURE = Path(__file__).parents[1] / "tests/fixtures/minio_webhook_events.jsonl"
-BATCH = 1000
+APP = "app.api.server.wsgi:app"
 _numbers = itertools.count(1)
 
 
@@ -68,95 +68,6 @@ class Api(Server):
 
     def ping(self) -> None:
         httpx.get(f"http://127.0.0.1:{self.port}/healthz").raise_for_status()
-
-
-def envelope() -> tuple[bytes, bytes, int]:
-    """Return a real event in two parts, between which a unique request id goes, and its size."""
-    line = FIXTURE.read_bytes().splitlines()[0]
-    mark = b'"x-amz-request-id":"'
-    at = line.index(mark) + len(mark)
-    return line[:at], line[at + 16 :], len(line)
-
-
-def single(head: bytes, tail: bytes) -> bytes:
-    number = next(_numbers)
-    return (head + b"%016X" % number + tail).replace(b"a.txt", b"dir/%08d.bin" % (number % 100_000))
-
-
-def record(body: bytes) -> bytes:
-    return body[body.index(b'"Records":[') + 11 : -2]
-
-
-def request(body: bytes, kind: bytes = b"application/json") -> bytes:
-    start = b"POST /v1/events HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: " + kind
-    return start + b"\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-def makers() -> tuple[Callable[[], bytes], Callable[[], bytes], int]:
-    """Return functions that make a request of one event and of `BATCH` events in lines, and an event's size."""
-    head, tail, size = envelope()
-
-    def post() -> bytes:
-        return request(single(head, tail))
-
-    def post_batch() -> bytes:
-        lines = b"\n".join(record(single(head, tail)) for _ in range(BATCH))
-        return request(lines, b"application/x-ndjson")
-
-    return post, post_batch, size
-
-
-def drive(port: int, connections: int, make: Callable[[], bytes], seconds: float) -> tuple[int, float, list[float]]:
-    """Keep connections busy, one request at a time each; return requests, seconds and sorted latencies.
-
-    One thread with bare sockets, because the cost of a heavy client would be measured too.
-    """
-    selector = selectors.DefaultSelector()
-    waiting: dict[socket.socket, float] = {}
-    responses: dict[socket.socket, bytes] = {}
-    for _ in range(connections):
-        client = socket.create_connection(("127.0.0.1", port))
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        selector.register(client, selectors.EVENT_READ)
-        client.sendall(make())
-        waiting[client] = time.perf_counter()
-    began, latencies = time.perf_counter(), []
-    while waiting:
-        for key, _ in selector.select(30):
-            connection: Any = key.fileobj
-            responses[connection] = response = responses.get(connection, b"") + connection.recv(65536)
-            if not _is_complete(response):
-                continue
-            now = time.perf_counter()
-            assert response.startswith(b"HTTP/1.1 202"), response
-            latencies.append(now - waiting.pop(connection))
-            del responses[connection]
-            if now - began < seconds:
-                connection.sendall(make())
-                waiting[connection] = now
-            else:
-                connection.close()
-                selector.unregister(connection)
-    return len(latencies), time.perf_counter() - began, sorted(latencies)
-
-
-def _is_complete(response: bytes) -> bool:
-    head, divider, body = response.partition(b"\r\n\r\n")
-    assert divider or not response.startswith(b"HTTP/1.1 5"), response
-    _, _, length = head.lower().partition(b"content-length: ")
-    return bool(divider) and len(body) >= int(length.partition(b"\r\n")[0])
-
-
-@dataclass(frozen=True)
-class Result:
-    """One measurement: events per second, and the sorted latencies of the requests."""
-
-    rate: float
-    latencies: Sequence[float] = ()
-
-    def quantile(self, part: float) -> float | None:
-        """Return a latency in milliseconds."""
-        return self.latencies[int(len(self.latencies) * part)] * 1000 if self.latencies else None
 
 
 class RawInserts:
@@ -198,36 +109,35 @@ def copy(cursor: Any, rows: Sequence[Any]) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """What is measured, its baseline, and the ratio of their rates that is wanted (0: none)."""
+    """What is measured, its baseline, and the ratio of their rates that is wanted (None: for comparison only)."""
 
     what: str
     beside: str
-    aim: float
+    aim: float | None
     ours: Callable[[], Result]
     baseline: Callable[[], Result]
 
-    def row(self, rounds: int) -> dict[str, Any]:
-        """Measure both sides so many times, and return the medians."""
+    def measure(self, rounds: int) -> tuple[dict[str, Any], Aim]:
+        """Measure both sides so many times; return a row with the medians, and the ratio."""
         results = [(self.ours(), self.baseline()) for _ in range(rounds)]
         ratio = statistics.median(ours.rate / baseline.rate for ours, baseline in results)
         ours = sorted((ours for ours, _ in results), key=lambda result: result.rate)[rounds // 2]
-        return {
-            "ratio": f"{ratio:.0%}",
-            "aim": f"{self.aim:.0%}" if self.aim else "",
-            "met": ("yes" if ratio >= self.aim else "NO") if self.aim else "",
+        row = {
             "what": self.what,
-            "of the rate of": self.beside,
+            "beside": self.beside,
             "events/s": ours.rate,
             "its events/s": statistics.median(baseline.rate for _, baseline in results),
             "p50 ms": ours.quantile(0.5),
             "p99 ms": ours.quantile(0.99),
         }
+        return row, Aim(ratio, self.aim, self.what, self.beside)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=3, help="of each measurement")
     parser.add_argument("--rounds", type=int, default=5, help="of each pair")
+    parser.add_argument("--beside", default="MySQL,SQLite", help="databases to measure beside PostgreSQL")
     options = parser.parse_args()
     post, post_batch, size = makers()
 
@@ -238,38 +148,59 @@ def main() -> None:
 
         return run
 
+    loads: Mapping[str, tuple[int, Callable[[], bytes], int]] = {
+        "single posts, 1 connection": (1, post, 1),
+        "single posts, 32 connections": (32, post, 1),
+        f"NDJSON of {BATCH:,}, 4 connections": (4, post_batch, BATCH),
+    }
+    one, concurrent, batches = loads
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
-        api, each, bare = (
-            start(stack, server, app)
-            for app in ("app.api.server.wsgi:app", "bench.baseline_single_commit:app", "bench.bare_view:app")
+        postgres, each, bare = (
+            start(stack, server.create_database(f"ingest_{next(_numbers)}"), app)
+            for app in (APP, "bench.baseline_single_commit:app", "bench.bare_view:app")
         )
-        for one in (api, each, bare):
-            drive(one.port, 32, post, 1)
-        drive(api.port, 4, post_batch, 4)
-        raw = RawInserts(server.dsn(api.database_url.rpartition("/")[2]))
+        apis = {name: start(stack, new_database(stack, name), APP) for name in options.beside.split(",") if name}
+        for api in (postgres, each, bare, *apis.values()):
+            drive(api.port, 32, post, 1)
+        drive(postgres.port, 4, post_batch, 4)
+        raw = RawInserts(server.dsn(postgres.database_url.rpartition("/")[2]))
         stack.callback(raw.connection.close)
 
         def raw_run(write: Callable[[Any, Sequence[Any]], None], size: int) -> Callable[[], Result]:
             return lambda: raw.run(write, size, options.seconds)
 
-        one, many = "single posts, {} connection{}".format, f"NDJSON of {BATCH:,}, {{}} connections".format
+        def over(api: Api, load: str) -> Callable[[], Result]:
+            return driven(api, *loads[load])
+
         pairs = [
-            Pair(one(1, ""), "INSERT + COMMIT", 0.5, driven(api, 1, post), raw_run(insert, 1)),
-            Pair(one(32, "s"), "a bare Flask view", 0.6, driven(api, 32, post), driven(bare, 32, post)),
-            Pair(many(4), "COPY", 0.6, driven(api, 4, post_batch, BATCH), raw_run(copy, BATCH)),
-            Pair(many(4), "execute_values", 0, driven(api, 4, post_batch, BATCH), raw_run(values, BATCH)),
-            Pair(one(1, ""), "a bare Flask view", 0, driven(api, 1, post), driven(bare, 1, post)),
-            Pair(one(32, "s"), "a commit for each request", 0, driven(api, 32, post), driven(each, 32, post)),
+            Pair(one, "INSERT + COMMIT", 0.5, over(postgres, one), raw_run(insert, 1)),
+            Pair(concurrent, "a bare Flask view", 0.6, over(postgres, concurrent), over(bare, concurrent)),
+            Pair(batches, "COPY", 0.6, over(postgres, batches), raw_run(copy, BATCH)),
+            Pair(batches, "execute_values", None, over(postgres, batches), raw_run(values, BATCH)),
+            Pair(one, "a bare Flask view", None, over(postgres, one), over(bare, one)),
+            Pair(concurrent, "a commit for each request", None, over(postgres, concurrent), over(each, concurrent)),
         ]
-        table = [pair.row(options.rounds) for pair in pairs]
+        pairs += [
+            Pair(f"{name}: {load}", "the same on PostgreSQL", None, over(api, load), over(postgres, load))
+            for name, api in apis.items()
+            for load in loads
+        ]
+        measured = [pair.measure(options.rounds) for pair in pairs]
     note = f"Events of {size} bytes; medians of {options.rounds} rounds of {options.seconds:g} s."
-    show("ingest", "Recording events (PostgreSQL, fsync on)", table, note)
+    rows, aims = zip(*measured, strict=True)
+    show("ingest", "Recording events (PostgreSQL with fsync, unless another database is named)", rows, note, aims=aims)
 
 
-def start(stack: ExitStack, server: services.Postgres, app: str) -> Api:
-    """Start an API over its own database, with one target that gets every event."""
-    url = server.create_database(f"ingest_{next(_numbers)}")
+def new_database(stack: ExitStack, name: str) -> str:
+    """Return the URL of a new database that waits for the disk at a commit."""
+    if name == "SQLite":
+        return f"sqlite:///{services.new_folder('sqlite')}/ingest.db"
+    return stack.enter_context(services.mysql(durable=True)).create_database("ingest")
+
+
+def start(stack: ExitStack, url: str, app: str) -> Api:
+    """Start an API over an empty database, with one target that gets every event."""
     database = migrated(url)
     add_target(database, queue_limit=10**9)
     database.close()

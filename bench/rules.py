@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from app.rules.model import EVERY_BUCKET, Rule
-from bench.ingest import BATCH, Api, drive, makers
+from bench.ingest import Api
+from bench.load import BATCH, drive, makers
 from bench.report import show
 from tests import services
 from tests.support.builders import add_target, migrated, registry

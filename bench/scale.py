@@ -1,17 +1,33 @@
-"""Measure how the rate of a slow target grows with workers: a webhook of 20 ms, sync mode, a connection per worker.
+"""Measure how rates grow with processes: workers at a slow target, and API processes at one database.
 
-    python -m bench.scale [--events 500] [--workers 1,2,4]
+    python -m bench.scale [--events 500] [--workers 1,2,4] [--apis 1,2,4] [--seconds 4] [--rounds 3]
 
-Each worker is a process (`bucketwire worker --only targets --concurrency 1`) beside beat and a worker that drains, over
-PostgreSQL with fsync and a Redis broker. The rate is that of the requests at the receiver, from the first to the last;
-`--events` is the number per worker.
+Workers: the target is a webhook of 20 ms in sync mode, and each worker is a process (`bucketwire worker --only targets
+--concurrency 1`) beside beat and a worker that drains, over PostgreSQL with fsync and a Redis broker. The rate is that
+of the requests at the receiver, from the first to the last; `--events` is the number per worker.
+
+API: each is a `bucketwire api --workers 1`, as on a machine of its own, and all of them share one PostgreSQL with fsync
+and the processors of this machine. The same number of connections is divided among them. The table has the processor
+time that each part used, in cores, and what bounds the rate: the processors if the machine has none left, else what
+most of PostgreSQL's sessions waited for (in parentheses: how many, on average).
 """
 
 import argparse
-from contextlib import ExitStack
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import psutil
+import psycopg2
 
 from bench.deliver import fill
-from bench.report import show
+from bench.load import BATCH, drive, makers
+from bench.report import Aim, show
+from bench.service import Service, processor_time
 from tests import services
 from tests.support.builders import add_target
 from tests.support.service_processes import start_all, system
@@ -41,27 +57,120 @@ def rate(workers: int, events: int) -> float:
         return (events - 1) / (times[-1] - times[0])
 
 
+@contextmanager
+def waits(server: services.Postgres, seen: Counter[str]) -> Iterator[None]:
+    """Count, for each event that sessions wait for, the sessions that do, every 20 ms; `""` counts the looks."""
+    over = threading.Event()
+
+    def look() -> None:
+        query = (
+            "SELECT coalesce(wait_event_type || ':' || wait_event, 'running'), count(*) FROM pg_stat_activity "
+            "WHERE state <> 'idle' AND pid <> pg_backend_pid() AND backend_type = 'client backend' GROUP BY 1"
+        )
+        connection = psycopg2.connect(server.dsn())
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            while not over.wait(0.02):
+                cursor.execute(query)
+                seen.update(dict(cursor.fetchall()))
+                seen[""] += 1
+        connection.close()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
+
+
+def describe_bound(cores_used: float, cores: int, waiting: Counter[str]) -> str:
+    """Return what kept the rate from growing: the processors if all are in use, else the most frequent wait."""
+    if cores_used > 0.9 * cores:
+        return f"processors ({cores_used:.1f})"
+    looks = waiting.pop("", 1)
+    event, count = max(waiting.items(), key=lambda item: item[1], default=("nothing", 0))
+    return f"{event} ({count / looks:.1f})"
+
+
+def _busy() -> float:
+    """Return the processor time that the whole machine has used, in seconds."""
+    times = psutil.cpu_times()
+    return float(sum(times[:8]) - times.idle - times.iowait)
+
+
+def api_rows(counts: list[int], seconds: float, rounds: int) -> tuple[list[dict[str, Any]], list[Aim]]:
+    """Measure single posts and batches over so many API processes; a row has the median round."""
+    post, post_batch, _ = makers()
+    loads: dict[str, tuple[int, Callable[[], bytes], int]] = {
+        "single posts, 64 connections": (64, post, 1), f"NDJSON of {BATCH:,}, 8 connections": (8, post_batch, BATCH),
+    }  # fmt: skip
+    rows, aims, cores = [], [], os.cpu_count() or 1
+    with ExitStack() as stack:
+        server = stack.enter_context(services.postgres(durable=True))
+        url = server.create_database("outbox")
+        service = Service(stack, url, apis=max(counts), api_options=["--workers", "1"])
+        ports = [api.port for api in service.apis]
+        for connections, make, _ in loads.values():
+            drive(ports, connections, make, 1)
+        for what, (connections, make, events) in loads.items():
+            measured: dict[int, list[dict[str, Any]]] = {count: [] for count in counts}
+            for _ in range(rounds):
+                for count in counts:
+                    seen: Counter[str] = Counter()
+                    before = (service.processor_time(), processor_time(server.pid), time.process_time(), _busy())
+                    with waits(server, seen):
+                        requests, took, _ = drive(ports[:count], connections, make, seconds)
+                    after = (service.processor_time(), processor_time(server.pid), time.process_time(), _busy())
+                    used = [(new - old) / took for new, old in zip(after, before, strict=True)]
+                    measured[count].append(
+                        {
+                            "load": what, "APIs": count, "events/s": requests * events / took,
+                            "API, cores": used[0], "PostgreSQL, cores": used[1], "client, cores": used[2],
+                            "bound by": describe_bound(used[3], cores, seen),
+                        }
+                    )  # fmt: skip
+            middle = [sorted(measured[count], key=lambda row: row["events/s"])[rounds // 2] for count in counts]
+            rows += middle
+            for row in middle[1:]:
+                ratio = row["events/s"] / middle[0]["events/s"]
+                aims.append(Aim(ratio, None, f"{row['APIs']} API processes, {what}", f"{middle[0]['APIs']}", "x"))
+    return rows, aims
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=500)
-    parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--workers", default="1,2,4", help="empty: do not measure")
+    parser.add_argument("--apis", default="1,2,4", help="empty: do not measure")
+    parser.add_argument("--seconds", type=float, default=4, help="of each measurement of the API")
+    parser.add_argument("--rounds", type=int, default=3, help="of the API; the median counts")
     options = parser.parse_args()
-    rates = {count: rate(count, count * options.events) for count in map(int, options.workers.split(","))}
-    least = min(rates)
-    show(
-        "scale",
-        "Workers at a webhook of 20 ms, sync mode",
-        [
-            {
-                "workers": count,
-                "events": count * options.events,
-                "events/s": per_second,
-                "multiple": per_second / rates[least],
-            }
-            for count, per_second in rates.items()
-        ],
-        f"One connection can send at most {1 / DELAY:.0f} requests per second.",
-    )
+    workers, apis = ([int(count) for count in text.split(",") if count] for text in (options.workers, options.apis))
+    if workers:
+        rates = {count: rate(count, count * options.events) for count in workers}
+        least, most = min(rates), max(rates)
+        grown = rates[most] / rates[least]
+        show(
+            "scale_workers",
+            "Workers at a webhook of 20 ms, sync mode",
+            [
+                {
+                    "workers": count,
+                    "events": count * options.events,
+                    "events/s": per_second,
+                    "multiple": per_second / rates[least],
+                }
+                for count, per_second in rates.items()
+            ],
+            f"One connection can send at most {1 / DELAY:.0f} requests per second.",
+            aims=[Aim(grown, 0.875 * most / least, f"{most} workers at a slow webhook", f"{least}", "x")],
+        )
+    if apis:
+        rows, aims = api_rows(apis, options.seconds, options.rounds)
+        note = f"{os.cpu_count()} cores for all; medians of {options.rounds} rounds of {options.seconds:g} s"
+        show("scale_api", "API processes over one PostgreSQL with fsync", rows, note, aims=aims)
 
 
 if __name__ == "__main__":

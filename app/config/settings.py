@@ -21,7 +21,14 @@ from app.config.secrets import parse_key
 _PREFIX = "BUCKETWIRE_"
 # Not settings of the service: of the test set-up, of the CLI, and of a worker that the CLI starts.
 _NOT_SETTINGS = frozenset(
-    {"BUCKETWIRE_CACHE", "BUCKETWIRE_DEBUG", "BUCKETWIRE_TOKEN", "BUCKETWIRE_URL", "BUCKETWIRE_WORKER_TARGETS"}
+    {
+        "BUCKETWIRE_CACHE",
+        "BUCKETWIRE_DEBUG",
+        "BUCKETWIRE_FRONTEND_TOKEN",
+        "BUCKETWIRE_TOKEN",
+        "BUCKETWIRE_URL",
+        "BUCKETWIRE_WORKER_TARGETS",
+    }
 )
 SCOPES = ("ingest", "read", "admin")
 S3_SCOPES = ("read", "admin")

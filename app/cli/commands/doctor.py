@@ -1,14 +1,17 @@
 """`bucketwire doctor`: check the service and its configuration. The exit code is 1 on a problem."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from types import MappingProxyType
+from urllib.parse import urlsplit
 
 import click
 import kombu
 
 from app.cli.context import CommandContext, with_context
 from app.cli.errors import describe_exception
+from app.cli.findings import Finding
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
 from app.cli_common.param_types import format_age
@@ -24,23 +27,42 @@ from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """The result of one check. A `note` is information, not a problem of the service."""
-
-    subject: str
-    grade: str  # ok | note | problem
-    text: str
-
-
 Check = Callable[[CommandContext], Iterator[Finding]]
 
 
 @click.command()
+@click.option(
+    "--frontend",
+    "frontends",
+    metavar="URL",
+    multiple=True,
+    help="Also check a MinIO: URL of its metrics, or of the server. Can be repeated.",
+)
+@click.option(
+    "--frontend-token",
+    envvar="BUCKETWIRE_FRONTEND_TOKEN",
+    default="",
+    help="Bearer token for --frontend; prefer BUCKETWIRE_FRONTEND_TOKEN.",
+)
+@click.option(
+    "--frontend-wait",
+    type=click.FloatRange(0, 3600),
+    default=15,
+    show_default=True,
+    help="Seconds between two looks at a frontend's queue that is not empty; its metrics are up to 10 s old.",
+)
 @with_context
-def doctor(context: CommandContext) -> None:
-    """Check settings, database, broker, drain, targets and counters. Exit code 1 on a problem."""
+def doctor(context: CommandContext, frontends: Sequence[str], frontend_token: str, frontend_wait: float) -> None:
+    """Check settings, database, broker, drain, targets and counters. Exit code 1 on a problem.
+
+    With --frontend it also reads the metrics of a MinIO: which events it has lost before they reached Bucketwire, and
+    whether the queue of its webhook targets grows.
+    """
     findings = [finding for subject, check in CHECKS.items() for finding in _run_check(context, subject, check)]
+    if frontends:
+        findings += _run_check(
+            context, "frontend", lambda context: _check_frontends(context, frontends, frontend_token, frontend_wait)
+        )
     bad = sum(finding.grade == "problem" for finding in findings)
     if context.as_json:
         context.json({"problems": bad, "findings": [asdict(finding) for finding in findings]})
@@ -57,6 +79,34 @@ def _run_check(context: CommandContext, subject: str, check: Check) -> Iterator[
         yield from check(context)
     except Exception as error:  # noqa: BLE001 - see above
         yield Finding(subject, "problem", describe_exception(error))
+
+
+def _check_frontends(context: CommandContext, urls: Sequence[str], token: str, wait: float) -> Iterator[Finding]:
+    """Look at every frontend once, and a second time at those whose queues are not empty."""
+    from app.cli import frontend_metrics  # noqa: PLC0415 - loads requests, which the other checks do not need
+
+    def look(urls: Iterable[str]) -> Iterator[tuple[str, frontend_metrics.FrontendMetrics | str]]:
+        for url in urls:
+            try:
+                yield url, frontend_metrics.fetch(url, token)
+            except frontend_metrics.NoMetrics as error:
+                yield url, str(error)
+
+    first = dict(look(map(frontend_metrics.metrics_url, urls)))
+    queued = [url for url, metrics in first.items() if not isinstance(metrics, str) and metrics.queued]
+    began = time.monotonic()
+    if queued:
+        if not context.as_json:
+            click.echo(f"looking at the queues of {count_noun(len(queued), 'frontend')} again in {wait:g} s", err=True)
+        time.sleep(wait)
+    seconds = time.monotonic() - began
+    second = first | dict(look(queued))
+    for url, before in first.items():
+        subject, after = urlsplit(url).netloc or "frontend", second[url]
+        if isinstance(before, str) or isinstance(after, str):
+            yield Finding(subject, "problem", str(after))
+        else:
+            yield from frontend_metrics.check(subject, before, after, seconds, time.time())
 
 
 def _check_settings(context: CommandContext) -> Iterator[Finding]:

@@ -1,0 +1,175 @@
+"""Measure the way from a real MinIO: its stored events, and a MinIO without a store that is as busy as it can be.
+
+    python -m bench.minio [--events 5000] [--rounds 3] [--seconds 180] [--sync-seconds 60] [--connections 8]
+
+Stored: `queue_dir` is filled with events in MinIO's own form (§5), and a real MinIO sends them to a webhook, which is
+Bucketwire's, from which a worker delivers to a Redis hash; and the same MinIO sends them to a Redis hash itself. The
+rate is that of the arrivals in the hash, from the first to the last. The sides alternate, and the medians count.
+
+Without a store MinIO drops what it cannot send (§6): so many connections put objects of 100 bytes as fast as MinIO
+answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log.
+With `sync_events=on` a put waits for the answer to its event's POST, so that MinIO cannot outrun the API.
+"""
+
+import argparse
+import itertools
+import json
+import statistics
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from app.cli.frontend_metrics import fetch, metrics_url
+from app.outbox.delivery.counters import read_counters
+from app.outbox.engine.database import Database
+from bench.end_to_end import compare, ratio
+from bench.load import drive
+from bench.report import Aim, show
+from bench.service import KEY, Service, arrival_rate
+from bench.targets import new_events
+from tests import services
+
+_BUCKET, _KEYS = "busy", 10_000
+_SETTLES = 30.0  # seconds without another recorded event after which no more are expected
+_METRICS_AGE = 11.0  # seconds until MinIO has computed its metrics anew
+
+
+def settings(name: str, values: Mapping[str, str], kind: str = "WEBHOOK") -> dict[str, str]:
+    """Return the variables of a target of MinIO."""
+    return {f"MINIO_NOTIFY_{kind}_{key}_{name}": value for key, value in {"ENABLE": "on", **values}.items()}
+
+
+def stored(folder: Path, target: str, events: int) -> None:
+    """Write events as MinIO stores them for a target."""
+    queue = folder / target
+    queue.mkdir()
+    for event in new_events(events):
+        (queue / f"{uuid.uuid4()}.event").write_text(event.record)
+
+
+def through_service(stack: ExitStack, events: int, webhooks: int) -> float:
+    """Return the rate of stored events that MinIO posts by so many webhooks and the service delivers to a hash."""
+    outbox = stack.enter_context(services.postgres(durable=True))
+    service = Service(stack, outbox.create_database("outbox"), target_format="namespace")
+    service.start_delivery()
+    folder, environment = services.new_folder("queue"), dict[str, str]()
+    for number in range(webhooks):
+        endpoint = {"ENDPOINT": f"{service.apis[0].url}/v1/events", "QUEUE_DIR": str(folder)}
+        environment |= settings(f"B{number}", endpoint)
+        stored(folder, f"minio-webhook-B{number}", events // webhooks)
+    stack.enter_context(services.minio(extra_env=environment))
+    return arrival_rate(service.held, events // webhooks * webhooks)
+
+
+def by_itself(stack: ExitStack, events: int) -> float:
+    """Return the rate of stored events that MinIO writes into a hash itself."""
+    target = stack.enter_context(services.redis())
+    client, folder = redis.Redis(port=target.port), services.new_folder("queue")
+    stack.callback(client.close)
+    stored(folder, "minio-redis-B", events)
+    values = {"ADDRESS": f"127.0.0.1:{target.port}", "KEY": KEY, "FORMAT": "namespace", "QUEUE_DIR": str(folder)}
+    stack.enter_context(services.minio(extra_env=settings("B", values, "REDIS")))
+    return arrival_rate(lambda: int(client.hlen(KEY)), events)
+
+
+def puts() -> Callable[[], bytes]:
+    """Return a function that makes a request that puts one of `_KEYS` objects."""
+    numbers = itertools.count()
+
+    def put() -> bytes:
+        path = b"/%s/dir/%05d.bin" % (_BUCKET.encode(), next(numbers) % _KEYS)
+        return b"PUT " + path + b" HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n" + b"x" * 100
+
+    return put
+
+
+def busy(stack: ExitStack, seconds: float, connections: int, sync: str) -> dict[str, Any]:
+    """Put objects into a MinIO without a store, and return what became of the events."""
+    outbox = stack.enter_context(services.postgres(durable=True))
+    url = outbox.create_database("outbox")
+    service = Service(stack, url, target_format="namespace")
+    service.start_delivery()
+    database = Database(url, pool_size=1)
+    stack.callback(database.close)
+
+    def recorded() -> int:
+        with database.reading() as connection:
+            return sum(counters.recorded for counters in read_counters(connection, oldest=False))
+
+    endpoint = {"ENDPOINT": f"{service.apis[0].url}/v1/events"}
+    server = {"MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_API_SYNC_EVENTS": sync}
+    minio = stack.enter_context(services.minio(extra_env=settings("B", endpoint) | server))
+    services.until(lambda: "SQS ARNs:" in minio.log.read_text(), 60, what="MinIO's targets")
+    open_bucket(minio)
+    count, took, latencies = drive(minio.port, connections, puts(), seconds, status=200)
+    began, at_end = time.perf_counter(), recorded()
+    last, changed = at_end, began
+    while last < count and time.perf_counter() - changed < _SETTLES:
+        time.sleep(0.1)
+        if (now := recorded()) > last:
+            last, changed = now, time.perf_counter()
+    time.sleep(_METRICS_AGE)
+    metrics = fetch(metrics_url(minio.url), "")
+    failed = sum(webhook.failed for webhook in metrics.webhooks.values())
+    return {
+        "sync_events": sync, "puts": count, "puts/s": count / took,
+        "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)], "recorded": last, "lost": count - last,
+        "skipped": metrics.skipped, "failed": failed,
+        "in MinIO's memory at the end": count - at_end, "seconds until recorded": changed - began,
+    }  # fmt: skip
+
+
+def open_bucket(minio: services.MinIO) -> None:
+    """Make a bucket in which anybody may put objects, so that the requests need no signature, with a rule."""
+    s3 = minio.boto3()
+    s3.create_bucket(Bucket=_BUCKET)
+    allowed = {"Effect": "Allow", "Principal": "*", "Action": "s3:PutObject", "Resource": f"arn:aws:s3:::{_BUCKET}/*"}
+    s3.put_bucket_policy(Bucket=_BUCKET, Policy=json.dumps({"Version": "2012-10-17", "Statement": [allowed]}))
+    rules = [{"QueueArn": minio.arn("B"), "Events": ["s3:ObjectCreated:*"]}]
+    s3.put_bucket_notification_configuration(Bucket=_BUCKET, NotificationConfiguration={"QueueConfigurations": rules})
+    s3.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--events", type=int, default=5_000, help="that MinIO has stored; 0: do not measure")
+    parser.add_argument("--rounds", type=int, default=3, help="of the stored events")
+    parser.add_argument("--seconds", type=float, default=180, help="of a busy MinIO; 0: do not")
+    parser.add_argument("--sync-seconds", type=float, default=60, help="the same with sync_events=on")
+    parser.add_argument("--connections", type=int, default=8, help="of a busy MinIO")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    aims = []
+    if options.events:
+        itself, *ours = compare(
+            options.rounds,
+            lambda stack: by_itself(stack, options.events),
+            lambda stack: through_service(stack, options.events, 1),
+            lambda stack: through_service(stack, options.events, 4),
+        )
+        rows.append({"stored events to a Redis hash": "MinIO itself", "events/s": statistics.median(itself)})
+        for webhooks, rates, aim in zip(("one webhook", "four webhooks"), ours, (0.6, None), strict=True):
+            way = f"through Bucketwire, {webhooks}"
+            rows.append({"stored events to a Redis hash": way, "events/s": statistics.median(rates)})
+            aims.append(Aim(ratio(rates, itself), aim, f"a MinIO's store to a Redis hash, {webhooks}", "MinIO itself"))
+        show(
+            "minio_stored", f"{options.events:,} stored events", rows, f"medians of {options.rounds} rounds", aims=aims
+        )
+    rows, aims = [], []
+    for sync, seconds in (("off", options.seconds), ("on", options.sync_seconds)):
+        if seconds:
+            with ExitStack() as stack:
+                rows.append(row := busy(stack, seconds, options.connections, sync))
+            what = f"MinIO, no store, sync_events={sync}, {options.connections} connections, {seconds:g} s: lost"
+            aims.append(Aim(row["lost"], 0, what, f"{row['puts']:,} puts", "events", most=True))
+    if rows:
+        show("minio_busy", "A busy MinIO without a store, and the whole service", rows, aims=aims)
+
+
+if __name__ == "__main__":
+    main()
