@@ -13,6 +13,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
+from app.outbox import audit
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
@@ -132,6 +133,8 @@ class Runtime:
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
         try:
             older_than = self.clock() - int(self.settings.retention * 1000)
+            if unused:
+                audit.purge(self.database, self.clock() - int(self.settings.audit_retention * 1000))
             removed = purge(
                 self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
             )

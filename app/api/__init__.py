@@ -6,7 +6,18 @@ from functools import partial
 from flask import Flask, Response, request
 
 from app.api import auth, errors, openapi, services
-from app.api.routes import dead_letters, events, health, manifest, metrics, reconciliations, replays, rules, targets
+from app.api.routes import (
+    audit,
+    dead_letters,
+    events,
+    health,
+    manifest,
+    metrics,
+    reconciliations,
+    replays,
+    rules,
+    targets,
+)
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
 
@@ -19,6 +30,7 @@ _BLUEPRINTS = (
     dead_letters.routes,
     replays.routes,
     reconciliations.routes,
+    audit.routes,
     health.routes,
     metrics.routes,
     openapi.routes,

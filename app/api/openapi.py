@@ -16,6 +16,7 @@ from app.config.settings import SCOPES
 from app.config.targets.registry import TYPES
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.manifest.document import schema as document_schema
+from app.outbox.audit import ACTIONS
 from app.outbox.reconcile.runs import COUNTS
 
 routes = Blueprint("description", __name__)
@@ -214,6 +215,20 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         problem=_TEXT,
     ),
     "Reconciliations": _object(reconciliations=_list("Reconciliation")),
+    "AuditLog": _object(
+        entries={"type": "array", "items": _object(
+            id=_NUMBER,
+            at=_TIME,
+            actor={**_TEXT, "description": "`token:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local` (no token yet)"},
+            address={**_TEXT, "description": "of the client that sent the request; empty for a command"},
+            via={**_TEXT, "description": "the route or the command"},
+            operation={**_TEXT, "description": "the same for all entries of one request or command"},
+            action={**_TEXT, "enum": list(ACTIONS)},
+            resource={**_TEXT, "description": "`kind:name`"},
+            details={"type": "object", "additionalProperties": True},
+        )},
+        next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
+    ),
     "Alive": _object(status=_TEXT),
     "Readiness": _object(
         ready=_FLAG,

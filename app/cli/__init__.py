@@ -34,6 +34,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "scan": "app.cli.commands.reconcile",
         "journal": "app.cli.commands.reconcile",
         "events": "app.cli.commands.events",
+        "audit": "app.cli.commands.audit",
         "watch": "app.cli.commands.watch",
         "sample": "app.cli.commands.sample",
         "import": "app.cli.commands.import_minio",

@@ -1,4 +1,4 @@
-"""The client of a remote service's event log: object histories, dead letters and replays."""
+"""The client of a remote service's event log: object histories, dead letters, replays and the audit log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from app.cli.api_client import ApiClient
 from app.cli_common.param_types import milliseconds
 from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
+from app.outbox.audit import Actor, AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
 from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
@@ -21,6 +22,21 @@ def object_history(remote: ApiClient, bucket: str, key: str, *, limit: int) -> l
     """Return the object's last `limit` events, oldest first."""
     body = remote.request("GET", "/v1/events", params={"bucket": bucket, "key": key, "limit": limit})
     return [_recorded(event) for event in body["events"]]
+
+
+def audit_entries(remote: ApiClient, which: AuditFilter, action: str, *, limit: int) -> list[Entry]:
+    """Return the last `limit` entries of the audit log, newest first; requests page by page."""
+    params: dict[str, Any] = {"actor": which.actor, "action": action, "resource": which.resource}
+    params |= {"since": which.since, "before": which.before if which.before < NEVER else 0}
+    params = {name: value for name, value in params.items() if value}
+    entries: list[Entry] = []
+    after = 0
+    while after is not None and len(entries) < limit:
+        page = {"limit": min(_PAGE, limit - len(entries)), "after": after}
+        answer = remote.request("GET", "/v1/audit", params=params | page)
+        entries += map(_entry, answer["entries"])
+        after = answer["next"]
+    return entries
 
 
 _WHOLE = 10_000  # parts of a replay: the API reports progress with four decimals
@@ -143,6 +159,11 @@ def _replay(body: dict[str, Any]) -> Replay:
         _WHOLE,
         milliseconds(body["cancelled_at"]),
     )
+
+
+def _entry(body: dict[str, Any]) -> Entry:
+    actor = Actor(body["actor"], body["address"], body["via"], body["operation"])
+    return Entry(body["id"], milliseconds(body["at"]), actor, body["action"], body["resource"], body["details"])
 
 
 def _recorded(body: dict[str, Any]) -> RecordedEvent:

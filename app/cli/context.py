@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.cli_common.context import ServiceContext, pass_context
+from app.cli_common.context import ServiceContext, attribute_changes, pass_context
 from app.manifest.document import Manifest
 from app.manifest.plan import apply, make_plan, plan_json
+from app.outbox import audit
+from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.object_history import RecordedEvent, object_history
 from app.outbox.delivery.replays import Replays
@@ -68,6 +70,17 @@ class CommandContext(ServiceContext):
 
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
 
+    def audit(self, which: AuditFilter, action: str, limit: int) -> list[Entry]:
+        """Return the last `limit` entries of the audit log, newest first, at `--url` or in the outbox.
+
+        `action` is the word that the filter's actions are the meaning of.
+        """
+        if self.remote is None:
+            return audit.entries(self.database, which, limit=limit)
+        from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
+
+        return api_client_log.audit_entries(self.remote, which, action, limit=limit)
+
     @property
     def region(self) -> str:
         """The region in ARNs."""
@@ -107,6 +120,7 @@ def with_context_or_url(function: Callable[..., R]) -> Callable[..., R]:
     ) -> R:
         context = CommandContext(as_json=as_json, url=url, token=token)
         click_context.call_on_close(context.close)
+        attribute_changes(click_context)
         return function(context, *arguments, **options)
 
     return update_wrapper(command, function)

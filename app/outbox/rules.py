@@ -54,3 +54,9 @@ def rule_to_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
         "filter_names": ",".join(rule.filter_names),
         "target_id": find_target(connection, rule.target).row_id,
     }
+
+
+def rule_facts(rule: Rule) -> dict[str, Any]:
+    """Return a rule for the audit log: its target, event names and filters that are not empty."""
+    facts = {"target": str(rule.target), "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix}
+    return {name: value for name, value in facts.items() if value}

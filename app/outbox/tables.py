@@ -288,3 +288,23 @@ heartbeats = sa.Table(
     sa.Column("at", sa.BigInteger, nullable=False),
     **MYSQL,
 )
+
+# The audit log. Entries are only added, and removed when they are older than the retention.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.BigInteger, nullable=False, index=True),
+    sa.Column("actor", sa.String(255), nullable=False),  # token:NAME, key:NAME, local, user:NAME@HOST
+    sa.Column("address", sa.String(255), nullable=False),  # of the request's client, "" for a command
+    sa.Column("via", sa.String(255), nullable=False),  # the route or the command
+    sa.Column("operation", sa.CHAR(32), nullable=False),  # the same for all entries of one request or command
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("resource", sa.String(255), nullable=False),
+    sa.Column("details", LongText, nullable=False),  # JSON object without secrets
+    sa.Index(None, "actor", "id"),
+    sa.Index(None, "action", "id"),
+    sa.Index(None, "resource", "id"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)

@@ -41,6 +41,25 @@ $$
 
 def upgrade() -> None:
     op.create_table(
+        "audit",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("actor", sa.String(length=255), nullable=False),
+        sa.Column("address", sa.String(length=255), nullable=False),
+        sa.Column("via", sa.String(length=255), nullable=False),
+        sa.Column("operation", sa.CHAR(length=32), nullable=False),
+        sa.Column("action", sa.String(length=32), nullable=False),
+        sa.Column("resource", sa.String(length=255), nullable=False),
+        sa.Column("details", LONG_TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_audit"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_index("ix_audit_action_id", "audit", ["action", "id"], unique=False)
+    op.create_index("ix_audit_actor_id", "audit", ["actor", "id"], unique=False)
+    op.create_index("ix_audit_at", "audit", ["at"], unique=False)
+    op.create_index("ix_audit_resource_id", "audit", ["resource", "id"], unique=False)
+    op.create_table(
         "buckets",
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
@@ -324,3 +343,4 @@ def downgrade() -> None:
     op.drop_table("heartbeats")
     op.drop_table("events")
     op.drop_table("buckets")
+    op.drop_table("audit")

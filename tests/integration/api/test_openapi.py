@@ -78,6 +78,7 @@ KNOWS_MORE = {
     "PUT /v1/targets/{type_name}/{name}",
     "POST /v1/rules",
     "POST /v1/declaration",
+    "GET /v1/audit",
     "GET /v1/dead-letters",
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",

@@ -117,6 +117,7 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
         ("dead-letter", "ls", "--target", "webhook:audit", "--bucket", "two", "--reason", "large", "--since", "1h"),
         ("dead-letter", "show", "2"),
         ("replay", "--list"),
+        ("audit", "--action", "target", "--limit", "3"),
     ):
         from_afar = there(*words, "--json").json
         assert from_afar
