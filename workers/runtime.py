@@ -13,7 +13,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
-from app.outbox import audit
+from app.outbox import audit, series
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
@@ -144,6 +144,14 @@ class Runtime:
         if unused:
             self._unused_dropped = time.monotonic()
         return removed
+
+    def sample(self) -> bool:
+        """Store a sample of every target's counters, once in each step; return whether this call did."""
+        try:
+            return series.take_sample(self.database)
+        except DatabaseUnavailable as error:
+            self._note_unavailable(error)
+            return False
 
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""

@@ -16,6 +16,7 @@ from app.api.routes import (
     reconciliations,
     replays,
     rules,
+    series,
     targets,
 )
 from app.config.settings import Settings
@@ -31,6 +32,7 @@ _BLUEPRINTS = (
     replays.routes,
     reconciliations.routes,
     audit.routes,
+    series.routes,
     health.routes,
     metrics.routes,
     openapi.routes,

@@ -229,6 +229,22 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         )},
         next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
     ),
+    "AllSeries": _object(
+        step={**_NUMBER, "enum": [10, 300]},
+        series={"type": "array", "items": _object(
+            target=_TARGET,
+            samples={"type": "array", "items": _object(
+                at={**_TIME, "description": "when the step begins"},
+                **dict.fromkeys(("recorded", "delivered", "superseded", "dead_lettered", "discarded"), _NUMBER),
+                failed={**_NUMBER, "description": "attempts that failed or were rejected; a total, as those above"},
+                backlog={**_NUMBER, "description": "undelivered events without replayed ones; for step 300 the most"},
+                oldest_age={
+                    "type": ["number", "null"],
+                    "description": "seconds since the oldest undelivered event was recorded; 0: none, null: unknown",
+                },
+            )},
+        )},
+    ),
     "Alive": _object(status=_TEXT),
     "Readiness": _object(
         ready=_FLAG,

@@ -30,6 +30,8 @@ ACTIONS = (
     "dead_letter.replay",
     "replay.begin",
     "replay.cancel",
+    "retry.give_up",
+    "retry.now",
     "rule.add",
     "rule.remove",
     "secrets.reseal",
@@ -132,10 +134,31 @@ def record_all(connection: sa.Connection, action: str, changes: Sequence[tuple[s
         connection.execute(tables.audit.insert(), rows)
 
 
-def record_progress(connection: sa.Connection, entry_id: int, details: Mapping[str, Any]) -> None:
-    """Replace the details of an entry whose operation takes several transactions, in the next of them."""
-    a = tables.audit.c
-    connection.execute(tables.audit.update().where(a.id == entry_id).values(details=_as_text(details)))
+class CountedOperation:
+    """One entry for an operation in several transactions, with the number of rows that it has changed so far.
+
+    Each transaction brings the entry up to date, so it is right also if the operation ends before its last one.
+    """
+
+    def __init__(self, action: str, resource: str, verb: str, facts: Mapping[str, Any]) -> None:
+        self.total = 0
+        self._action = action
+        self._resource = resource
+        self._verb = verb
+        self._facts = facts
+        self._entry = 0
+
+    def add(self, connection: sa.Connection, number: int) -> None:
+        """Count `number` more rows, which this transaction changes; without any there is no entry."""
+        if not number:
+            return
+        details = {self._verb: self.total + number} | self._facts
+        if self._entry:
+            a = tables.audit.c
+            connection.execute(tables.audit.update().where(a.id == self._entry).values(details=_as_text(details)))
+        else:
+            self._entry = record(connection, self._action, self._resource, details)
+        self.total += number
 
 
 def entries(database: Database, which: AuditFilter, *, limit: int, after: int = 0) -> list[Entry]:

@@ -130,6 +130,7 @@ cursors = sa.Table(
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # in total, including those replayed or purged since
+    sa.Column("failed", sa.BigInteger, nullable=False, default=0),  # attempts that failed or were rejected, in total
     # Events recorded for the target that do not count against its queue_limit: settled ones, and those delivered once
     # more, which never counted.
     sa.Column("freed", sa.BigInteger, nullable=False, default=0),
@@ -306,5 +307,26 @@ audit = sa.Table(
     sa.Index(None, "action", "id"),
     sa.Index(None, "resource", "id"),
     sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+# Samples of the targets' counters, a ring for each step: `app.outbox.series`. No foreign key: to check it, MySQL would
+# lock the target's row, for which every append waits.
+series = sa.Table(
+    "series",
+    metadata,
+    sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),  # seconds between samples: 10 or 300
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),  # the place in the ring
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("recorded", sa.BigInteger, nullable=False),
+    sa.Column("delivered", sa.BigInteger, nullable=False),
+    sa.Column("superseded", sa.BigInteger, nullable=False),
+    sa.Column("failed", sa.BigInteger, nullable=False),
+    sa.Column("dead_lettered", sa.BigInteger, nullable=False),
+    sa.Column("discarded", sa.BigInteger, nullable=False),
+    sa.Column("backlog", sa.BigInteger, nullable=False),
+    sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
+    sa.Index(None, "target_id", "step", "at"),
     **MYSQL,
 )

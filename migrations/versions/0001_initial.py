@@ -163,6 +163,24 @@ def upgrade() -> None:
     )
     op.create_index("ix_reconciliations_type_name", "reconciliations", ["type", "name"], unique=False)
     op.create_table(
+        "series",
+        sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("slot", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("recorded", sa.BigInteger(), nullable=False),
+        sa.Column("delivered", sa.BigInteger(), nullable=False),
+        sa.Column("superseded", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("dead_lettered", sa.BigInteger(), nullable=False),
+        sa.Column("discarded", sa.BigInteger(), nullable=False),
+        sa.Column("backlog", sa.BigInteger(), nullable=False),
+        sa.Column("oldest_age", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("step", "slot", "target_id", name="pk_series"),
+        **MYSQL,
+    )
+    op.create_index("ix_series_target_id_step_at", "series", ["target_id", "step", "at"], unique=False)
+    op.create_table(
         "targets",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("type", sa.String(length=32), nullable=False),
@@ -211,6 +229,7 @@ def upgrade() -> None:
         sa.Column("delivered", sa.BigInteger(), nullable=False),
         sa.Column("superseded", sa.BigInteger(), nullable=False),
         sa.Column("dead", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
         sa.Column("freed", sa.BigInteger(), nullable=False),
         sa.Column("folded", sa.BigInteger(), nullable=False),
         sa.Column("delivered_at", sa.BigInteger(), nullable=True),
@@ -336,6 +355,7 @@ def downgrade() -> None:
     op.drop_table("cursors")
     op.drop_table("tokens")
     op.drop_table("targets")
+    op.drop_table("series")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")
     op.drop_table("log_tail")

@@ -67,7 +67,7 @@ class DeadLetters:
         target's `queue_limit`, so that no live event is discarded because of them.
         """
         d = tables.dead_letters.c
-        progress = _AuditedProgress("dead_letter.replay", "replayed", which)
+        progress = _operation("replay", "replayed", which)
         for some in self._some(which):
             with self._database.writing() as connection:
                 # A concurrent settlement that unparks the preceding event must see these rows, or be seen here.
@@ -94,7 +94,7 @@ class DeadLetters:
     def purge(self, which: Filter) -> int:
         """Delete dead letters, counting them as purged in the target's counters; return their number."""
         d, t = tables.dead_letters.c, tables.targets.c
-        progress = _AuditedProgress("dead_letter.purge", "purged", which)
+        progress = _operation("purge", "purged", which)
         for some in self._some(which):
             with self._database.writing() as connection:
                 of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
@@ -119,32 +119,9 @@ class DeadLetters:
         return chunks(ids)
 
 
-class _AuditedProgress:
-    """Count what an operation in several transactions has done, in one entry of the audit log.
-
-    Each transaction brings the entry up to date, so it is right also if the operation ends before its last one.
-    """
-
-    def __init__(self, action: str, verb: str, which: Filter) -> None:
-        self.total = 0
-        self._action = action
-        self._verb = verb
-        self._which = which
-        self._entry = 0
-
-    def add(self, connection: sa.Connection, number: int) -> None:
-        """Count `number` more dead letters, which this transaction changes."""
-        if not number:
-            return
-        details = {self._verb: self.total + number} | _facts(self._which)
-        if self._entry:
-            audit.record_progress(connection, self._entry, details)
-        else:
-            target = self._which.target
-            self._entry = audit.record(
-                connection, self._action, f"target:{target}" if target else "dead_letters:", details
-            )
-        self.total += number
+def _operation(action: str, verb: str, which: Filter) -> audit.CountedOperation:
+    resource = f"target:{which.target}" if which.target else "dead_letters:"
+    return audit.CountedOperation(f"dead_letter.{action}", resource, verb, _facts(which))
 
 
 def _facts(which: Filter) -> dict[str, Any]:

@@ -83,6 +83,7 @@ KNOWS_MORE = {
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
+    "GET /v1/series",
 }
 
 
