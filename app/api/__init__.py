@@ -15,9 +15,12 @@ from app.api.routes import (
     metrics,
     reconciliations,
     replays,
+    retries,
     rules,
     series,
+    status,
     targets,
+    tokens,
 )
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
@@ -33,6 +36,9 @@ _BLUEPRINTS = (
     reconciliations.routes,
     audit.routes,
     series.routes,
+    status.routes,
+    tokens.routes,
+    retries.routes,
     health.routes,
     metrics.routes,
     openapi.routes,

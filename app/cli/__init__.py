@@ -28,6 +28,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "status": "app.cli.commands.status",
         "doctor": "app.cli.commands.doctor",
         "dead-letter": "app.cli.commands.dead_letters",
+        "retry": "app.cli.commands.retries",
         "replay": "app.cli.commands.replays",
         "reconcile": "app.cli.commands.reconcile",
         "backfill": "app.cli.commands.reconcile",

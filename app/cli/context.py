@@ -14,11 +14,12 @@ from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.object_history import RecordedEvent, object_history
 from app.outbox.delivery.replays import Replays
+from app.outbox.delivery.retries import Retries
 from app.outbox.registry import Registry
 
 if TYPE_CHECKING:
     from app.cli.api_client import ApiClient
-    from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays
+    from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays, RemoteRetries
 
 R = TypeVar("R")
 
@@ -61,6 +62,15 @@ class CommandContext(ServiceContext):
         from app.cli.api_client_log import RemoteReplays  # noqa: PLC0415 - as `remote`
 
         return RemoteReplays(self.remote)
+
+    @property
+    def retries(self) -> "Retries | RemoteRetries":
+        """The retried events, at `--url` or in the outbox."""
+        if self.remote is None:
+            return Retries(self.database)
+        from app.cli.api_client_log import RemoteRetries  # noqa: PLC0415 - as `remote`
+
+        return RemoteRetries(self.remote)
 
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
         """Return an object's last events, oldest first, at `--url` or in the outbox."""

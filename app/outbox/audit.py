@@ -152,7 +152,7 @@ class CountedOperation:
         """Count `number` more rows, which this transaction changes; without any there is no entry."""
         if not number:
             return
-        details = {self._verb: self.total + number} | self._facts
+        details = {self._verb: self.total + number, **self._facts}
         if self._entry:
             a = tables.audit.c
             connection.execute(tables.audit.update().where(a.id == self._entry).values(details=_as_text(details)))

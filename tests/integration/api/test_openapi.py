@@ -84,6 +84,10 @@ KNOWS_MORE = {
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
     "GET /v1/series",
+    "GET /v1/retries",
+    "POST /v1/retries/now",
+    "POST /v1/retries/give-up",
+    "POST /v1/tokens",  # each name once
 }
 
 
