@@ -31,6 +31,7 @@ from app import logs
 from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.metrics_folder import remove
+from app.outbox import series
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.ready_targets import HARD_LIMIT
 from app.outbox.engine.database import Database, DatabaseUnavailable
@@ -146,6 +147,8 @@ app.conf.update(
             "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
+        # Twice in a step, because beat is not exact: a step without a sample would be a gap.
+        "sample": {"task": "sample", "schedule": timedelta(seconds=series.FINE.step / 2)},
     },
     beat_scheduler="workers.celery:Scheduler",
     broker_connection_retry_on_startup=True,

@@ -13,6 +13,7 @@ from app.config.arn import TargetId
 from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
+from app.outbox import audit, series
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
@@ -133,6 +134,8 @@ class Runtime:
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
         try:
             older_than = self.clock() - int(self.settings.retention * 1000)
+            if unused:
+                audit.purge(self.database, self.clock() - int(self.settings.audit_retention * 1000))
             removed = purge(
                 self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
             )
@@ -142,6 +145,14 @@ class Runtime:
         if unused:
             self._unused_dropped = time.monotonic()
         return removed
+
+    def sample(self) -> bool:
+        """Store a sample of every target's counters, once in each step; return whether this call did."""
+        try:
+            return series.take_sample(self.database)
+        except DatabaseUnavailable as error:
+            self._note_unavailable(error)
+            return False
 
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""

@@ -56,6 +56,12 @@ def purge() -> str:
     return f"purged={runtime.current().purge()}"
 
 
+@app.task(name="sample", send_events=False)
+def sample() -> bool:
+    """Store a sample of every target's counters. Not shown in Flower, like drain."""
+    return runtime.current().sample()
+
+
 def _publish_run(run: WaitingRun) -> None:
     # It has no expiry, which would compare the clocks of two hosts: while nobody takes them, no more are sent.
     if _waiting(SPARK_QUEUE) < _MOST_RUNS:

@@ -7,6 +7,7 @@ from flask import Flask, Response, g, request
 
 from app.api import auth, errors, openapi, services
 from app.api.routes import (
+    audit,
     dead_letters,
     events,
     health,
@@ -14,9 +15,13 @@ from app.api.routes import (
     metrics,
     reconciliations,
     replays,
+    retries,
     rules,
+    series,
     service_settings,
+    status,
     targets,
+    tokens,
 )
 from app.api.routes.events import DUE
 from app.config.settings import Settings
@@ -33,6 +38,11 @@ _BLUEPRINTS = (
     dead_letters.routes,
     replays.routes,
     reconciliations.routes,
+    audit.routes,
+    series.routes,
+    status.routes,
+    tokens.routes,
+    retries.routes,
     health.routes,
     metrics.routes,
     openapi.routes,

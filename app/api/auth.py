@@ -9,18 +9,20 @@ import base64
 import binascii
 import re
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
 import sqlalchemy as sa
-from flask import Flask, Request, current_app, request
+from flask import Flask, Request, current_app, g, request
 
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.errors import BadSettings, Problem
 from app.config.networks import is_loopback
-from app.config.settings import Settings
+from app.config.settings import ApiToken, Settings
+from app.outbox import audit
 from app.outbox.engine.database import Database
 from app.outbox.tokens import Tokens
 
@@ -63,12 +65,31 @@ def install(app: Flask) -> None:
         if request.endpoint is None:
             return  # the path does not exist
         scope = scope_of(current_app, request.endpoint)
-        if scope != PUBLIC:
-            check(request, scope or ADMIN)
+        if scope == PUBLIC:
+            return
+        token = check(request, scope or ADMIN)
+        if scope not in (INGEST, READ):  # what the others change is in the audit log
+            g.acting = ExitStack()
+            g.acting.enter_context(audit.acting(_actor(request, token)))
+
+    @app.teardown_request
+    def _end(_error: BaseException | None) -> None:
+        acting: ExitStack | None = g.pop("acting", None)
+        if acting is not None:
+            acting.close()
 
 
-def check(request: Request, scope: str) -> None:
-    """Raise `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read."""
+def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
+    route = request.url_rule.rule if request.url_rule else ""
+    via = f"{request.method} {route}"
+    return audit.Actor(f"token:{token.name}" if token else "local", request.remote_addr or "", via)
+
+
+def check(request: Request, scope: str) -> ApiToken | None:
+    """Return the request's token; None if none is needed, because none has existed yet.
+
+    Raises `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read.
+    """
     opened = services()
     tokens = opened.tokens
     presented = presented_token(request.headers.get("Authorization", ""))
@@ -76,10 +97,11 @@ def check(request: Request, scope: str) -> None:
     if token is None:
         if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
-            return
+            return None
         raise _unauthorized(_describe_refusal(tokens, presented))
     if not {scope, ADMIN} & token.scopes:
         raise ApiProblem("forbidden", f"the token {token.name!r} lacks the scope {scope}", {"scope": scope})
+    return token
 
 
 def _describe_refusal(tokens: Tokens, presented: str) -> str:

@@ -20,7 +20,7 @@ from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
-from app.outbox.tokens import TokensUnknown
+from app.outbox.tokens import TokenExists, TokensUnknown
 from app.rules.model import BadRules
 
 log = logging.getLogger("bucketwire.api")
@@ -42,6 +42,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "unknown-target": (404, "Unknown target"),
     "wrong-method": (405, "Method not allowed"),
     "target-in-use": (409, "The target is in use"),
+    "token-exists": (409, "A token of that name exists"),
     "read-only-target": (409, "The target is configured in the environment"),
     "too-large": (413, "The body is too large"),
     "unknown-encoding": (415, "Unknown content encoding"),
@@ -141,6 +142,11 @@ def _(error: TargetInUse) -> ApiProblem:
 @to_problem.register
 def _(error: ReadOnlyTarget) -> ApiProblem:
     return ApiProblem("read-only-target", str(error))
+
+
+@to_problem.register
+def _(error: TokenExists) -> ApiProblem:
+    return ApiProblem("token-exists", str(error))
 
 
 @to_problem.register

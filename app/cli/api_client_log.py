@@ -1,4 +1,4 @@
-"""The client of a remote service's event log: object histories, dead letters and replays."""
+"""The client of a remote service's event log: object histories, dead letters, replays and the audit log."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,11 @@ from app.cli.api_client import ApiClient
 from app.cli_common.param_types import milliseconds
 from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
+from app.outbox.audit import Actor, AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
-from app.outbox.delivery.replays import Replay, Selection, UnknownReplay
+from app.outbox.delivery.replays import Replay, Selection
+from app.outbox.delivery.retries import Retry, RetryFilter, RetryPage, RetryPlace
 from app.outbox.markers import NEVER
 
 _PAGE = 1000  # the API's largest page
@@ -21,6 +23,21 @@ def object_history(remote: ApiClient, bucket: str, key: str, *, limit: int) -> l
     """Return the object's last `limit` events, oldest first."""
     body = remote.request("GET", "/v1/events", params={"bucket": bucket, "key": key, "limit": limit})
     return [_recorded(event) for event in body["events"]]
+
+
+def audit_entries(remote: ApiClient, which: AuditFilter, action: str, *, limit: int) -> list[Entry]:
+    """Return the last `limit` entries of the audit log, newest first; requests page by page."""
+    params: dict[str, Any] = {"actor": which.actor, "action": action, "resource": which.resource}
+    params |= {"since": which.since, "before": which.before if which.before < NEVER else 0}
+    params = {name: value for name, value in params.items() if value}
+    entries: list[Entry] = []
+    after = 0
+    while after is not None and len(entries) < limit:
+        page = {"limit": min(_PAGE, limit - len(entries)), "after": after}
+        answer = remote.request("GET", "/v1/audit", params=params | page)
+        entries += map(_entry, answer["entries"])
+        after = answer["next"]
+    return entries
 
 
 _WHOLE = 10_000  # parts of a replay: the API reports progress with four decimals
@@ -80,15 +97,64 @@ class RemoteReplays:
         return _replay(self._remote.request("DELETE", f"/v1/replays/{replay_id}"))
 
     def get(self, replay_id: int) -> Replay:
-        """Return the replay of this number. Raises `UnknownReplay`."""
-        replay = next((replay for replay in self.list() if replay.replay_id == replay_id), None)
-        if replay is None:
-            raise UnknownReplay(replay_id)
-        return replay
+        """Return the replay of this number."""
+        return _replay(self._remote.request("GET", f"/v1/replays/{replay_id}"))
 
     def list(self) -> Sequence[Replay]:
         """Return every replay, newest first."""
         return [_replay(replay) for replay in self._remote.request("GET", "/v1/replays")["replays"]]
+
+
+class RemoteRetries:
+    """`Retries` of a remote service. Every method raises `CommandError` with the service's message."""
+
+    def __init__(self, remote: ApiClient) -> None:
+        self._remote = remote
+
+    def page(self, which: RetryFilter, *, limit: int = 100, after: RetryPlace | None = None) -> RetryPage:
+        """Return up to `limit` retried events."""
+        params: dict[str, Any] = _retry_params(which) | {"limit": limit}
+        if which.ids:
+            params["ids"] = ",".join(which.ids)
+        if after is not None:
+            params["after"] = ".".join(map(str, after))
+        answer = self._remote.request("GET", "/v1/retries", params=params)
+        more = answer["next"]
+        place = None if more is None else RetryPlace(*map(int, more.split(".")))
+        return RetryPage([_retry(body) for body in answer["retries"]], place)
+
+    def try_now(self, which: RetryFilter) -> int:
+        """Make retried events due at once; return how many."""
+        return int(self._remote.request("POST", "/v1/retries/now", json=_retry_body(which))["due"])
+
+    def give_up(self, which: RetryFilter) -> int:
+        """Make dead letters of retried events; return how many."""
+        return int(self._remote.request("POST", "/v1/retries/give-up", json=_retry_body(which))["given_up"])
+
+
+def _retry_params(which: RetryFilter) -> dict[str, Any]:
+    params = {"target": str(which.target or ""), "bucket": which.bucket, "prefix": which.prefix}
+    return {name: value for name, value in params.items() if value}
+
+
+def _retry_body(which: RetryFilter) -> dict[str, Any]:
+    body = _retry_params(which) | ({"ids": list(which.ids)} if which.ids else {})
+    return body or {"all": True}
+
+
+def _retry(body: dict[str, Any]) -> Retry:
+    return Retry(
+        place=RetryPlace(0, 0, milliseconds(body["next_try"]), 0),
+        target=parse_arn(body["target"])[1],
+        event_id=body["event_id"],
+        name=body["name"],
+        bucket=body["bucket"],
+        key=body["key"],
+        attempts=body["attempts"],
+        first_tried=milliseconds(body["first_tried"]),
+        last_tried=milliseconds(body["last_tried"]),
+        history=[(milliseconds(attempt["at"]), attempt["reason"]) for attempt in body["history"]],
+    )
 
 
 def _filter_params(which: Filter) -> dict[str, Any]:
@@ -143,6 +209,11 @@ def _replay(body: dict[str, Any]) -> Replay:
         _WHOLE,
         milliseconds(body["cancelled_at"]),
     )
+
+
+def _entry(body: dict[str, Any]) -> Entry:
+    actor = Actor(body["actor"], body["address"], body["via"], body["operation"])
+    return Entry(body["id"], milliseconds(body["at"]), actor, body["action"], body["resource"], body["details"])
 
 
 def _recorded(body: dict[str, Any]) -> RecordedEvent:

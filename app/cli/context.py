@@ -6,18 +6,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from app.cli_common.context import ServiceContext, pass_context
+from app.cli_common.context import ServiceContext, attribute_changes, pass_context
 from app.config.api_settings import SyncEvents, sync_events
 from app.manifest.document import Manifest
 from app.manifest.plan import apply, make_plan, plan_json
+from app.outbox import audit
+from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.object_history import RecordedEvent, object_history
 from app.outbox.delivery.replays import Replays
+from app.outbox.delivery.retries import Retries
 from app.outbox.registry import Registry
 
 if TYPE_CHECKING:
     from app.cli.api_client import ApiClient
-    from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays
+    from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays, RemoteRetries
 
 R = TypeVar("R")
 
@@ -61,6 +64,15 @@ class CommandContext(ServiceContext):
 
         return RemoteReplays(self.remote)
 
+    @property
+    def retries(self) -> "Retries | RemoteRetries":
+        """The retried events, at `--url` or in the outbox."""
+        if self.remote is None:
+            return Retries(self.database)
+        from app.cli.api_client_log import RemoteRetries  # noqa: PLC0415 - as `remote`
+
+        return RemoteRetries(self.remote)
+
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
         """Return an object's last events, oldest first, at `--url` or in the outbox."""
         if self.remote is None:
@@ -68,6 +80,17 @@ class CommandContext(ServiceContext):
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
 
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
+
+    def audit(self, which: AuditFilter, action: str, limit: int) -> list[Entry]:
+        """Return the last `limit` entries of the audit log, newest first, at `--url` or in the outbox.
+
+        `action` is the word that the filter's actions are the meaning of.
+        """
+        if self.remote is None:
+            return audit.entries(self.database, which, limit=limit)
+        from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
+
+        return api_client_log.audit_entries(self.remote, which, action, limit=limit)
 
     @property
     def sync_events(self) -> SyncEvents:
@@ -121,6 +144,7 @@ def with_context_or_url(function: Callable[..., R]) -> Callable[..., R]:
     ) -> R:
         context = CommandContext(as_json=as_json, url=url, token=token)
         click_context.call_on_close(context.close)
+        attribute_changes(click_context)
         return function(context, *arguments, **options)
 
     return update_wrapper(command, function)

@@ -10,6 +10,7 @@ import click
 from app.cli_common.errors import CommandError
 from app.cli_common.output import Output
 from app.config.settings import Settings
+from app.outbox import audit
 from app.outbox.engine.database import Database
 from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.registry import Registry, open_registry
@@ -56,6 +57,12 @@ class ServiceContext(Output):
             self.bare_database.close()
 
 
+def attribute_changes(click_context: click.Context) -> None:
+    """Attribute what the command changes in the outbox to the user of this process, until the command ends."""
+    # The command's name only: its arguments may be secrets.
+    click_context.with_resource(audit.acting(audit.operating_system_actor(click_context.command_path)))
+
+
 def pass_context(
     context_type: Callable[..., ServiceContext],
 ) -> Callable[[Callable[..., R]], Callable[..., R]]:
@@ -70,6 +77,7 @@ def pass_context(
         def command(click_context: click.Context, /, *arguments: Any, as_json: bool, **options: Any) -> R:
             context = context_type(as_json=as_json)
             click_context.call_on_close(context.close)
+            attribute_changes(click_context)
             return function(context, *arguments, **options)
 
         return update_wrapper(command, function)

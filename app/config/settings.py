@@ -216,6 +216,7 @@ class Settings(Declared):
     report_retention: float = setting(
         Duration(), default="90d", about="how long reconciliations and their reports are kept"
     )
+    audit_retention: float = setting(Duration(), default="365d", about="how long the audit log is kept")
     drain_interval: float = setting(
         Duration(0.01, 10), default="2s", about="how often the drain looks for due work if no wake-up reaches it"
     )

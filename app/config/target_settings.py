@@ -18,6 +18,7 @@ __all__ = [
     "BadSettings",
     "ParsedTargets",
     "Problem",
+    "changed_lines",
     "from_config_json",
     "from_environ",
     "invalid_targets",
@@ -97,6 +98,17 @@ def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, obje
 def redacted(type_name: str, values: Mapping[str, str]) -> dict[str, str]:
     """Return the texts as they may be printed, secrets as `*redacted*`."""
     return fields.redact(settings_type(type_name), values)
+
+
+def changed_lines(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """Return the lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
+    shown_before, shown_after = redacted(type_name, before), redacted(type_name, after)
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        if before.get(key) != after.get(key):
+            lines += [f"- {key}={shown_before[key]}"] if key in before else []
+            lines += [f"+ {key}={shown_after[key]}"] if key in after else []
+    return lines
 
 
 def invalid_targets(

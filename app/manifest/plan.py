@@ -8,7 +8,7 @@ from typing import Any
 from app.config.arn import TargetId
 from app.config.errors import REDACTED, did_you_mean
 from app.config.fields.fields import fields_of
-from app.config.target_settings import BadSettings, Problem, load, redacted, texts, warnings
+from app.config.target_settings import BadSettings, Problem, changed_lines, load, texts, warnings
 from app.config.targets.registry import settings_type
 from app.manifest.document import Manifest, identity
 from app.outbox.registry import Registry
@@ -42,13 +42,7 @@ class Change:
     @property
     def lines(self) -> list[str]:
         """The lines of a diff for each key that changes: `-` before, `+` after, secrets redacted."""
-        before, after = redacted(self.target.type, self.before), redacted(self.target.type, self.after)
-        lines = []
-        for key in sorted(self.before.keys() | self.after.keys()):
-            if self.before.get(key) != self.after.get(key):
-                lines += [f"- {key}={before[key]}"] if key in before else []
-                lines += [f"+ {key}={after[key]}"] if key in after else []
-        return lines
+        return changed_lines(self.target.type, self.before, self.after)
 
 
 @dataclass(frozen=True, slots=True)

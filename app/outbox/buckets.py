@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
-from app.outbox import log_head, tables
+from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
@@ -74,8 +74,9 @@ def remove_bucket(database: Database, name: str) -> None:
     """Forget a bucket and remove its rules. Its events stay, and a later event makes the bucket known again."""
     with database.writing() as connection:
         log_head.change_routing(connection)
-        connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name))
+        rules = connection.execute(tables.rules.delete().where(tables.rules.c.bucket == name)).rowcount
         connection.execute(tables.buckets.delete().where(tables.buckets.c.name == name))
+        audit.record(connection, "bucket.remove", f"bucket:{name}", {"rules": rules})
 
 
 class Remembered:

@@ -15,16 +15,16 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.secrets import Sealer, key_file
 from app.config.settings import Settings
-from app.config.target_settings import BadSettings, load, texts
+from app.config.target_settings import BadSettings, changed_lines, load, texts
 from app.config.targets.base import TargetSettings
-from app.outbox import log_head, tables
+from app.outbox import audit, log_head, tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database, inserted_id, now_ms
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
-from app.outbox.rules import StoredRule, read_rules, rule_to_row
+from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import StoredTarget, find_target, stored_target
 from app.rules.model import Rule, check
@@ -114,12 +114,15 @@ class Registry:
             head = log_head.change_routing(connection)
             t = tables.targets.c
             known = connection.execute(
-                sa.select(t.id, t.origin).where(t.type == target.type, t.name == target.name)
+                sa.select(t.id, t.origin, t.settings).where(t.type == target.type, t.name == target.name)
             ).one_or_none()
+            before = {} if known is None else self._texts_before(target, orjson.loads(known.settings))
+            details = {"origin": origin, "settings": changed_lines(target.type, before, stored)}
             if known is None:
                 new = {"enabled": True, "queue_limit": NO_LIMIT, "created_at": now_ms()} | columns
                 inserted = connection.execute(tables.targets.insert().values(type=target.type, name=target.name, **new))
                 _begin(connection, inserted_id(inserted), head)
+                audit.record(connection, "target.create", _resource(target), details)
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
@@ -129,6 +132,13 @@ class Registry:
                 .where(t.id == known.id)
                 .values(breaker="closed", failures=0, resume_at=0, **columns)
             )
+            audit.record(connection, "target.change", _resource(target), details)
+
+    def _texts_before(self, target: TargetId, sealed: Mapping[str, str]) -> Mapping[str, str]:
+        try:
+            return self._sealer.unseal_all(target.type, sealed)
+        except BadSettings:  # sealed with a key that is not known any more: every secret counts as changed
+            return sealed
 
     def reseal(self) -> int:
         """Seal every target's secrets with the newest key, and return the number of targets.
@@ -142,6 +152,7 @@ class Registry:
                 sealed = self._sealer.seal_all(stored.target, self._sealer.unseal_all(stored.target, stored.values))
                 chosen = tables.targets.update().where(tables.targets.c.id == row.id)
                 connection.execute(chosen.values(settings=orjson.dumps(sealed).decode()))
+            audit.record(connection, "secrets.reseal", "secrets:targets", {"targets": len(rows)})
         return len(rows)
 
     def sync_environment(self, found: Mapping[TargetId, Mapping[str, str]], problems: Mapping[TargetId, str]) -> None:
@@ -162,7 +173,7 @@ class Registry:
             self.put(target, values, origin="environment", problem=problem)
         for target, entry in stored.items():
             if entry.origin == "environment" and target not in found and entry.enabled:
-                self._update(target, enabled=False, reason="the environment no longer names it")
+                self._update(target, "disable", enabled=False, reason="the environment no longer names it")
 
     def remove(self, target: TargetId, *, force: bool = False) -> list[str]:
         """Delete a target with its cursors, parked events and dead letters, and return what was lost, as phrases.
@@ -190,21 +201,24 @@ class Registry:
             ):
                 connection.execute(table.delete().where(table.c.target_id == stored.row_id))
             connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))
+            audit.record(connection, "target.remove", _resource(target), {"lost": lost})
         return lost
 
     def pause(self, target: TargetId, reason: str) -> None:
         """Stop deliveries to a target until it is resumed; its events wait. Raises `UnknownTarget`."""
-        self._update(target, paused=True, reason=clean_reason(reason))
+        self._update(target, "pause", paused=True, reason=clean_reason(reason))
 
     def resume(self, target: TargetId) -> None:
         """End a pause and close the circuit breaker. Raises `UnknownTarget`."""
-        self._update(target, paused=False, reason="", breaker="closed", failures=0, resume_at=0)
+        self._update(target, "resume", paused=False, reason="", breaker="closed", failures=0, resume_at=0)
 
-    def _update(self, target: TargetId, **values: Any) -> None:
+    def _update(self, target: TargetId, action: str, **values: Any) -> None:
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             row_id = find_target(connection, target).row_id
             connection.execute(tables.targets.update().where(tables.targets.c.id == row_id).values(**values))
+            details = {"reason": values["reason"]} if values["reason"] else {}
+            audit.record(connection, f"target.{action}", _resource(target), details)
 
     # The section `api`
 
@@ -217,6 +231,7 @@ class Registry:
         """Set keys of the section `api`, as `api_texts` returns them."""
         with self._database.writing() as connection:
             write_api_settings(connection, texts)
+            audit.record(connection, "service.change", "service:api", {"settings": dict(texts)})
 
     # Rules
 
@@ -237,8 +252,9 @@ class Registry:
             for stored in read_rules(connection, rule.bucket):
                 if stored.rule == rule:
                     return stored.row_id
-            inserted = connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule)))
-            return inserted_id(inserted)
+            number = inserted_id(connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule))))
+            _record_rules(connection, "rule.add", [rule])
+            return number
 
     def add_rules(self, rules: Sequence[Rule]) -> None:
         """Store rules that do not exist yet. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
@@ -248,11 +264,15 @@ class Registry:
             rows = [rule_to_row(connection, rule) for rule in rules]
             if rows:
                 connection.execute(tables.rules.insert(), rows)
+                _record_rules(connection, "rule.add", rules)
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number, and return how many existed."""
         with self._database.writing() as connection:
             log_head.change_routing(connection)
+            chosen = set(row_ids)
+            gone = [stored.rule for stored in read_rules(connection) if stored.row_id in chosen]
+            _record_rules(connection, "rule.remove", gone)
             return int(connection.execute(tables.rules.delete().where(tables.rules.c.id.in_(row_ids))).rowcount)
 
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
@@ -261,9 +281,13 @@ class Registry:
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             rows = [rule_to_row(connection, rule) for rule in rules]
+            before = [stored.rule for stored in read_rules(connection, bucket)]
             connection.execute(tables.rules.delete().where(tables.rules.c.bucket == bucket))
             if rows:
                 connection.execute(tables.rules.insert(), rows)
+            kept = set(before) & set(rules)
+            _record_rules(connection, "rule.remove", [rule for rule in before if rule not in kept])
+            _record_rules(connection, "rule.add", [rule for rule in rules if rule not in kept])
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:
@@ -279,6 +303,14 @@ def _keys_by_now() -> Sequence[str]:
         return Settings.from_environ(os.environ).secret_keys
     except BadSettings:  # the file is just being replaced
         return ()
+
+
+def _resource(target: TargetId) -> str:
+    return f"target:{target}"
+
+
+def _record_rules(connection: sa.Connection, action: str, rules: Sequence[Rule]) -> None:
+    audit.record_all(connection, action, [(f"bucket:{rule.bucket}", rule_facts(rule)) for rule in rules])
 
 
 def _begin(connection: sa.Connection, row_id: int, head: LogHead) -> None:

@@ -1,5 +1,6 @@
 """Read the stored rules and convert them from and to rows; `app.outbox.registry` changes them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.targets import find_target
+from app.rules.matching import compile_rules
 from app.rules.model import Rule
 
 
@@ -54,3 +56,16 @@ def rule_to_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
         "filter_names": ",".join(rule.filter_names),
         "target_id": find_target(connection, rule.target).row_id,
     }
+
+
+def matching_rules(rules: Iterable[StoredRule], bucket: str, name: str, key: str) -> list[StoredRule]:
+    """Return those of the rules that match an event, in their order; `key` is the decoded key."""
+    known = {stored.row_id: stored for stored in rules}
+    matcher = compile_rules((stored.rule, number) for number, stored in known.items())
+    return [known[number] for number in matcher.targets(bucket, name, key)]
+
+
+def rule_facts(rule: Rule) -> dict[str, Any]:
+    """Return a rule for the audit log: its target, event names and filters that are not empty."""
+    facts = {"target": str(rule.target), "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix}
+    return {name: value for name, value in facts.items() if value}

@@ -130,6 +130,7 @@ cursors = sa.Table(
     sa.Column("delivered", sa.BigInteger, nullable=False, default=0),
     sa.Column("superseded", sa.BigInteger, nullable=False, default=0),
     sa.Column("dead", sa.BigInteger, nullable=False, default=0),  # in total, including those replayed or purged since
+    sa.Column("failed", sa.BigInteger, nullable=False, default=0),  # attempts that failed or were rejected, in total
     # Events recorded for the target that do not count against its queue_limit: settled ones, and those delivered once
     # more, which never counted.
     sa.Column("freed", sa.BigInteger, nullable=False, default=0),
@@ -294,5 +295,46 @@ heartbeats = sa.Table(
     metadata,
     sa.Column("name", sa.String(64), primary_key=True),  # "drain", or a key of a target's queue
     sa.Column("at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)
+
+# The audit log. Entries are only added, and removed when they are older than the retention.
+audit = sa.Table(
+    "audit",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.BigInteger, nullable=False, index=True),
+    sa.Column("actor", sa.String(255), nullable=False),  # token:NAME, key:NAME, local, user:NAME@HOST
+    sa.Column("address", sa.String(255), nullable=False),  # of the request's client, "" for a command
+    sa.Column("via", sa.String(255), nullable=False),  # the route or the command
+    sa.Column("operation", sa.CHAR(32), nullable=False),  # the same for all entries of one request or command
+    sa.Column("action", sa.String(32), nullable=False),
+    sa.Column("resource", sa.String(255), nullable=False),
+    sa.Column("details", LongText, nullable=False),  # JSON object without secrets
+    sa.Index(None, "actor", "id"),
+    sa.Index(None, "action", "id"),
+    sa.Index(None, "resource", "id"),
+    sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+# Samples of the targets' counters, a ring for each step: `app.outbox.series`. No foreign key: to check it, MySQL would
+# lock the target's row, for which every append waits.
+series = sa.Table(
+    "series",
+    metadata,
+    sa.Column("step", sa.Integer, primary_key=True, autoincrement=False),  # seconds between samples: 10 or 300
+    sa.Column("slot", sa.Integer, primary_key=True, autoincrement=False),  # the place in the ring
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("recorded", sa.BigInteger, nullable=False),
+    sa.Column("delivered", sa.BigInteger, nullable=False),
+    sa.Column("superseded", sa.BigInteger, nullable=False),
+    sa.Column("failed", sa.BigInteger, nullable=False),
+    sa.Column("dead_lettered", sa.BigInteger, nullable=False),
+    sa.Column("discarded", sa.BigInteger, nullable=False),
+    sa.Column("backlog", sa.BigInteger, nullable=False),
+    sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
+    sa.Index(None, "target_id", "step", "at"),
     **MYSQL,
 )

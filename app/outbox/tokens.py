@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from app.config.errors import BadValue, did_you_mean
 from app.config.settings import SCOPES, ApiToken, hash_token
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
 
@@ -88,6 +88,7 @@ class Tokens:
         try:
             with self._database.writing() as connection:
                 connection.execute(tables.tokens.insert().values(created_at=now_ms(), **row))
+                audit.record(connection, "token.create", f"token:{name}", {"scopes": sorted(set(scopes))})
         except sa.exc.IntegrityError:
             raise TokenExists(f"the token {name!r} exists; revoke it first, or choose another name") from None
         return token
@@ -115,6 +116,8 @@ class Tokens:
             self._record()
             with self._database.writing() as connection:
                 gone = connection.execute(tables.tokens.delete().where(tables.tokens.c.name == name)).rowcount
+                if gone:
+                    audit.record(connection, "token.revoke", f"token:{name}")
         if not gone:
             if any(token.name == name for token in self._configured):
                 raise UnknownToken(f"the token {name!r} is set in BUCKETWIRE_API_TOKENS; remove it there")

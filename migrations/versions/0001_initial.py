@@ -41,6 +41,25 @@ $$
 
 def upgrade() -> None:
     op.create_table(
+        "audit",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("actor", sa.String(length=255), nullable=False),
+        sa.Column("address", sa.String(length=255), nullable=False),
+        sa.Column("via", sa.String(length=255), nullable=False),
+        sa.Column("operation", sa.CHAR(length=32), nullable=False),
+        sa.Column("action", sa.String(length=32), nullable=False),
+        sa.Column("resource", sa.String(length=255), nullable=False),
+        sa.Column("details", LONG_TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_audit"),
+        sqlite_autoincrement=True,
+        **MYSQL,
+    )
+    op.create_index("ix_audit_action_id", "audit", ["action", "id"], unique=False)
+    op.create_index("ix_audit_actor_id", "audit", ["actor", "id"], unique=False)
+    op.create_index("ix_audit_at", "audit", ["at"], unique=False)
+    op.create_index("ix_audit_resource_id", "audit", ["resource", "id"], unique=False)
+    op.create_table(
         "buckets",
         sa.Column("name", sa.String(length=255), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
@@ -144,6 +163,24 @@ def upgrade() -> None:
     )
     op.create_index("ix_reconciliations_type_name", "reconciliations", ["type", "name"], unique=False)
     op.create_table(
+        "series",
+        sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("slot", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("recorded", sa.BigInteger(), nullable=False),
+        sa.Column("delivered", sa.BigInteger(), nullable=False),
+        sa.Column("superseded", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
+        sa.Column("dead_lettered", sa.BigInteger(), nullable=False),
+        sa.Column("discarded", sa.BigInteger(), nullable=False),
+        sa.Column("backlog", sa.BigInteger(), nullable=False),
+        sa.Column("oldest_age", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("step", "slot", "target_id", name="pk_series"),
+        **MYSQL,
+    )
+    op.create_index("ix_series_target_id_step_at", "series", ["target_id", "step", "at"], unique=False)
+    op.create_table(
         "targets",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("type", sa.String(length=32), nullable=False),
@@ -199,6 +236,7 @@ def upgrade() -> None:
         sa.Column("delivered", sa.BigInteger(), nullable=False),
         sa.Column("superseded", sa.BigInteger(), nullable=False),
         sa.Column("dead", sa.BigInteger(), nullable=False),
+        sa.Column("failed", sa.BigInteger(), nullable=False),
         sa.Column("freed", sa.BigInteger(), nullable=False),
         sa.Column("folded", sa.BigInteger(), nullable=False),
         sa.Column("delivered_at", sa.BigInteger(), nullable=True),
@@ -325,6 +363,7 @@ def downgrade() -> None:
     op.drop_table("tokens")
     op.drop_table("service_settings")
     op.drop_table("targets")
+    op.drop_table("series")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")
     op.drop_table("log_tail")
@@ -332,3 +371,4 @@ def downgrade() -> None:
     op.drop_table("heartbeats")
     op.drop_table("events")
     op.drop_table("buckets")
+    op.drop_table("audit")

@@ -18,6 +18,7 @@ from app.outbox.delivery.counters import audit
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.delivery.retries import Retries, RetryFilter
 from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -248,6 +249,16 @@ def purge_dead_letters(worker: Worker, world: World) -> None:
     DeadLetters(worker.context.database).purge(Filter())
 
 
+def try_now(worker: Worker, world: World) -> None:
+    """An operator has every parked event tried at once."""
+    Retries(worker.context.database).try_now(RetryFilter())
+
+
+def give_up(worker: Worker, world: World) -> None:
+    """An operator gives every retried event up."""
+    Retries(worker.context.database).give_up(RetryFilter())
+
+
 def purge_log(worker: Worker, world: World) -> None:
     """The retention removes what is done with, whatever its age."""
     purge(worker.context.database, now_ms() + _LATER)
@@ -279,7 +290,7 @@ def change_rules(worker: Worker, world: World) -> None:
 
 OPERATIONS: Sequence[Operation] = (
     append, offer, claim, renew, release, settle_parked_event, settle_pending_events, deliver, begin_replay,
-    replay_dead_letters, purge_dead_letters, purge_log, pause, recreate, change_rules,
+    replay_dead_letters, purge_dead_letters, try_now, give_up, purge_log, pause, recreate, change_rules,
 )  # fmt: skip
 
 _OF_ONE_THREAD = {settle_parked_event, settle_pending_events, release}  # of the stopped worker, one after the other

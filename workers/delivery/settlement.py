@@ -86,6 +86,7 @@ def settle_parked(parked: Sequence[ParkedEvent], results: Sequence[Result], rule
             case _ if logged.object in blocked:  # it waits behind an earlier one, whatever its own result
                 continue
             case Failed() | Rejected():
+                progress.failed += 1
                 attempt = _attempt(entry, result, rules.now)
                 due = _next_try(attempt, result, logged, rules)
                 if due is not None:
@@ -133,6 +134,7 @@ def _settle_one(
             settlement.park.append(_suspected(ParkedEvent(logged, 0, 0, "[]"), result))
             blocked.add(logged.object)
         case Failed() | Rejected():
+            progress.failed += 1
             attempt = _attempt(ParkedEvent(logged, 0, 0, "[]"), result, rules.now)
             due = _next_try(attempt, result, logged, rules)
             if due is None:

@@ -13,9 +13,10 @@ from app.api.admin import config_kv, server
 from app.api.admin.call import AdminCall
 from app.api.s3.errors import S3Error
 from app.api.s3.signature import Received
-from app.api.s3.signed_app import SignedApp
+from app.api.s3.signed_app import SignedApp, actor_of
 from app.api.services import Services
 from app.config.errors import BadSettings
+from app.outbox import audit
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
 
@@ -47,9 +48,11 @@ class AdminApp(SignedApp):
         """Verify the signature, for any region as MinIO does, and run the operation."""
         seal = self.authenticate(received, scope="admin", region="")
         uptime = int(time.monotonic() - self._started)
-        handler = _find_handler(received.method, unquote(received.path).removeprefix("/minio/admin/v3/"))
+        name = unquote(received.path).removeprefix("/minio/admin/v3/")
+        handler = _find_handler(received.method, name)
         try:
-            return handler(AdminCall(self._parts, request, received, seal, uptime))
+            with audit.acting(actor_of(seal, request, f"{received.method} /minio/admin/v3/{name}")):
+                return handler(AdminCall(self._parts, request, received, seal, uptime))
         except BadSettings as error:
             raise S3Error("XMinioConfigError", str(error)[:_LONGEST]) from None
         except UnknownTarget as error:

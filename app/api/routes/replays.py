@@ -39,6 +39,26 @@ def ls() -> Response:
     return json_response({"replays": [_replay_json(replay) for replay in services().replays.list()]})
 
 
+@routes.get("/v1/replays/<int:number>")
+@needs(READ)
+def show(number: int) -> Response:
+    """Show a replay.
+    ---
+    get:
+      summary: Return a replay with its progress
+      security: [{token: [read]}]
+      parameters:
+        - {name: number, in: path, required: true, schema: {type: integer}, description: the replay's number}
+      responses:
+        200: {description: the replay, content: {application/json: {schema: Replay}}}
+        default: Problem
+    """
+    try:
+        return json_response(_replay_json(services().replays.get(min(number, _LAST))))
+    except UnknownReplay:
+        raise _unknown(number) from None
+
+
 @routes.post("/v1/replays")
 @needs(ADMIN)
 def begin() -> Response:
@@ -92,7 +112,11 @@ def cancel(number: int) -> Response:
     try:
         return json_response(_replay_json(services().replays.cancel(min(number, _LAST))))
     except UnknownReplay:
-        raise ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are") from None
+        raise _unknown(number) from None
+
+
+def _unknown(number: int) -> ApiProblem:
+    return ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are")
 
 
 def _replay_json(replay: Replay) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
-from app.outbox.rules import StoredRule
+from app.outbox.rules import StoredRule, matching_rules
 from app.outbox.targets import UnknownTarget
 from app.rules.model import Rule, check
 
@@ -57,6 +57,39 @@ def add() -> Response:
     except UnknownTarget as error:
         raise bad_value("target", "is not configured", str(error)) from None
     return json_response(_rule_json(StoredRule(number, rule)), 201)
+
+
+@routes.post("/v1/rules/match")
+@needs(READ)
+def match() -> Response:
+    """Match an event.
+    ---
+    post:
+      summary: Return the rules that match an event, and the targets that get it; nothing is recorded
+      description: A disabled target gets no events, so it is not among `targets`, though its rules are among `rules`.
+      security: [{token: [read]}]
+      requestBody: {required: true, content: {application/json: {schema: MatchedEvent}}}
+      responses:
+        200: {description: rules and targets, content: {application/json: {schema: Match}}}
+        default: Problem
+    """
+    body = json_object(request)
+    refuse_unknown(body, ("bucket", "key", "event"))
+    bucket, key, event = (parsed_text(name, body.get(name)) for name in ("bucket", "key", "event"))
+    for name, value in (("bucket", bucket), ("event", event)):
+        if not value:
+            raise bad_value(name, "is missing", "give the bucket, key and name of an event")
+    registry = services().registry
+    states = {stored.target: stored.state for stored in registry.targets() if stored.enabled}
+    matched = matching_rules(registry.rules(), bucket, event, key)
+    targets = dict.fromkeys(stored.rule.target for stored in matched if stored.rule.target in states)
+    region = services().settings.region
+    return json_response(
+        {
+            "rules": [_rule_json(stored) for stored in matched],
+            "targets": [{"target": target.arn(region), "state": states[target]} for target in targets],
+        }
+    )
 
 
 @routes.delete("/v1/rules/<int:number>")

@@ -13,6 +13,7 @@ from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.s3.errors import S3Error, request_id
 from app.api.s3.signature import Received, Seal, known_keys, verify
 from app.api.services import Services
+from app.outbox import audit
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 
 log = logging.getLogger("bucketwire.api")
@@ -67,6 +68,11 @@ class SignedApp:
         if scope not in seal.key.scopes and "admin" not in seal.key.scopes:
             raise S3Error("AccessDenied", f"Access Denied. The key {seal.key.name} lacks the scope {scope}.")
         return seal
+
+
+def actor_of(seal: Seal, request: Request, via: str) -> audit.Actor:
+    """Return who acts by a signed request, for the audit log; `via` must not contain the query, which may be signed."""
+    return audit.Actor(f"key:{seal.key.name}", request.remote_addr or "", via)
 
 
 def request_from(environ: Environ) -> Received:

@@ -10,8 +10,9 @@ from app.api.listen.streams import Streams
 from app.api.s3.errors import S3Error, error_response
 from app.api.s3.operations import BUCKET_CALLS, Handler, Operation, list_buckets, listen
 from app.api.s3.signature import ALGORITHM, Received
-from app.api.s3.signed_app import Environ, SignedApp, Wsgi, parse_query_pairs
+from app.api.s3.signed_app import Environ, SignedApp, Wsgi, actor_of, parse_query_pairs
 from app.api.services import Services
+from app.outbox import audit
 
 _SIGNED = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "AWSAccessKeyId"})
 _SUBRESOURCES = ("notification", "location", "events")
@@ -84,23 +85,27 @@ class S3App(SignedApp):
             stream=request.stream,
             chunked=request.environ.get("SERVER_PROTOCOL") != "HTTP/1.0",
         )
-        return _find_handler(received, bucket, key)(call)
+        subresource, handler = _find_handler(received, bucket, key)
+        via = f"{received.method} /<bucket>" + (f"?{subresource}" if subresource else "")
+        with audit.acting(actor_of(seal, request, via)):
+            return handler(call)
 
     def refuse(self, error: S3Error, request: Request, number: str) -> Response:
         """Write the error in S3's XML."""
         return error_response(error, method=request.method, path=request.path, number=number)
 
 
-def _find_handler(received: Received, bucket: str, key: str) -> Handler:
+def _find_handler(received: Received, bucket: str, key: str) -> tuple[str, Handler]:
+    """Return the subresource, "" for the bucket itself, and what answers the request. Raises `S3Error`."""
     if key:
         raise S3Error("NotImplemented", "Bucketwire stores no objects: send this request to the storage.")
     if not bucket:
         if received.method != "GET":
             raise S3Error("MethodNotAllowed")
-        return list_buckets if received.parameter("events") is None else listen
+        return ("", list_buckets) if received.parameter("events") is None else ("events", listen)
     names = {name for name, _ in received.query if name not in _IGNORED and not name.lower().startswith("x-amz-")}
     query = next((name for name in _SIGNED_SUBRESOURCES if name in names), "")
     handler = BUCKET_CALLS.get((received.method, query))
     if handler is None or (names and not query):
         raise S3Error("NotImplemented", "Bucketwire supports only a bucket's notification rules and events.")
-    return handler
+    return query, handler

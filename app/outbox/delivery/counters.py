@@ -116,7 +116,11 @@ def _counters(connection: sa.Connection, row: Any, *, oldest: bool) -> TargetCou
         oldest=0,
         dead_lettered=int(row.dead_lettered),
     )
-    return replace(counters, oldest=_oldest_undelivered(connection, row.id, counters.pending)) if oldest else counters
+    return (
+        replace(counters, oldest=oldest_undelivered(connection, row.id, pending=counters.pending > 0))
+        if oldest
+        else counters
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +169,18 @@ def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int
     return [(row.partition, row.position) for row in connection.execute(query)]
 
 
-def _oldest_undelivered(connection: sa.Connection, target_id: int, pending: int) -> int:
-    """Return when the oldest undelivered event was received (ms), from the first pending and parked per partition."""
+def oldest_undelivered(connection: sa.Connection, target_id: int, *, pending: bool) -> int:
+    """Return when the oldest undelivered event was received (ms), 0 if there is none.
+
+    It is the oldest of the first pending and the first parked one of each partition. Without `pending`, only parked
+    events are searched.
+    """
     e, p = tables.events.c, tables.parked.c
     first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
     partitions = [partition for partition, _ in _positions(connection, target_id)]
     parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
     positions = [(partition, seq) for partition, seq in parked if seq is not None]
-    if pending > 0:
+    if pending:
         positions += _first_pending(connection, target_id)
     received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))
     times = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in positions)

@@ -9,7 +9,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.delivery.parked import restore_heads
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
@@ -67,7 +67,7 @@ class DeadLetters:
         target's `queue_limit`, so that no live event is discarded because of them.
         """
         d = tables.dead_letters.c
-        total = 0
+        progress = _operation("replay", "replayed", which)
         for some in self._some(which):
             with self._database.writing() as connection:
                 # A concurrent settlement that unparks the preceding event must see these rows, or be seen here.
@@ -88,24 +88,26 @@ class DeadLetters:
                 for target in {row.target_id for row in rows}:
                     objects = {(row.partition, row.key_hash) for row in rows if row.target_id == target}
                     restore_heads(connection, target, objects)
-                total += len(rows)
-        return total
+                progress.add(connection, len(rows))
+        return progress.total
 
     def purge(self, which: Filter) -> int:
         """Delete dead letters, counting them as purged in the target's counters; return their number."""
         d, t = tables.dead_letters.c, tables.targets.c
-        total = 0
+        progress = _operation("purge", "purged", which)
         for some in self._some(which):
             with self._database.writing() as connection:
                 of_targets = sa.select(d.target_id).where(d.id.in_(some)).distinct().order_by(d.target_id)
+                removed = 0
                 for target in connection.execute(of_targets).scalars().all():
                     # Count the deleted rows: a concurrent replay or purge may have removed some of them.
                     gone = connection.execute(
                         tables.dead_letters.delete().where(d.id.in_(some), d.target_id == target)
                     ).rowcount
                     connection.execute(tables.targets.update().where(t.id == target).values(purged=t.purged + gone))
-                    total += gone
-        return total
+                    removed += gone
+                progress.add(connection, removed)
+        return progress.total
 
     def _some(self, which: Filter) -> Iterator[Sequence[int]]:
         with self._database.reading() as connection:
@@ -115,6 +117,25 @@ class DeadLetters:
                 .all()
             )
         return chunks(ids)
+
+
+def _operation(action: str, verb: str, which: Filter) -> audit.CountedOperation:
+    resource = f"target:{which.target}" if which.target else "dead_letters:"
+    return audit.CountedOperation(f"dead_letter.{action}", resource, verb, _facts(which))
+
+
+def _facts(which: Filter) -> dict[str, Any]:
+    """Return the members of a filter that are set."""
+    facts = {
+        "ids": list(which.ids),
+        "target": str(which.target or ""),
+        "bucket": which.bucket,
+        "prefix": which.prefix,
+        "reason": which.reason,
+        "since": which.since,
+        "before": which.before if which.before < NEVER else 0,
+    }
+    return {name: value for name, value in facts.items() if value}
 
 
 def _is_event() -> sa.ColumnElement[bool]:

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.names import EVERY, UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
-from app.outbox import tables
+from app.outbox import audit, tables
 from app.outbox.delivery.due_work import OFFERED
 from app.outbox.delivery.leases import REVOKED
 from app.outbox.delivery.settlement_store import finish_replay
@@ -164,6 +164,7 @@ class Replays:
                 .where(c.target_id == row_id, c.replay_id == WHOLE_LOG, c.lease_token.not_in(["", OFFERED]))
                 .values(lease_token=REVOKED)
             )
+            audit.record(connection, "replay.begin", f"replay:{replay_id}", {"target": str(target)} | _facts(selection))
         length = sum(cursor["until"] - cursor["position"] for cursor in new)
         return Replay(replay_id, target, selection, now, 0, 0, length)
 
@@ -185,6 +186,7 @@ class Replays:
                 finish_replay(connection, target_id, replay_id, partition)
             if partitions:
                 connection.execute(tables.replays.update().where(r.id == replay_id).values(cancelled_at=now_ms()))
+                audit.record(connection, "replay.cancel", f"replay:{replay_id}")
                 # As in `begin`, revoke the leases of workers that do not know of the change.
                 leased = c.lease_token.not_in(["", OFFERED])
                 connection.execute(
@@ -241,6 +243,21 @@ class Replays:
                 )
                 for row in connection.execute(query)
             ]
+
+
+def _facts(selection: Selection) -> dict[str, object]:
+    """Return the members of a selection that are set."""
+    return {
+        name: value
+        for name, value in (
+            ("since", selection.since),
+            ("before", selection.before if selection.before < NEVER else 0),
+            ("bucket", selection.bucket),
+            ("prefix", selection.prefix),
+            ("events", list(selection.names)),
+        )
+        if value
+    }
 
 
 def _oldest(connection: sa.Connection, target_id: int) -> dict[int, int]:

@@ -39,6 +39,7 @@ class Progress:
     superseded: int = 0
     dead: int = 0
     uncounted: int = 0
+    failed: int = 0  # attempts that failed or were rejected
 
     @property
     def settled(self) -> int:
@@ -114,6 +115,7 @@ _ADVANCE = (
         delivered=_C.delivered + sa.bindparam("more_delivered"),
         superseded=_C.superseded + sa.bindparam("more_superseded"),
         dead=_C.dead + sa.bindparam("more_dead"),
+        failed=_C.failed + sa.bindparam("more_failed"),
         freed=_C.freed + sa.bindparam("more_freed"),
         # A mirror has folded the events that it settles, unless it missed an earlier event.
         folded=sa.case(
@@ -193,6 +195,7 @@ class SettlementStore:
                 "more_delivered": progress.delivered,
                 "more_superseded": progress.superseded,
                 "more_dead": progress.dead,
+                "more_failed": progress.failed,
                 "more_freed": 0 if settlement.replay is not None else progress.settled - progress.uncounted,
                 "folded_before": lease.positions[partition] if lease.mirror else NEVER,
                 "confirmed_at": settlement.delivered_at,

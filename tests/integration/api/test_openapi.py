@@ -78,10 +78,16 @@ KNOWS_MORE = {
     "PUT /v1/targets/{type_name}/{name}",
     "POST /v1/rules",
     "POST /v1/declaration",
+    "GET /v1/audit",
     "GET /v1/dead-letters",
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
+    "GET /v1/series",
+    "GET /v1/retries",
+    "POST /v1/retries/now",
+    "POST /v1/retries/give-up",
+    "POST /v1/tokens",  # each name once
 }
 
 

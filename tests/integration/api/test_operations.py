@@ -14,9 +14,11 @@ from app.outbox import tables
 from app.outbox.delivery.breaker_state import open_breaker
 from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.series import take_sample
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.integration.api.test_events import body
-from tests.support.builders import add_target, registry
+from tests.support.builders import add_target, event, registry
 
 SECRET = "hunter2-hunter2"
 
@@ -289,6 +291,26 @@ def test_a_replay_of_delivered_events_begins_and_is_listed(api: Api, database: D
 
 
 # --- the description, and what is not there
+
+
+def test_the_series_of_a_target_are_read_by_time_and_step(plain: Api, plain_log: Database) -> None:
+    target = add_target(plain_log, "audit")
+    add_target(plain_log, "other")
+    Log(plain_log).append([[event()]])
+    assert take_sample(plain_log)
+    for step in (10, 300):
+        found = plain.client.get("/v1/series", params={"target": str(target), "step": step}).json()
+        assert found["step"] == step
+        [series] = found["series"]
+        assert series["target"] == target.arn("")
+        [sample] = series["samples"]
+        assert (sample["recorded"], sample["backlog"]) == (1, 1)
+        assert sample["oldest_age"] > 0
+    assert len(plain.client.get("/v1/series").json()["series"]) == 2
+    later = plain.client.get("/v1/series", params={"since": "2100-01-01"}).json()["series"]
+    assert [series["samples"] for series in later] == [[], []]
+    problem(plain.client.get("/v1/series", params={"step": 20}), 400, "bad-value")
+    problem(plain.client.get("/v1/series", params={"target": "webhook:none"}), 404, "unknown-target")
 
 
 def test_what_is_not_there_is_a_problem(plain: Api) -> None:

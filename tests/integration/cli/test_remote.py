@@ -14,7 +14,9 @@ from app.outbox.tokens import Tokens
 from tests import services
 from tests.integration.cli.conftest import Cli, Result, deliver
 from tests.support.builders import event, migrated
+from tests.support.scripted_target import Courier, ScriptedTarget
 from tests.support.service_processes import Api
+from workers.delivery.outcomes import Failed
 
 ARN = "arn:minio:sqs:eu-1:cache:redis"
 SECRET = "hush-hush-9f3"
@@ -117,6 +119,7 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
         ("dead-letter", "ls", "--target", "webhook:audit", "--bucket", "two", "--reason", "large", "--since", "1h"),
         ("dead-letter", "show", "2"),
         ("replay", "--list"),
+        ("audit", "--action", "target", "--limit", "3"),
     ):
         from_afar = there(*words, "--json").json
         assert from_afar
@@ -130,6 +133,29 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     lost = there("target", "rm", "webhook:audit", "--force", "--json").json["lost"]
     assert len(lost) == 2
     assert lost[0] == "1 rule(s) name it"
+
+
+def test_retried_events_are_tried_and_given_up_from_afar(
+    there: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", service[0].settings["BUCKETWIRE_DATA_DIR"])
+    there("target", "set", "webhook:audit", "endpoint=http://127.0.0.1:9/")
+    there("event", "add", "*", "arn:minio:sqs:eu-1:audit:webhook", "--event", "*")
+    Log(service[1]).append([[event("a"), event("b"), event("c")]])
+    failing = ScriptedTarget(lambda _: Failed("500 broken", retry_after=60))
+    Courier(service[1], TargetId("webhook", "audit"), failing).run()
+    listed = there("retry", "ls", "--json").json
+    assert listed == there("retry", "ls", "--json", "--url", "").json
+    assert {(entry["reason"], entry["attempts"]) for entry in listed} == {("500 broken", 1)}
+    assert len(there("retry", "ls", "--limit", "2", "--json").json) == 2
+    chosen = listed[0]["id"]
+    assert there("retry", "now", chosen, "--json").json == {"due": 1}
+    assert [entry["id"] for entry in there("retry", "ls", "--json").json if entry["next_try"] == "now"] == [chosen]
+    assert there("retry", "give-up", "--prefix", listed[0]["key"], "--json").json == {"given_up": 1}
+    assert there("retry", "now", "--url", "", "--target", "webhook:audit", "--json").json == {"due": 2}
+    assert there("retry", "give-up").code == 2
+    assert there("retry", "give-up", "--all", "--json").json == {"given_up": 2}
+    assert there("retry", "ls").out == "nothing is retried\n"
 
 
 def test_what_cannot_be_asked_from_afar_says_so(there: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

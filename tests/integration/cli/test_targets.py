@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
 import io
+import socket
 from pathlib import Path
 
 import orjson
@@ -294,3 +296,19 @@ def test_the_keys_of_a_section_are_explained(bare: Cli) -> None:
     assert variable == {"key": "MINIO_NOTIFY_KAFKA_TOPIC*", "type": "topic name", "about": "the topic of every message"}
     assert "did you mean topic?" in bare("config", "help", "notify_kafka", "tpic").err
     assert "did you mean notify_kafka?" in bare("config", "help", "notify_kaffka").err
+
+
+def test_a_command_on_the_database_is_in_the_audit_log_by_user_and_name(cli: Cli) -> None:
+    secret = "hunter2-hunter2"
+    assert cli("audit").out == "no changes\n"
+    assert cli("target", "set", "webhook:a", "endpoint=http://127.0.0.1:9/", f"auth_token={secret}").code == 0
+    assert cli("target", "pause", "webhook:a", "--reason", "mine").code == 0
+    paused, created = cli("audit", "--json").json
+    assert (created["action"], created["via"]) == ("target.create", "bucketwire target set")
+    assert (paused["action"], paused["details"]) == ("target.pause", {"reason": "mine"})
+    assert paused["actor"] == f"user:{getpass.getuser()}@{socket.gethostname()}"
+    assert [entry["action"] for entry in cli("audit", "--json", "--action", "target.pause").json] == ["target.pause"]
+    shown = cli("audit")
+    assert "target:webhook:a" in shown.out
+    assert secret not in shown.out
+    assert cli("audit", "--action", "target.pauze").code == 2

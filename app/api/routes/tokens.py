@@ -1,0 +1,86 @@
+"""Create, list and revoke bearer tokens of the API."""
+
+from flask import Blueprint, Response, request
+
+from app.api.auth import ADMIN, needs
+from app.api.errors import ApiProblem
+from app.api.request_body import json_object
+from app.api.serialization import bad_value, format_time, json_response, parsed_text, refuse_unknown
+from app.api.services import services
+from app.config.errors import BadValue
+from app.outbox.tokens import UnknownToken
+
+routes = Blueprint("tokens", __name__)
+
+
+@routes.get("/v1/tokens")
+@needs(ADMIN)
+def ls() -> Response:
+    """List the tokens.
+    ---
+    get:
+      summary: List the valid tokens by name; the tokens themselves are not stored
+      security: [{token: [admin]}]
+      responses:
+        200: {description: the tokens, content: {application/json: {schema: Tokens}}}
+        default: Problem
+    """
+    tokens = [
+        {
+            "name": stored.name,
+            "scopes": sorted(stored.scopes),
+            "origin": stored.origin,
+            "created_at": format_time(stored.created_at),
+        }
+        for stored in services().tokens.list()
+    ]
+    return json_response({"tokens": tokens})
+
+
+@routes.post("/v1/tokens")
+@needs(ADMIN)
+def create() -> Response:
+    """Create a token.
+    ---
+    post:
+      summary: Create a token and return it; it cannot be shown again
+      description: >
+        Valid within a second. After the first token has been created, every request needs one.
+      security: [{token: [admin]}]
+      requestBody: {required: true, content: {application/json: {schema: NewToken}}}
+      responses:
+        201: {description: the token, content: {application/json: {schema: CreatedToken}}}
+        default: Problem
+    """
+    body = json_object(request)
+    refuse_unknown(body, ("name", "scopes"))
+    name, scopes = parsed_text("name", body.get("name")), body.get("scopes")
+    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
+        raise bad_value("scopes", "is not a list of scopes", 'write ["read"]')
+    try:
+        token = services().tokens.create(name, scopes)
+    except BadValue as error:
+        raise ApiProblem("bad-value", f"the token {error.problem}; {error.hint}", {"field": "name"}) from None
+    return json_response({"name": name, "scopes": sorted(set(scopes)), "token": token}, 201)
+
+
+@routes.delete("/v1/tokens/<name>")
+@needs(ADMIN)
+def revoke(name: str) -> Response:
+    """Revoke a token.
+    ---
+    delete:
+      summary: Revoke a token; effective within a second
+      description: After the last one is revoked, no client can use the API until `bucketwire token create` is run.
+      security: [{token: [admin]}]
+      parameters:
+        - {name: name, in: path, required: true, schema: {type: string}, description: the token's name}
+      responses:
+        204: {description: the token is revoked}
+        default: Problem
+    """
+    try:
+        services().tokens.revoke(parsed_text("name", name))
+    except UnknownToken as error:
+        raise ApiProblem("not-found", str(error)) from None
+    return Response(status=204)

@@ -1,0 +1,240 @@
+"""The audit log: who changed what, when and from where. A change and its entry are one transaction.
+
+The one who acts is known to the caller's context (`acting`), not passed from function to function: every change is
+recorded, also one that a future caller makes. Entries are only added; `purge` removes those older than the retention.
+"""
+
+import getpass
+import os
+import socket
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database, inserted_id
+from app.outbox.markers import NEVER
+
+# Every action, by the kind of what it changes.
+ACTIONS = (
+    "bucket.remove",
+    "dead_letter.purge",
+    "dead_letter.replay",
+    "replay.begin",
+    "replay.cancel",
+    "retry.give_up",
+    "retry.now",
+    "rule.add",
+    "rule.remove",
+    "secrets.reseal",
+    "service.change",
+    "target.change",
+    "target.create",
+    "target.disable",
+    "target.pause",
+    "target.remove",
+    "target.resume",
+    "token.create",
+    "token.revoke",
+)
+KINDS = tuple(sorted({action.partition(".")[0] for action in ACTIONS}))
+
+_MOST_ITEMS, _LONGEST_ITEM = 100, 1000  # of a list in the details, and characters of a text in them
+_LONGEST = 255  # characters of a column
+_PURGED_AT_ONCE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts: `token:NAME`, `key:NAME` (an S3 key), `local` (no token exists yet) or `user:NAME@HOST`.
+
+    `address` is that of the client of a request, "" for a command; `via` is the route or the command, without any
+    argument; `operation` is the same for all entries of one request or command.
+    """
+
+    name: str
+    address: str = ""
+    via: str = ""
+    operation: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One change. `at` is milliseconds since 1970, by the database's clock; `details` depend on the action."""
+
+    entry_id: int
+    at: int
+    actor: Actor
+    action: str
+    resource: str
+    details: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditFilter:
+    """Which entries to read; empty = any. `actions` are names of `ACTIONS`, times ms in [since, before)."""
+
+    since: int = 0
+    before: int = NEVER
+    actor: str = ""
+    actions: Sequence[str] = ()
+    resource: str = ""
+
+
+_acting: ContextVar[Actor | None] = ContextVar("bucketwire_actor", default=None)
+
+
+@contextmanager
+def acting(actor: Actor) -> Iterator[None]:
+    """Attribute the changes that this thread makes within the block to `actor`."""
+    before = _acting.set(actor)
+    try:
+        yield
+    finally:
+        _acting.reset(before)
+
+
+def operating_system_actor(via: str = "") -> Actor:
+    """Return the user of this process on this host, who acts where nobody else is known to."""
+    return Actor(_user_at_host(), via=via)
+
+
+@lru_cache(maxsize=1)
+def _user_at_host() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user need not have a name
+        user = str(os.getuid())
+    return f"user:{user}@{socket.gethostname()}"
+
+
+def record(connection: sa.Connection, action: str, resource: str, details: Mapping[str, Any] | None = None) -> int:
+    """Add an entry in the transaction of the change, and return its number.
+
+    `resource` is `kind:name`. `details` must contain no secret; long texts and lists in them are shortened.
+    """
+    inserted = connection.execute(
+        tables.audit.insert().values(_row(_now_acting(connection), action, resource, details))
+    )
+    return inserted_id(inserted)
+
+
+def record_all(connection: sa.Connection, action: str, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Add an entry for each resource and its details, all by two statements: the transaction may lock the log."""
+    if changes:
+        acting_now = _now_acting(connection)
+        rows = [_row(acting_now, action, resource, details) for resource, details in changes]
+        connection.execute(tables.audit.insert(), rows)
+
+
+class CountedOperation:
+    """One entry for an operation in several transactions, with the number of rows that it has changed so far.
+
+    Each transaction brings the entry up to date, so it is right also if the operation ends before its last one.
+    """
+
+    def __init__(self, action: str, resource: str, verb: str, facts: Mapping[str, Any]) -> None:
+        self.total = 0
+        self._action = action
+        self._resource = resource
+        self._verb = verb
+        self._facts = facts
+        self._entry = 0
+
+    def add(self, connection: sa.Connection, number: int) -> None:
+        """Count `number` more rows, which this transaction changes; without any there is no entry."""
+        if not number:
+            return
+        details = {self._verb: self.total + number, **self._facts}
+        if self._entry:
+            a = tables.audit.c
+            connection.execute(tables.audit.update().where(a.id == self._entry).values(details=_as_text(details)))
+        else:
+            self._entry = record(connection, self._action, self._resource, details)
+        self.total += number
+
+
+def entries(database: Database, which: AuditFilter, *, limit: int, after: int = 0) -> list[Entry]:
+    """Return up to `limit` entries, newest first; with `after`, those older than the entry of this number."""
+    a = tables.audit.c
+    query = sa.select(tables.audit).order_by(a.id.desc()).limit(limit)
+    if after:
+        query = query.where(a.id < after)
+    if which.since:
+        query = query.where(a.at >= which.since)
+    if which.before < NEVER:
+        query = query.where(a.at < which.before)
+    if which.actor:
+        query = query.where(a.actor == which.actor)
+    if which.actions:
+        query = query.where(a.action.in_(which.actions))
+    if which.resource:
+        query = query.where(a.resource == _short(which.resource))
+    with database.reading() as connection:
+        return [_entry(row) for row in connection.execute(query)]
+
+
+def actions_of(word: str) -> tuple[str, ...]:
+    """Return the actions that an action's name or a kind means; none if it is neither."""
+    return tuple(action for action in ACTIONS if word in (action, action.partition(".")[0]))
+
+
+def purge(database: Database, older_than: int) -> int:
+    """Remove entries from before `older_than` (ms), a bounded number of them; return how many."""
+    a = tables.audit.c
+    old = sa.select(a.id).where(a.at < older_than).order_by(a.at).limit(_PURGED_AT_ONCE)
+    with database.reading() as connection:
+        ids = list(connection.execute(old).scalars())
+    if not ids:
+        return 0
+    with database.writing() as connection:
+        return int(connection.execute(tables.audit.delete().where(a.id.in_(ids))).rowcount)
+
+
+def _now_acting(connection: sa.Connection) -> dict[str, Any]:
+    actor = _acting.get() or operating_system_actor()
+    names = {"actor": actor.name, "address": actor.address, "via": actor.via}
+    at = {"at": database_now(connection), "operation": actor.operation}
+    return at | {column: _short(text) for column, text in names.items()}
+
+
+def _row(
+    acting_now: Mapping[str, Any], action: str, resource: str, details: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    return {**acting_now, "action": action, "resource": _short(resource), "details": _as_text(details or {})}
+
+
+def _entry(row: Any) -> Entry:
+    actor = Actor(row.actor, row.address, row.via, row.operation)
+    return Entry(row.id, row.at, actor, row.action, row.resource, orjson.loads(row.details))
+
+
+def _short(text: str) -> str:
+    return "".join(char if char.isprintable() else "\ufffd" for char in text[:_LONGEST])
+
+
+def _as_text(details: Mapping[str, Any]) -> str:
+    return orjson.dumps(_storable(details)).decode()
+
+
+def _storable(value: Any) -> Any:
+    """Shorten what is long, and replace what no database stores, so that no value can refuse the change itself."""
+    match value:
+        case str():
+            text = value if len(value) <= _LONGEST_ITEM else value[:_LONGEST_ITEM] + "…"
+            return text.encode(errors="replace").decode()
+        case Mapping():
+            return {key: _storable(item) for key, item in value.items()}
+        case list() | tuple():
+            items = [_storable(item) for item in value[:_MOST_ITEMS]]
+            return [*items, f"… and {len(value) - _MOST_ITEMS} more"] if len(value) > _MOST_ITEMS else items
+        case _:
+            return value

@@ -1,0 +1,282 @@
+"""List the events that are retried, have them tried at once, or give them up: they become dead letters.
+
+Of each object with parked events only the oldest, the head, is retried; the others wait behind it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import audit, tables
+from app.outbox.delivery.due_work import OFFERED
+from app.outbox.delivery.leases import REVOKED
+from app.outbox.delivery.parked import restore_heads
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.database import Database
+from app.outbox.engine.locks import lock_cursors
+from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER, WHOLE_LOG
+
+_AT_ONCE = 500  # heads in one query
+_MOST_READ = 10_000  # heads that a page reads, whether they match the filter or not
+
+
+@dataclass(frozen=True, slots=True)
+class RetryFilter:
+    """Which retried events to select; empty = any. `ids` are events' ids."""
+
+    ids: Sequence[str] = ()
+    target: TargetId | None = None
+    bucket: str = ""
+    prefix: str = ""
+
+
+class RetryPlace(NamedTuple):
+    """The place of an event in a listing: by target, partition, and the time of the next attempt."""
+
+    target_id: int
+    partition: int
+    not_before: int
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An event that is retried. Times are ms; `next_try` is 0 if it is due at once.
+
+    `attempts` is 0 if the target was unavailable for it. `history` has the last attempts, as (time, reason).
+    """
+
+    place: RetryPlace
+    target: TargetId
+    event_id: str
+    name: str
+    bucket: str
+    key: str
+    attempts: int
+    first_tried: int
+    last_tried: int
+    history: Sequence[tuple[int, str]]
+
+    @property
+    def next_try(self) -> int:
+        """When it is due, while its target is available."""
+        return self.place.not_before
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPage:
+    """A page of retried events; `next` is the place after which the next one begins, None at the end.
+
+    A page may have fewer events than asked for, or none, and still have a next one: what it reads is bounded.
+    """
+
+    retries: Sequence[Retry]
+    next: RetryPlace | None
+
+
+class Retries:
+    """The retried events of every target."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def page(self, which: RetryFilter, *, limit: int = 100, after: RetryPlace | None = None) -> RetryPage:
+        """Return up to `limit` retried events, by target, partition and time of the next attempt.
+
+        An event whose time changes meanwhile may be missing or be on two pages.
+        """
+        found: list[Retry] = []
+        read = 0
+        last = after
+        with self._database.reading() as connection:
+            for some in self._heads(connection, which, after):
+                read += len(some)
+                for retry in some:
+                    last = retry.place
+                    if _matches(retry, which):
+                        found.append(retry)
+                        if len(found) == limit:
+                            return RetryPage(found, last)
+                if read >= _MOST_READ:
+                    return RetryPage(found, last)
+        return RetryPage(found, None)
+
+    def try_now(self, which: RetryFilter) -> int:
+        """Make retried events due at once, and return their number; attempts stay counted.
+
+        An unavailable target gets them when it is available again.
+        """
+        operation = _operation("retry.now", "due", which)
+        p = tables.parked.c
+        for target_id, some in self._chosen(which):
+            with self._database.writing() as connection:
+                rows = _locked(connection, target_id, some)
+                for partition, group in groupby(rows, key=lambda row: row.partition):
+                    mine = (p.target_id == target_id, p.partition == partition, p.seq.in_([row.seq for row in group]))
+                    connection.execute(tables.parked.update().where(*mine).values(not_before=0))
+                operation.add(connection, len(rows))
+        return operation.total
+
+    def give_up(self, which: RetryFilter) -> int:
+        """Make dead letters of retried events, and return their number.
+
+        The next event of the same object is retried at once. A worker that has one of these partitions may be sending
+        such an event: its lease is revoked, so it settles nothing, and its partition waits until the lease expires.
+        """
+        operation = _operation("retry.give_up", "given_up", which)
+        p = tables.parked.c
+        for target_id, some in self._chosen(which):
+            with self._database.writing() as connection:
+                rows = _locked(connection, target_id, some)
+                if not rows:
+                    continue
+                for partition, group in groupby(rows, key=lambda row: row.partition):
+                    mine = list(group)
+                    _count_dead(connection, target_id, partition, mine)
+                    connection.execute(
+                        tables.parked.delete().where(
+                            p.target_id == target_id, p.partition == partition, p.seq.in_([row.seq for row in mine])
+                        )
+                    )
+                connection.execute(tables.dead_letters.insert(), [_dead_letter(row) for row in rows])
+                restore_heads(connection, target_id, {(row.partition, row.key_hash) for row in rows})
+                operation.add(connection, len(rows))
+        return operation.total
+
+    def _chosen(self, which: RetryFilter) -> Iterator[tuple[int, Sequence[RetryPlace]]]:
+        """Choose before any change: an event that becomes a head by the change is not meant."""
+        with self._database.reading() as connection:
+            heads = self._heads(connection, which, None)
+            places = sorted(retry.place for some in heads for retry in some if _matches(retry, which))
+        for target_id, group in groupby(places, key=lambda place: place.target_id):
+            for some in chunks(list(group)):
+                yield target_id, some
+
+    def _heads(
+        self, connection: sa.Connection, which: RetryFilter, after: RetryPlace | None
+    ) -> Iterator[Sequence[Retry]]:
+        """Yield the heads after a place, a bounded number at a time."""
+        if which.ids:
+            yield from _heads_of_events(connection, which.ids, after)
+            return
+        c, t = tables.cursors.c, tables.targets.c
+        cursors = (
+            sa.select(c.target_id, c.partition)
+            .join_from(tables.cursors, tables.targets)
+            .where(c.replay_id == WHOLE_LOG)
+            .order_by(c.target_id, c.partition)
+        )
+        if which.target is not None:
+            cursors = cursors.where(t.type == which.target.type, t.name == which.target.name)
+        for cursor in connection.execute(cursors).all():
+            here = (cursor.target_id, cursor.partition)
+            if after is not None and here < after[:2]:
+                continue
+            place = after if after is not None and here == after[:2] else None
+            while some := _heads_of_partition(connection, here, place):
+                yield some
+                place = some[-1].place
+                if len(some) < _AT_ONCE:
+                    break
+
+
+def _select_retries() -> sa.Select[Any]:
+    p, e, t = tables.parked.c, tables.events.c, tables.targets.c
+    return (
+        sa.select(tables.parked, e.id, e.name, e.bucket, e.key, t.type, t.name.label("target_name"))
+        .join_from(tables.parked, tables.targets, p.target_id == t.id)
+        .join(tables.events, sa.and_(e.partition == p.partition, e.seq == p.seq))
+        .where(p.not_before < NEVER)
+    )
+
+
+def _heads_of_partition(connection: sa.Connection, here: tuple[int, int], after: RetryPlace | None) -> Sequence[Retry]:
+    p = tables.parked.c
+    query = _select_retries().where(p.target_id == here[0], p.partition == here[1])
+    if after is not None:
+        later = sa.and_(p.not_before == after.not_before, p.seq > after.seq)
+        query = query.where(p.not_before >= after.not_before, sa.or_(p.not_before > after.not_before, later))
+    return [_retry(row) for row in connection.execute(query.order_by(p.not_before, p.seq).limit(_AT_ONCE))]
+
+
+def _heads_of_events(
+    connection: sa.Connection, ids: Sequence[str], after: RetryPlace | None
+) -> Iterator[Sequence[Retry]]:
+    heads: list[Retry] = []
+    for some in chunks(sorted(set(ids))):
+        heads += [_retry(row) for row in connection.execute(_select_retries().where(tables.events.c.id.in_(some)))]
+    yield [retry for retry in sorted(heads, key=lambda retry: retry.place) if after is None or retry.place > after]
+
+
+def _matches(retry: Retry, which: RetryFilter) -> bool:
+    return (
+        which.target in (None, retry.target)
+        and which.bucket in ("", retry.bucket)
+        and retry.key.startswith(which.prefix)
+    )
+
+
+def _locked(connection: sa.Connection, target_id: int, places: Sequence[RetryPlace]) -> list[Any]:
+    """Return those of the rows that are still heads, sorted by partition, and lock their cursors until the commit."""
+    p, e = tables.parked.c, tables.events.c
+    lock_cursors(connection, target_id, {place.partition for place in places})
+    rows: list[Any] = []
+    for partition, group in groupby(
+        sorted(places, key=lambda place: place.partition), key=lambda place: place.partition
+    ):
+        query = (
+            sa.select(tables.parked, e.id.label("event_id"))
+            .join_from(tables.parked, tables.events, sa.and_(e.partition == p.partition, e.seq == p.seq))
+            .where(p.target_id == target_id, p.partition == partition, p.not_before < NEVER)
+            .where(p.seq.in_([place.seq for place in group]))
+        )
+        rows += connection.execute(query.with_for_update(of=tables.parked)).all()
+    return rows
+
+
+def _count_dead(connection: sa.Connection, target_id: int, partition: int, rows: Sequence[Any]) -> None:
+    c = tables.cursors.c
+    freed = sum(not row.replayed for row in rows)  # the others do not count against the queue_limit anyway
+    connection.execute(
+        tables.cursors.update()
+        .where(c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
+        .values(
+            dead=c.dead + len(rows),
+            freed=c.freed + freed,
+            lease_token=sa.case((c.lease_token.in_(["", OFFERED]), c.lease_token), else_=REVOKED),
+        )
+    )
+
+
+def _dead_letter(row: Any) -> Mapping[str, Any]:
+    tried = orjson.loads(row.history)
+    reason = f"given up: {tried[-1][1]}" if tried else "given up before an attempt was counted"
+    same = ("target_id", "partition", "seq", "event_id", "attempts", "first_tried", "last_tried", "history")
+    return {name: getattr(row, name) for name in same} | {"reason": clean_reason(reason)}
+
+
+def _retry(row: Any) -> Retry:
+    return Retry(
+        place=RetryPlace(row.target_id, row.partition, row.not_before, row.seq),
+        target=TargetId(row.type, row.target_name),
+        event_id=row.id,
+        name=row.name,
+        bucket=row.bucket,
+        key=row.key,
+        attempts=row.attempts,
+        first_tried=row.first_tried,
+        last_tried=row.last_tried,
+        history=[(at, reason) for at, reason in orjson.loads(row.history)],
+    )
+
+
+def _operation(action: str, verb: str, which: RetryFilter) -> audit.CountedOperation:
+    resource = f"target:{which.target}" if which.target else "retries:"
+    facts = {"ids": list(which.ids), "bucket": which.bucket, "prefix": which.prefix}
+    return audit.CountedOperation(action, resource, verb, {name: value for name, value in facts.items() if value})

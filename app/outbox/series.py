@@ -1,0 +1,188 @@
+"""Keep time series of each target's counters: a sample every 10 s for a day, and every 5 minutes for 90 days.
+
+The table is a ring: a sample replaces the one that had its place a day (or 90 days) before, whatever time that one
+has. So the number of rows is bounded without a purge, and a clock that jumps overwrites as many samples as it is wrong
+for, and removes no others. The places of a removed target are freed in the same way.
+"""
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery.counters import oldest_undelivered
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How far apart samples are, in seconds, and how many of a target are kept."""
+
+    step: int
+    kept: int
+
+    def begin(self, at: int) -> int:
+        """Return when the sample to which this time belongs begins; both are ms."""
+        return at - at % (self.step * 1000)
+
+    def slot(self, at: int) -> int:
+        """Return the place of a sample in the ring."""
+        return at // (self.step * 1000) % self.kept
+
+
+FINE = Resolution(10, 24 * 360)
+COARSE = Resolution(300, 90 * 288)
+RESOLUTIONS: Mapping[int, Resolution] = {FINE.step: FINE, COARSE.step: COARSE}
+
+_TOTALS = ("recorded", "delivered", "superseded", "failed", "dead_lettered", "discarded")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One target's counters at `at` (ms, the beginning of the step).
+
+    `backlog` and `oldest_age` (ms) are values of the moment, or the greatest ones in the 5 minutes; an age of 0 means
+    that no event waits, None that it was not measured. All others are totals, of which two samples differ by what
+    happened between them: `failed` counts attempts, `dead_lettered` events that became dead letters.
+    """
+
+    target_id: int
+    at: int
+    recorded: int
+    delivered: int
+    superseded: int
+    failed: int
+    dead_lettered: int
+    discarded: int
+    backlog: int
+    oldest_age: int | None
+
+
+def take_sample(database: Database, *, seconds: float = 0.2) -> bool:
+    """Store a sample of every target, unless this step has one already; return whether it was stored.
+
+    After `seconds` of searching for oldest events, the ages of the remaining targets are left out; each time another
+    target is the first. Safe to run concurrently: one caller stores its samples.
+    """
+    with database.snapshot() as connection:
+        now = database_now(connection)
+        at = FINE.begin(now)
+        if _is_taken(connection, at):
+            return False
+        samples = _measure(connection, at, now, seconds)
+    try:
+        with database.writing() as connection:
+            _clear(connection, FINE, at, but=at)
+            _insert(connection, FINE, at, samples)
+            begin = COARSE.begin(at)
+            before = {sample.target_id: sample for sample in _at(connection, COARSE, begin)}
+            _clear(connection, COARSE, begin)
+            _insert(connection, COARSE, begin, [merged(before.get(one.target_id), one, begin) for one in samples])
+    except sa.exc.IntegrityError:  # another process has stored a sample of this step
+        return False
+    return True
+
+
+def merged(before: Sample | None, sample: Sample, begin: int) -> Sample:
+    """Return the sample of a step that begins at `begin`, after one more sample in it, in whatever order they come."""
+    if before is None:
+        return replace(sample, at=begin)
+    ages = [age for age in (before.oldest_age, sample.oldest_age) if age is not None]
+    greatest = {name: max(getattr(before, name), getattr(sample, name)) for name in (*_TOTALS, "backlog")}
+    return replace(sample, at=begin, oldest_age=max(ages, default=None), **greatest)
+
+
+def read_series(
+    database: Database, target_id: int, resolution: Resolution, *, since: int, before: int, limit: int
+) -> list[Sample]:
+    """Return a target's samples from [since, before) (ms), oldest first, at most the first `limit`."""
+    s = tables.series.c
+    query = (
+        sa.select(tables.series)
+        .where(s.target_id == target_id, s.step == resolution.step, s.at >= since, s.at < before)
+        .order_by(s.at)
+        .limit(limit)
+    )
+    with database.reading() as connection:
+        return [_sample(row) for row in connection.execute(query)]
+
+
+def _is_taken(connection: sa.Connection, at: int) -> bool:
+    s = tables.series.c
+    here = sa.select(s.at).where(s.step == FINE.step, s.slot == FINE.slot(at), s.at == at).limit(1)
+    return connection.execute(here).first() is not None
+
+
+def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> list[Sample]:
+    rows = connection.execute(_select_counters()).all()
+    first = at // (FINE.step * 1000) % len(rows) if rows else 0
+    until = time.monotonic() + seconds
+    samples = []
+    for row in [*rows[first:], *rows[:first]]:
+        backlog = max(0, row.recorded - int(row.freed))
+        age: int | None = 0
+        if backlog:
+            in_time = time.monotonic() < until
+            oldest = oldest_undelivered(connection, row.id, pending=True) if in_time else None
+            age = max(1, now - oldest) if oldest else oldest
+        totals = {name: int(getattr(row, name)) for name in _TOTALS if name != "recorded"}
+        samples.append(
+            Sample(row.id, at, recorded=row.recorded + int(row.replayed), backlog=backlog, oldest_age=age, **totals)
+        )
+    # Whoever writes the same rows writes them in this order.
+    return sorted(samples, key=lambda sample: sample.target_id)
+
+
+def _select_counters() -> sa.Select[Any]:
+    """Build the query for what the rows of targets and cursors know: it counts neither parked events nor the log."""
+    t, c = tables.targets.c, tables.cursors.c
+    sums = {
+        "delivered": c.delivered,
+        "superseded": c.superseded,
+        "failed": c.failed,
+        "dead_lettered": c.dead,
+        "replayed": c.replayed,
+        "freed": c.freed,
+    }
+    grouped = (
+        sa.select(c.target_id, *(sa.func.sum(column).label(name) for name, column in sums.items()))
+        .group_by(c.target_id)
+        .subquery()
+    )
+    columns = [grouped.c[name] for name in sums]
+    return (
+        sa.select(t.id, t.recorded, t.discarded, *columns)
+        .join_from(tables.targets, grouped, grouped.c.target_id == t.id)
+        .order_by(t.id)
+    )
+
+
+def _at(connection: sa.Connection, resolution: Resolution, at: int) -> Iterable[Sample]:
+    s = tables.series.c
+    rows = connection.execute(
+        sa.select(tables.series).where(s.step == resolution.step, s.slot == resolution.slot(at), s.at == at)
+    )
+    return [_sample(row) for row in rows]
+
+
+def _clear(connection: sa.Connection, resolution: Resolution, at: int, *, but: int = -1) -> None:
+    """Free the place of a sample in the ring, except of samples that begin at `but`."""
+    s = tables.series.c
+    connection.execute(
+        tables.series.delete().where(s.step == resolution.step, s.slot == resolution.slot(at), s.at != but)
+    )
+
+
+def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples: Sequence[Sample]) -> None:
+    place = {"step": resolution.step, "slot": resolution.slot(at)}
+    rows = [place | {name: getattr(sample, name) for name in Sample.__slots__} for sample in samples]
+    if rows:
+        connection.execute(tables.series.insert(), rows)
+
+
+def _sample(row: Any) -> Sample:
+    return Sample(**{name: getattr(row, name) for name in Sample.__slots__})

@@ -1,0 +1,125 @@
+"""What a console needs to know and to do besides: status, workers, tokens, retries, matching, one replay."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.outbox.delivery import heartbeats
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from app.outbox.tokens import Tokens
+from tests.integration.api.conftest import Api, Start, problem, token, url_of
+from tests.services import until
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import Failed
+
+
+def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database) -> None:
+    for name in ("one", "two"):
+        target = add_target(database, name)
+    registry(database).pause(target, "for a test")
+    Log(database).append([[event("a"), event("b")]])
+    heartbeats.record(database, heartbeats.DRAIN, now_ms())
+    until(lambda: api.client.get("/v1/status").json()["ready"])
+    found = api.client.get("/v1/status").json()
+    assert found["targets"] == {"running": 1, "paused": 1}
+    assert (found["events"]["recorded"], found["events"]["pending"], found["events"]["dead"]) == (4, 4, 0)
+    assert found["oldest_age"] > 0
+    assert found["checks"]["drain"]["ok"]
+
+
+def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) -> None:
+    served, other = add_target(plain_log, "served"), add_target(plain_log, "other")
+    found = plain.client.get("/v1/workers").json()
+    assert found["drain"] == {"running": False, "age": None}
+    [queue] = [queue for queue in _queues(plain_log) if queue.target == served]
+    heartbeats.answered(plain_log, queue.row_id, now_ms())
+    heartbeats.record(plain_log, heartbeats.DRAIN, now_ms())
+    found = plain.client.get("/v1/workers").json()
+    assert found["drain"]["running"]
+    answered = {queue["target"]: queue["answered_at"] is not None for queue in found["queues"]}
+    assert answered == {served.arn(""): True, other.arn(""): False}
+    assert {queue["served"] for queue in found["queues"]} == {True}
+
+
+def _queues(database: Database) -> list[heartbeats.Queue]:
+    with database.reading() as connection:
+        return heartbeats.queues(connection)
+
+
+def test_a_token_is_created_used_listed_and_revoked(log: Database, start: Start) -> None:
+    admin = token(log, "admin")
+    api = start(url_of(log), api_tokens="fixed:read:0123456789abcdef")
+    made = api.client.post("/v1/tokens", json={"name": "console", "scopes": ["read"]}, headers=admin)
+    assert made.status_code == 201, made.text
+    headers = {"Authorization": f"Bearer {made.json()['token']}"}
+    until(lambda: api.client.get("/v1/targets", headers=headers).status_code == 200)
+    problem(api.client.get("/v1/tokens", headers=headers), 403, "forbidden")
+    listed = api.client.get("/v1/tokens", headers=admin)
+    assert made.json()["token"] not in listed.text
+    assert [(one["name"], one["scopes"], one["origin"]) for one in listed.json()["tokens"]] == [
+        ("fixed", ["read"], "environment"),
+        ("admin", ["admin"], "stored"),
+        ("console", ["read"], "stored"),
+    ]
+    again = api.client.post("/v1/tokens", json={"name": "console", "scopes": ["read"]}, headers=admin)
+    problem(again, 409, "token-exists")
+    for body in ({"name": "a b", "scopes": ["read"]}, {"name": "x", "scopes": []}, {"name": "x", "scopes": ["all"]},
+                 {"name": "x", "scopes": "read"}, {"name": "x", "scopes": ["read"], "more": 1}):  # fmt: skip
+        problem(api.client.post("/v1/tokens", json=body, headers=admin), 400, "bad-value")
+    assert api.client.delete("/v1/tokens/console", headers=admin).status_code == 204
+    problem(api.client.delete("/v1/tokens/console", headers=admin), 404, "not-found")
+    problem(api.client.delete("/v1/tokens/fixed", headers=admin), 404, "not-found")
+    problem(api.client.delete("/v1/tokens/*", headers=admin), 404, "not-found")
+    assert Tokens(log).required()
+    until(lambda: api.client.get("/v1/targets", headers=headers).status_code == 401)
+
+
+def test_an_event_is_matched_as_it_would_be_recorded(plain: Api, plain_log: Database) -> None:
+    target, disabled = add_target(plain_log, "audit", bucket="images"), add_target(plain_log, "off", bucket="images")
+    registry(plain_log).put(disabled, {"endpoint": "http://127.0.0.1:9/", "enable": "off"})
+    rule = {"bucket": "*", "events": ["s3:ObjectRemoved:*"], "prefix": "a/", "target": str(target)}
+    plain.client.post("/v1/rules", json=rule)
+
+    def matched(**body: str) -> tuple[int, list[str]]:
+        found = plain.client.post("/v1/rules/match", json=body).json()
+        return len(found["rules"]), [one["target"] for one in found["targets"]]
+
+    put, delete = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete"
+    assert matched(bucket="images", key="x", event=put) == (2, [target.arn("")])
+    assert matched(bucket="other", key="a/x", event=delete) == (1, [target.arn("")])
+    assert matched(bucket="other", key="b/x", event=delete) == (0, [])
+    problem(plain.client.post("/v1/rules/match", json={"key": "x"}), 400, "bad-value")
+    with plain_log.reading() as connection:
+        assert heartbeats.last_drain(connection) is None
+
+
+@pytest.mark.parametrize("act", ["now", "give-up"])
+def test_retries_are_listed_tried_and_given_up(plain: Api, plain_log: Database, act: str) -> None:
+    target = add_target(plain_log, "audit")
+    Log(plain_log).append([[event(f"k{number}") for number in range(5)]])
+    Courier(plain_log, target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60))).run()
+    first = plain.client.get("/v1/retries", params={"limit": 3, "target": str(target)}).json()
+    rest = plain.client.get("/v1/retries", params={"after": first["next"]}).json()
+    assert rest["next"] is None
+    listed = first["retries"] + rest["retries"]
+    assert sorted(one["key"] for one in listed) == [f"k{number}" for number in range(5)]
+    assert {(one["attempts"], one["history"][0]["reason"]) for one in listed} == {(1, "500 broken")}
+    done = plain.client.post(f"/v1/retries/{act}", json={"ids": [listed[0]["event_id"]]}).json()
+    assert list(done.values()) == [1]
+    left = plain.client.get("/v1/retries", params={"ids": listed[0]["event_id"]}).json()["retries"]
+    assert [one["next_try"] for one in left] == ([None] if act == "now" else [])
+    assert list(plain.client.post(f"/v1/retries/{act}", json={"all": True}).json().values()) == [5 - (act != "now")]
+    for body in ({}, {"all": True, "bucket": "x"}, {"idz": []}, {"ids": "x"}, {"target": "x"}):
+        problem(plain.client.post(f"/v1/retries/{act}", json=body), 400, "bad-value")
+    for after in ("x", "1.2.3", "1.2.3.-4", "9" * 99, "1.2.3.²"):
+        problem(plain.client.get("/v1/retries", params={"after": after}), 400, "bad-value")
+
+
+def test_one_replay_is_read_by_its_number(plain: Api, plain_log: Database) -> None:
+    add_target(plain_log, "audit")
+    begun = plain.client.post("/v1/replays", json={"target": "webhook:audit", "all": True}).json()
+    assert plain.client.get(f"/v1/replays/{begun['id']}").json() == begun
+    for number in (begun["id"] + 1, 2**70):
+        problem(plain.client.get(f"/v1/replays/{number}"), 404, "not-found")

@@ -1,0 +1,111 @@
+"""Retried events are listed, tried at once and given up, and the counters balance all the time."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.config.arn import TargetId
+from app.outbox.delivery import retries
+from app.outbox.delivery.counters import read_counters
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
+from app.outbox.delivery.leases import LeaseLost
+from app.outbox.delivery.retries import Retries, RetryFilter
+from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.support.builders import add_target, event
+from tests.support.parked_rows import due_times
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers.delivery.outcomes import DELIVERED, Failed
+
+
+def failing(database: Database, keys: int, events: int = 2, name: str = "audit") -> Courier:
+    """A target at which the first event of each key has failed; the others wait behind it."""
+    target = add_target(database, name)
+    courier = Courier(database, target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60)))
+    Log(database).append([[event(f"k{number}") for number in range(keys) for _ in range(events)]])
+    courier.run()
+    return courier
+
+
+def counters(database: Database, target: TargetId) -> tuple[int, int, int]:
+    """Parked, dead and delivered events."""
+    with database.reading() as connection:
+        [found] = [one for one in read_counters(connection) if one.target == target]
+    return found.parked, found.dead, found.delivered
+
+
+def test_heads_are_listed_by_page_and_filter(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retries, "_AT_ONCE", 3)
+    courier = failing(database, 20)
+    listing = Retries(database)
+    whole = listing.page(RetryFilter(), limit=100)
+    assert whole.next is None
+    assert sorted(retry.key for retry in whole.retries) == sorted(f"k{number}" for number in range(20))
+    assert {(retry.attempts, retry.history[-1][1]) for retry in whole.retries} == {(1, "500 broken")}
+    assert all(retry.next_try > retry.last_tried for retry in whole.retries)
+    paged, after = [], None
+    while True:
+        page = listing.page(RetryFilter(), limit=7, after=after)
+        paged += page.retries
+        after = page.next
+        if after is None:
+            break
+    assert paged == list(whole.retries)
+    assert {retry.key for retry in listing.page(RetryFilter(prefix="k1", bucket="images")).retries} == {
+        "k1", *(f"k{number}" for number in range(10, 20))
+    }  # fmt: skip
+    one = whole.retries[5]
+    assert listing.page(RetryFilter(ids=[one.event_id, "none"])).retries == [one]
+    assert listing.page(RetryFilter(target=courier.target, ids=[one.event_id])).retries == [one]
+    assert listing.page(RetryFilter(target=TargetId("webhook", "none"))).retries == []
+    monkeypatch.setattr(retries, "_MOST_READ", 5)
+    bounded = listing.page(RetryFilter(prefix="nothing"))
+    assert (list(bounded.retries), bounded.next is not None) == ([], True)
+
+
+def test_what_is_tried_now_is_due_at_once_and_keeps_its_attempts(database: Database) -> None:
+    courier = failing(database, 3)
+    courier.scripted.script = lambda _: DELIVERED
+    courier.run(now=now_ms())
+    assert counters(database, courier.target) == (6, 0, 0), "nothing is due yet"
+    assert Retries(database).try_now(RetryFilter(prefix="k1")) == 1
+    assert min(due_times(database).values()) == 0
+    [first] = Retries(database).page(RetryFilter(prefix="k1")).retries
+    assert (first.next_try, first.attempts) == (0, 1)
+    courier.run(now=now_ms())
+    assert courier.scripted.keys() == ["k1", "k1"]
+    assert_counters_balance(database)
+
+
+def test_what_is_given_up_is_a_dead_letter_and_its_successor_goes_on(database: Database) -> None:
+    courier = failing(database, 3)
+    assert Retries(database).give_up(RetryFilter(target=courier.target, prefix="k2")) == 1
+    assert counters(database, courier.target) == (5, 1, 0)
+    [letter] = DeadLetters(database).list(Filter())
+    assert (letter.key, letter.reason, letter.attempts) == ("k2", "given up: 500 broken", 1)
+    due_times(database)
+    courier.scripted.script = lambda _: DELIVERED
+    courier.run(now=now_ms())
+    assert courier.scripted.keys() == ["k2"], "the one behind it"
+    assert_counters_balance(database)
+    assert DeadLetters(database).replay(Filter()) == 1
+    assert Retries(database).give_up(RetryFilter()) == 3
+    assert Retries(database).give_up(RetryFilter(prefix="nothing")) == 0
+    assert_counters_balance(database)
+
+
+def test_a_worker_that_is_sending_what_is_given_up_settles_nothing(database: Database) -> None:
+    """Otherwise the event would count as delivered and as dead."""
+    courier = failing(database, 1, events=1)
+    row_id = Retries(database).page(RetryFilter()).retries[0].place.target_id
+    lease = courier.leases.claim(row_id, range(4), "worker", now_ms())
+    assert lease is not None
+    assert Retries(database).give_up(RetryFilter()) == 1
+    settlement = Settlement()
+    for number in range(4):
+        settlement.partition(number).delivered = 1
+    with pytest.raises(LeaseLost):
+        courier.store.settle(lease, settlement, now_ms())
+    assert counters(database, courier.target) == (0, 1, 0)
+    assert_counters_balance(database)

@@ -1,0 +1,167 @@
+"""Time series: one sample for each step, whoever takes it, in a bounded table, whatever the clock does."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import series, tables
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.markers import NEVER
+from app.outbox.series import Resolution, Sample, read_series, take_sample
+from tests.support.builders import add_target, event, registry
+from tests.support.query_cost import query_cost
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+
+BEGIN = 1_795_000_200_000  # ms; the beginning of five minutes
+YEAR = 365 * 86_400_000
+
+
+class Clock:
+    """The database's clock as the test sets it."""
+
+    def __init__(self) -> None:
+        self.now = BEGIN
+
+    def __call__(self, _connection: sa.Connection) -> int:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(series, "database_now", made)
+    return made
+
+
+def samples(database: Database, target: TargetId, resolution: Resolution = series.FINE) -> list[Sample]:
+    row_id = registry(database).target(target).row_id
+    return read_series(database, row_id, resolution, since=-NEVER, before=NEVER, limit=10_000)
+
+
+def rows(database: Database) -> int:
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.count()).select_from(tables.series)).scalar_one())
+
+
+def test_a_sample_has_the_counters_and_a_step_has_one(database: Database, clock: Clock) -> None:
+    target, idle = add_target(database, "audit"), add_target(database, "idle", bucket="none")
+
+    def script(given: object) -> Outcome:
+        key = getattr(given, "key", "")
+        return {"bad": Rejected("no"), "slow": Failed("later")}.get(key, DELIVERED)
+
+    Log(database).append([[event("a"), event("b"), event("bad"), event("slow"), event("slow")]])
+    with database.reading() as connection:
+        received = connection.execute(sa.select(sa.func.min(tables.events.c.received_at))).scalar_one()
+    clock.now = series.FINE.begin(received) + 60_000
+    assert take_sample(database)
+    clock.now += 9_999
+    assert not take_sample(database)
+    Courier(database, target, ScriptedTarget(script)).run(turns=0)
+    clock.now += 1
+    assert take_sample(database)
+    first, second = samples(database, target)
+    assert (first.recorded, first.delivered, first.failed, first.backlog) == (5, 0, 0, 5)
+    assert (second.recorded, second.delivered, second.failed, second.dead_lettered) == (5, 2, 2, 1)
+    assert second.backlog == 2, "the failed event, and the one behind it"
+    assert second.at == first.at + 10_000
+    assert first.oldest_age == first.at - received
+    assert [(one.recorded, one.backlog, one.oldest_age) for one in samples(database, idle)] == [(0, 0, 0)] * 2
+
+
+def test_of_two_that_sample_at_once_one_stores_its_samples(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = [add_target(database, f"t{number}") for number in range(3)]
+    monkeypatch.setattr(series, "_is_taken", lambda *_: False)  # both have looked before either has stored
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(5):
+            stored = [pool.submit(take_sample, database) for _ in range(2)]
+            assert sorted(one.result() for one in stored) == [False, True]
+            clock.now += 10_000
+    assert [len(samples(database, target)) for target in targets] == [5, 5, 5]
+    assert [len(samples(database, target, series.COARSE)) for target in targets] == [1, 1, 1]
+
+
+def test_five_minutes_have_the_last_totals_and_the_greatest_backlog(database: Database, clock: Clock) -> None:
+    target = add_target(database, "audit")
+    courier = Courier(database, target)
+    for _ in range(3):
+        Log(database).append([[event(f"k{clock.now}-{number}") for number in range(4)]])
+        assert take_sample(database)
+        courier.run()
+        clock.now += 10_000
+    clock.now = BEGIN + 300_000
+    assert take_sample(database)
+    first, second = samples(database, target, series.COARSE)
+    assert (first.at, first.recorded, first.delivered, first.backlog) == (BEGIN, 12, 8, 4)
+    assert (second.at, second.recorded, second.delivered, second.backlog) == (BEGIN + 300_000, 12, 12, 0)
+
+
+def test_the_table_is_bounded_and_a_removed_target_leaves_it(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(series, "FINE", Resolution(10, 6))
+    monkeypatch.setattr(series, "COARSE", Resolution(300, 3))
+    target, gone = add_target(database, "audit"), add_target(database, "gone")
+    for number in range(130):
+        if number == 125:
+            registry(database).remove(gone, force=True)
+        assert take_sample(database)
+        assert rows(database) <= 2 * (6 + 3)
+        clock.now += 10_000
+    assert [one.at for one in samples(database, target)] == [clock.now - 10_000 * back for back in range(6, 0, -1)]
+    assert [one.at - BEGIN for one in samples(database, target, series.COARSE)] == [600_000, 900_000, 1_200_000]
+    clock.now += 900_000
+    for _ in range(100):
+        take_sample(database)
+        clock.now += 10_000
+    assert rows(database) == 6 + 3
+
+
+@pytest.mark.parametrize("jump", [YEAR, -YEAR, 3_600_000, -3_600_000, 7, -7])
+def test_a_clock_that_jumps_costs_the_samples_of_its_wrong_time_only(
+    database: Database, clock: Clock, jump: int
+) -> None:
+    target = add_target(database, "audit")
+    for _ in range(5):
+        take_sample(database)
+        clock.now += 10_000
+    before = samples(database, target)
+    clock.now += jump
+    take_sample(database)
+    clock.now -= jump
+    take_sample(database)
+    times = [one.at for one in samples(database, target)]
+    assert len(set(times) & {one.at for one in before}) >= 4
+    assert clock.now in times
+    assert len(times) <= 7
+
+
+def test_a_sample_does_not_grow_with_what_is_parked_and_dead(database: Database, clock: Clock) -> None:
+    target, costs = add_target(database, "audit"), []
+    row_id = registry(database).target(target).row_id
+    for count in (100, 3_000):
+        with database.writing() as connection:
+            seqs = range(count, 2 * count)
+            parked = {"target_id": row_id, "key_hash": 7, "not_before": NEVER}
+            connection.execute(tables.parked.insert(), [parked | {"partition": n % 4, "seq": n} for n in seqs])
+            dead = {"target_id": row_id, "event_id": "", "reason": "", "attempts": 1, "history": "[]"}
+            dead |= {"first_tried": 1, "last_tried": 1}
+            connection.execute(
+                tables.dead_letters.insert(), [dead | {"partition": n % 4, "seq": 10_000_000 + n} for n in seqs]
+            )
+            connection.execute(tables.targets.update().values(recorded=tables.targets.c.recorded + count))
+            if database.dialect == "postgresql":
+                connection.exec_driver_sql("ANALYZE parked")
+        with query_cost(database) as cost:
+            assert take_sample(database)
+        costs.append(cost.rows)
+        clock.now += 10_000
+    assert costs[1] <= 2 * costs[0] + 100
