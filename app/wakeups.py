@@ -42,7 +42,7 @@ _REDIS = {
 # The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
 # delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
 # and delivery.
-_LEAST_APART, _MOST_APART = 0.005, 0.05  # seconds
+_WORKERS_APART, _DRAINS_APART, _MOST_APART = 0.005, 0.02, 0.05  # seconds
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
 _MOST_WAITING = 3  # messages in the service queue; the drain that is among them has not begun, so it finds all work
 _MOST_DIRECT = 4  # targets and requests of which the workers are woken directly: of more, the drain makes fewer batches
@@ -188,7 +188,7 @@ class _Sender:
         is_unavailable = False
         while (requested := self._next()) is not None:
             try:
-                ahead = self._send_or_reconnect(requested)
+                apart = self._send_or_reconnect(requested)
             except Exception as error:  # noqa: BLE001 - whatever it is: beat's drain replaces what is lost
                 if not (is_unavailable or self._closed):
                     log.warning("the broker is unavailable, so events are delivered later: %s", error)
@@ -199,7 +199,7 @@ class _Sender:
                 if is_unavailable:
                     log.info("the broker is available again")
                 is_unavailable = False
-                time.sleep(min(_MOST_APART, _LEAST_APART * requested.number * 4**ahead))
+                time.sleep(min(_MOST_APART, apart * requested.number))
         self._disconnect()
 
     def _next(self) -> _Requested | None:
@@ -212,7 +212,7 @@ class _Sender:
                 self._requested.drain_at, requested.drain_at = requested.drain_at, math.inf
             return None if self._closed else requested
 
-    def _send_or_reconnect(self, requested: _Requested) -> int:
+    def _send_or_reconnect(self, requested: _Requested) -> float:
         idle = self._connection is not None
         try:
             return self._send(requested)
@@ -223,8 +223,8 @@ class _Sender:
             # A connection may end while nothing is sent; the broker may be available nevertheless.
             return self._send(requested)
 
-    def _send(self, requested: _Requested) -> int:
-        """Wake workers or the drain, unless enough messages wait; return how many waited for the drain."""
+    def _send(self, requested: _Requested) -> float:
+        """Wake workers or the drain, unless enough messages wait; return the pause that each request is worth (s)."""
         if self._connection is None:
             options = transport_options(self._broker_url)
             self._connection = Connection(self._broker_url, connect_timeout=BROKER_TIMEOUT, transport_options=options)
@@ -233,14 +233,14 @@ class _Sender:
         try:
             few = max(requested.number, len(requested.due)) <= _MOST_DIRECT
             if few and requested.drain_at == math.inf and self._wake_workers(requested.due):
-                return 0
+                return _WORKERS_APART
             ahead = waiting(self._channel, SERVICE_QUEUE)
         except self._connection.channel_errors:  # no such queue: no worker has ever served it
             self._channel = None
-            return _MOST_WAITING
+            return _MOST_APART
         if ahead < _MOST_WAITING:
             self._publish(SERVICE_QUEUE, "drain", ())
-        return ahead
+        return float(_DRAINS_APART * 4**ahead)
 
     def _wake_workers(self, due: Due) -> bool:
         """Wake the workers of each target; return False if the drain is needed now, too."""

@@ -139,7 +139,7 @@ def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeyp
         made.request_delivery({each: {1} for each in targets})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
         monkeypatch.setattr(wakeups, "_MOST_APART", 0.2)
-        monkeypatch.setattr(wakeups, "_LEAST_APART", 0.2)
+        monkeypatch.setattr(wakeups, "_DRAINS_APART", 0.2)
         made.request()  # the sender pauses after it
         until(lambda: count(broker_url) == 2, 30, what="another")
         for number in range(5):
@@ -203,7 +203,7 @@ def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_ur
 def test_a_burst_shares_wakeups_also_while_they_are_taken_at_once(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wakeups, "_LEAST_APART", 0.02)
+    monkeypatch.setattr(wakeups, "_DRAINS_APART", 0.02)
     taken, over = [], threading.Event()
 
     def take() -> None:
