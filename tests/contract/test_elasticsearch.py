@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -542,8 +543,11 @@ def test_a_proxy_that_asks_for_patience_gets_it(receiver: services.Receiver) -> 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/problem+json", "text/html", ""])
 def test_an_error_that_is_not_json_is_judged_by_its_status(receiver: services.Receiver, kind: str) -> None:
-    receiver.set(status=503, headers={"Retry-After": "7", "Content-Type": kind}, body="<html>")
-    (outcome,) = attempt(at(receiver), [sample_events.put("a")], 1)
+    warning = '299 Elasticsearch-8.19.3 "this is deprecated"'
+    receiver.set(status=503, headers={"Retry-After": "7", "Content-Type": kind, "Warning": warning}, body="<html>")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (outcome,) = attempt(at(receiver), [sample_events.put("a")], 1)
     assert isinstance(outcome, Unavailable)
     assert outcome.retry_after == 7
     assert "answered 503: Service Unavailable" in outcome.reason

@@ -4,7 +4,6 @@ All are extension points of the client, on the level below it (`elastic_transpor
 """
 
 import logging
-import warnings
 from typing import Any
 
 from elastic_transport import (
@@ -16,21 +15,19 @@ from elastic_transport import (
     TransportApiResponse,
     Urllib3HttpNode,
 )
-from elasticsearch import ElasticsearchWarning
 
 from workers.targets.http_pool import http_pool
 from workers.targets.tls import context as tls_context
 
 # A target does not log: its outcomes say what happened.
 logging.getLogger("elastic_transport").setLevel(logging.CRITICAL)
-warnings.simplefilter("ignore", ElasticsearchWarning)
 
 
 class HttpNode(Urllib3HttpNode):
     """One node, with one connection, through the proxy that the environment names (as MinIO: §4.8).
 
-    Every failure to connect is a `NewConnectionError` or `ConnectTimeoutError`: nothing was sent. After `close` it
-    connects anew, so that the client remembers which nodes were dead.
+    A `NewConnectionError` and a `ConnectTimeoutError` mean that nothing was sent. After `close` it connects anew, so
+    that the client remembers which nodes were dead.
     """
 
     def __init__(self, config: NodeConfig) -> None:
@@ -50,16 +47,18 @@ class HttpNode(Urllib3HttpNode):
 
 
 class PlainTransport(Transport):
-    """A transport with plain media types: OpenSearch and Elasticsearch 7 refuse those of the client's version."""
+    """A transport with plain media types, as OpenSearch and Elasticsearch 7 refuse those of the client's version."""
 
     def perform_request(  # type: ignore[override]  # its options are passed on
         self, method: str, target: str, *, headers: HttpHeaders, **options: Any
     ) -> TransportApiResponse:
-        """Make the request."""
+        """Make the request, and leave out warnings of what a server deprecates."""
         for name in ("accept", "content-type"):
             if name in headers:
                 headers[name] = headers[name].replace("vnd.elasticsearch+", "").partition(";")[0]
-        return super().perform_request(method, target, headers=headers, **options)
+        response = super().perform_request(method, target, headers=headers, **options)
+        response.meta.headers.pop("Warning", None)  # the client would walk the stack, and print it
+        return response
 
 
 class AnyProduct(PlainTransport):
