@@ -17,6 +17,7 @@ from app.api.routes import (
     replays,
     retries,
     rules,
+    search,
     series,
     status,
     targets,
@@ -28,6 +29,7 @@ from app.outbox.tokens import TokensUnknown
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
     events.routes,
+    search.routes,
     targets.routes,
     rules.routes,
     manifest.routes,

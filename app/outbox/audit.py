@@ -1,7 +1,8 @@
 """The audit log: who changed what, when and from where. A change and its entry are one transaction.
 
 The one who acts is known to the caller's context (`acting`), not passed from function to function: every change is
-recorded, also one that a future caller makes. Entries are only added; `purge` removes those older than the retention.
+recorded, also one that a future caller makes. Entries are only added, except that an operation in several transactions
+completes its own; `purge` removes those older than the retention.
 """
 
 import getpass
