@@ -17,6 +17,7 @@ from app.api.routes import (
     replays,
     retries,
     rules,
+    search,
     series,
     service_settings,
     status,
@@ -31,6 +32,7 @@ from app.wakeups import Due
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
     events.routes,
+    search.routes,
     targets.routes,
     rules.routes,
     manifest.routes,

@@ -9,6 +9,7 @@ from app.config.targets.registry import TYPES
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.manifest.document import schema as document_schema
 from app.outbox.audit import ACTIONS
+from app.outbox.delivery.event_states import STATES
 from app.outbox.reconcile.runs import COUNTS
 
 _TEXT = {"type": "string"}
@@ -61,6 +62,28 @@ _RULE: dict[str, Any] = {
     "target": _TARGET,
     "rule_id": _TEXT,
 }
+_EVENT: dict[str, Any] = {
+    "id": _TEXT, "seq": _NUMBER, "name": _TEXT, "bucket": _TEXT, "key": _TEXT, "version": _TEXT, "time": _TIME,
+    "received_at": _TIME,
+    "delivery_states": {
+        "type": "array",
+        "items": _object(
+            target=_TEXT,
+            state={**_TEXT, "enum": list(STATES)},
+            reason={**_TEXT, "description": "of the last attempt, if it is parked or dead"},
+            attempts={**_NUMBER, "description": "of one event: attempts that failed, while it is parked or dead"},
+            history={
+                "type": "array", "items": _object(at=_TIME, reason=_TEXT),
+                "description": "of one event: the last ten attempts, while it is parked or dead",
+            },
+            waits={**_FLAG, "description": "of one event: it is parked behind an earlier event of its object"},
+            next_try={**_TIME, "description": "of one event: null for one that is due, waits, or is not parked"},
+        ),
+    },
+    "traceparent": {**_TEXT, "description": "W3C Trace Context, if the event had one"},
+    "tracestate": _TEXT,
+    "record": {"type": "object", "description": "not in a search"},
+}  # fmt: skip
 _RETRY_FILTER: dict[str, Any] = {
     "ids": {"type": "array", "items": _TEXT, "maxItems": 1000, "description": "ids of events"},
     **{name: _FILTER[name] for name in ("target", "bucket", "prefix", "all")},
@@ -91,26 +114,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         more_refused={**_NUMBER, "description": "invalid records that `refused` does not list"},
         spooled={**_NUMBER, "description": "events kept in the spool folder; then the other counts are not known yet"},
     ),
-    "History": _object(
-        bucket=_TEXT,
-        key=_TEXT,
-        events={
-            "type": "array",
-            "items": _object(
-                id=_TEXT, seq=_NUMBER, name=_TEXT, version=_TEXT, time=_TIME, received_at=_TIME,
-                delivery_states={
-                    "type": "array",
-                    "items": _object(
-                        target=_TEXT,
-                        state={**_TEXT, "enum": ["pending", "parked", "dead", "settled"]},
-                        reason=_TEXT,
-                    ),
-                },
-                traceparent={**_TEXT, "description": "W3C Trace Context, if the event had one"},
-                tracestate=_TEXT,
-                record={"type": "object"},
-            ),
+    "Event": _object(**_EVENT),
+    "Events": _object(
+        bucket={**_TEXT, "description": "of an object's history"},
+        key={**_TEXT, "description": "of an object's history"},
+        events=_list("Event"),
+        next={
+            "type": ["integer", "null"],
+            "description": "of a search: the `after` of the next page; null: the log was searched to its end",
         },
+        searched_to={**_TIME, "description": "of a search: when the oldest event was recorded that was looked at"},
     ),
     "Text": {**_TEXT, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]*$"},
     "Settings": {"type": "object", "additionalProperties": True, "description": "the settings of the type, by name"},

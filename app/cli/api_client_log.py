@@ -11,7 +11,7 @@ from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
 from app.outbox.audit import Actor, AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
-from app.outbox.delivery.object_history import DeliveryState, RecordedEvent
+from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
 from app.outbox.delivery.replays import Replay, Selection
 from app.outbox.delivery.retries import Retry, RetryFilter, RetryPage, RetryPlace
 from app.outbox.markers import NEVER
@@ -229,5 +229,7 @@ def _recorded(body: dict[str, Any]) -> RecordedEvent:
             for state in body["delivery_states"]
         ],
         record=orjson.dumps(body["record"]).decode(),
+        bucket=body["bucket"],
+        key=body["key"],
         trace=trace_of(body.get("traceparent"), body.get("tracestate")),
     )

@@ -13,7 +13,8 @@ from app.manifest.plan import apply, make_plan, plan_json
 from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
-from app.outbox.delivery.object_history import RecordedEvent, object_history
+from app.outbox.delivery.event_states import RecordedEvent
+from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.retries import Retries
 from app.outbox.registry import Registry

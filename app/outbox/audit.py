@@ -1,7 +1,8 @@
 """The audit log: who changed what, when and from where. A change and its entry are one transaction.
 
 The one who acts is known to the caller's context (`acting`), not passed from function to function: every change is
-recorded, also one that a future caller makes. Entries are only added; `purge` removes those older than the retention.
+recorded, also one that a future caller makes. Entries are only added, except that an operation in several transactions
+completes its own; `purge` removes those older than the retention.
 """
 
 import getpass
@@ -19,7 +20,7 @@ import orjson
 import sqlalchemy as sa
 
 from app.outbox import tables
-from app.outbox.engine.clock import database_now
+from app.outbox.engine.clock import now_column
 from app.outbox.engine.database import Database, inserted_id
 from app.outbox.markers import NEVER
 
@@ -121,18 +122,15 @@ def record(connection: sa.Connection, action: str, resource: str, details: Mappi
 
     `resource` is `kind:name`. `details` must contain no secret; long texts and lists in them are shortened.
     """
-    inserted = connection.execute(
-        tables.audit.insert().values(_row(_now_acting(connection), action, resource, details))
-    )
-    return inserted_id(inserted)
+    return inserted_id(connection.execute(_insert(connection), _row(_actor(), action, resource, details)))
 
 
 def record_all(connection: sa.Connection, action: str, changes: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Add an entry for each resource and its details, all by two statements: the transaction may lock the log."""
+    """Add an entry for each resource and its details, all by one statement: the transaction may lock the log."""
     if changes:
-        acting_now = _now_acting(connection)
-        rows = [_row(acting_now, action, resource, details) for resource, details in changes]
-        connection.execute(tables.audit.insert(), rows)
+        actor = _actor()
+        rows = [_row(actor, action, resource, details) for resource, details in changes]
+        connection.execute(_insert(connection), rows)
 
 
 class CountedOperation:
@@ -199,17 +197,24 @@ def purge(database: Database, older_than: int) -> int:
         return int(connection.execute(tables.audit.delete().where(a.id.in_(ids))).rowcount)
 
 
-def _now_acting(connection: sa.Connection) -> dict[str, Any]:
-    actor = _acting.get() or operating_system_actor()
-    names = {"actor": actor.name, "address": actor.address, "via": actor.via}
-    at = {"at": database_now(connection), "operation": actor.operation}
-    return at | {column: _short(text) for column, text in names.items()}
+def _actor() -> Actor:
+    return _acting.get() or operating_system_actor()
 
 
-def _row(
-    acting_now: Mapping[str, Any], action: str, resource: str, details: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    return {**acting_now, "action": action, "resource": _short(resource), "details": _as_text(details or {})}
+def _insert(connection: sa.Connection) -> sa.Insert:
+    return tables.audit.insert().values(at=now_column(connection))
+
+
+def _row(actor: Actor, action: str, resource: str, details: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {
+        "actor": _short(actor.name),
+        "address": _short(actor.address),
+        "via": _short(actor.via),
+        "operation": actor.operation,
+        "action": action,
+        "resource": _short(resource),
+        "details": _as_text(details or {}),
+    }
 
 
 def _entry(row: Any) -> Entry:

@@ -249,11 +249,6 @@ def purge_dead_letters(worker: Worker, world: World) -> None:
     DeadLetters(worker.context.database).purge(Filter())
 
 
-def try_now(worker: Worker, world: World) -> None:
-    """An operator has every parked event tried at once."""
-    Retries(worker.context.database).try_now(RetryFilter())
-
-
 def give_up(worker: Worker, world: World) -> None:
     """An operator gives every retried event up."""
     Retries(worker.context.database).give_up(RetryFilter())
@@ -290,7 +285,7 @@ def change_rules(worker: Worker, world: World) -> None:
 
 OPERATIONS: Sequence[Operation] = (
     append, offer, claim, renew, release, settle_parked_event, settle_pending_events, deliver, begin_replay,
-    replay_dead_letters, purge_dead_letters, try_now, give_up, purge_log, pause, recreate, change_rules,
+    replay_dead_letters, purge_dead_letters, give_up, purge_log, pause, recreate, change_rules,
 )  # fmt: skip
 
 _OF_ONE_THREAD = {settle_parked_event, settle_pending_events, release}  # of the stopped worker, one after the other

@@ -5,29 +5,21 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
 
-from app.api.auth import INGEST, PUBLIC, READ, check, needs
+from app.api.auth import INGEST, PUBLIC, needs
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.serialization import (
-    bad_value,
-    format_time,
     json_response,
     parsed_flag,
-    parsed_number,
-    parsed_text,
-    refuse_unknown,
 )
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
-from app.events.trace import fields
-from app.outbox.delivery.object_history import RecordedEvent, object_history
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.spool import Spool
@@ -85,38 +77,6 @@ def record() -> Response:
     except OSError as error:
         raise _spool_problem(error) from None
     return json_response(_spooled(feeder.spool, parsed), 202)
-
-
-@routes.get("/v1/events")
-@needs(PUBLIC)
-def history() -> Response:
-    """Return an object's history.
-    ---
-    get:
-      summary: Return an object's last events, oldest first, with their delivery state at each target
-      description: >
-        Without any parameter, the answer is 200 and needs no token, as senders that probe the address expect.
-      security: [{token: [read]}, {}]
-      parameters:
-        - {name: bucket, in: query, schema: Text, description: the object's bucket}
-        - {name: key, in: query, schema: Text, description: the object's key}
-        - {name: limit, in: query, schema: {type: integer, default: 1000, minimum: 1, maximum: 10000},
-           description: the most events to return}
-      responses:
-        200: {description: the history, content: {application/json: {schema: History}}}
-        default: Problem
-    """
-    if not request.args:
-        return json_response({"status": "ok"})
-    check(request, READ)
-    refuse_unknown(request.args, ("bucket", "key", "limit"))
-    bucket, key = (parsed_text(name, request.args.get(name)) for name in ("bucket", "key"))
-    for name, value in (("bucket", bucket), ("key", key)):
-        if not value:
-            raise bad_value(name, "is missing", "give the bucket and the key of an object")
-    limit = parsed_number("limit", request.args.get("limit"), 1000, least=1, most=10_000)
-    events = [_event_json(event) for event in object_history(services().database, bucket, key, limit=limit)]
-    return json_response({"bucket": bucket, "key": key, "events": events})
 
 
 @routes.get("/")
@@ -205,23 +165,6 @@ def _confirmation(confirmation: SnsConfirmation) -> Response:
     )
     answer = {"confirmation": "open the address in the API's log to confirm", "topic": confirmation.topic_arn}
     return json_response(answer, 202)
-
-
-def _event_json(event: RecordedEvent) -> Mapping[str, Any]:
-    return {
-        "id": event.event_id,
-        "seq": event.seq,
-        "name": event.name,
-        "version": event.version,
-        "time": format_time(event.time),
-        "received_at": format_time(event.received_at),
-        "delivery_states": [
-            {"target": _arn(delivery.target), "state": delivery.state, "reason": delivery.reason}
-            for delivery in event.delivery_states
-        ],
-        **dict(fields(event.trace)),
-        "record": orjson.Fragment(event.record),
-    }
 
 
 def _arn(target: TargetId) -> str:

@@ -6,7 +6,7 @@ import orjson
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.param_types import iso
 from app.events.trace import fields
-from app.outbox.delivery.object_history import DeliveryState
+from app.outbox.delivery.event_states import DeliveryState
 
 _ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
 

@@ -12,7 +12,7 @@ from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
-from workers.delivery.outcomes import Failed
+from workers.delivery.outcomes import DELIVERED, Failed
 
 
 def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database) -> None:
@@ -123,3 +123,35 @@ def test_one_replay_is_read_by_its_number(plain: Api, plain_log: Database) -> No
     assert plain.client.get(f"/v1/replays/{begun['id']}").json() == begun
     for number in (begun["id"] + 1, 2**70):
         problem(plain.client.get(f"/v1/replays/{number}"), 404, "not-found")
+
+
+def test_the_log_is_searched_and_one_event_shown_with_its_attempts(api: Api, database: Database) -> None:
+    target = add_target(database, "audit")
+    Log(database).append([[event(f"a/k{number}") for number in range(5)], [event("b/x", bucket="docs")]])
+    failing = ScriptedTarget(lambda given: Failed("500 broken", retry_after=60) if given.key == "a/k3" else DELIVERED)
+    Courier(database, target, failing).run()
+    first = api.client.get("/v1/events", params={"prefix": "a/", "limit": 3, "events": "s3:ObjectCreated:*"}).json()
+    assert [one["key"] for one in first["events"]] == ["a/k4", "a/k3", "a/k2"]
+    assert "record" not in first["events"][0]
+    rest = api.client.get("/v1/events", params={"prefix": "a/", "after": first["next"]}).json()
+    assert [one["key"] for one in rest["events"]] == ["a/k1", "a/k0"]
+    assert rest["next"] is None
+    assert rest["searched_to"] == rest["events"][-1]["received_at"]
+    [docs] = api.client.get("/v1/events", params={"bucket": "docs"}).json()["events"]
+    assert (docs["bucket"], docs["key"]) == ("docs", "b/x")
+    parked = api.client.get("/v1/events", params={"state": "parked", "target": str(target)}).json()["events"]
+    assert [one["key"] for one in parked] == ["a/k3"]
+    shown = api.client.get(f"/v1/events/{parked[0]['id']}").json()
+    [state] = shown["delivery_states"]
+    assert (state["target"], state["state"], state["reason"]) == (target.arn(""), "parked", "500 broken")
+    assert (state["attempts"], state["waits"], len(state["history"])) == (1, False, 1)
+    assert state["next_try"] > state["history"][0]["at"]
+    assert shown["record"]["s3"]["bucket"]["name"] == "images"
+    problem(api.client.get("/v1/events/none"), 404, "not-found")
+    for params in (
+        {"state": "gone"}, {"events": "s3:Nothing"}, {"target": "x"}, {"limit": 1001}, {"after": "x"},
+        {"since": "x"}, {"key": "a", "state": "dead"}, {"prefix": "a\0"},
+    ):  # fmt: skip
+        problem(api.client.get("/v1/events", params=params), 400, "bad-value")
+    problem(api.client.get("/v1/events", params={"target": "webhook:none"}), 404, "unknown-target")
+    assert api.client.get("/v1/events").json() == {"status": "ok"}

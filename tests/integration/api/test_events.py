@@ -237,7 +237,7 @@ def test_an_objects_history_tells_where_each_event_stands(api: Api, database: Da
     api.post(body(longest))
     found = api.client.get("/v1/events", params={"bucket": "images", "key": longest}).json()["events"]
     assert [one["seq"] for one in found] == [4]
-    problem(api.client.get("/v1/events?bucket=images"), 400, "bad-value")
+    problem(api.client.get("/v1/events?key=a"), 400, "bad-value")
     problem(api.client.get("/v1/events?bucket=images&kye=a"), 400, "bad-value")
 
 

@@ -57,7 +57,7 @@ def test_a_query_member_that_nobody_looks_at_is_refused(app: Flask) -> None:
     for path, methods in client.get("/openapi.json").get_json()["paths"].items():
         for method, operation in methods.items():
             if path != "/v1/events" and any(each.get("in") == "query" for each in operation.get("parameters", ())):
-                place = path.format(type_name="webhook", name="audit", number=1)
+                place = path.format(type_name="webhook", name="audit", number=1, event_id="x")
                 headers = {"Authorization": f"Bearer {TOKEN}"}
                 answer = client.open(f"{place}?bukcet=photos", method=method, headers=headers, json={})
                 assert answer.status_code == 400, f"{method} {path}: {answer.text}"

@@ -1,0 +1,131 @@
+"""Read where events stand: each event's delivery state at each of its targets."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.log.append import chunks
+from app.outbox.markers import NEVER, WHOLE_LOG
+
+PENDING, PARKED, DEAD, SETTLED = STATES = ("pending", "parked", "dead", "settled")
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryState:
+    """One event's state at one target: `pending`, `parked`, `dead`, or `settled` (delivered or superseded).
+
+    `reason` is the result of its last attempt; empty for a parked event that waits behind another one of its object.
+    `history` has the last attempts of a parked or dead event, as (time in ms, reason), and `next_try` (ms) is when a
+    parked one is due: 0 at once, None if it waits behind another one.
+    """
+
+    target: TargetId
+    state: str
+    reason: str = ""
+    attempts: int = 0
+    history: Sequence[tuple[int, str]] = ()
+    next_try: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEvent:
+    """An event of the log. Times are milliseconds since 1970. `record` is empty if it was not read."""
+
+    event_id: str
+    seq: int
+    name: str
+    version: str
+    time: int
+    received_at: int
+    delivery_states: Sequence[DeliveryState]
+    record: str = ""
+    trace: str = ""
+    bucket: str = ""
+    key: str = ""
+
+
+def recorded_events(connection: sa.Connection, rows: Sequence[Any]) -> list[RecordedEvent]:
+    """Return the events of rows of the log, in their order, with their states.
+
+    The rows need every column but `record`. The connection reads a snapshot: so it sees an event that moves between
+    tables in one of them.
+    """
+    t, c = tables.targets.c, tables.cursors.c
+    ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
+    seqs: dict[int, list[int]] = defaultdict(list)
+    for row in rows:
+        seqs[row.partition].append(row.seq)
+    query = sa.select(c.target_id, c.partition, c.position).where(c.replay_id == WHOLE_LOG, c.partition.in_(seqs))
+    positions = {(row.target_id, row.partition): row.position for row in connection.execute(query)}
+    special: dict[tuple[int, int], DeliveryState] = {}  # by target and seq, which is that of one event
+    for partition, of_partition in seqs.items():
+        for some in chunks(of_partition):
+            special |= _parked(connection, ids, partition, some) | _dead(connection, ids, partition, some)
+    return [
+        RecordedEvent(
+            event_id=row.id,
+            seq=row.seq,
+            name=row.name,
+            version=row.version,
+            time=row.time,
+            received_at=row.received_at,
+            delivery_states=[
+                special.get((target, row.seq))
+                or DeliveryState(
+                    ids[target], SETTLED if row.seq <= positions.get((target, row.partition), 0) else PENDING
+                )
+                for target in map(int, filter(None, row.targets.split(",")))
+                if target in ids
+            ],
+            record=getattr(row, "record", ""),
+            trace=row.trace,
+            bucket=row.bucket,
+            key=row.key,
+        )
+        for row in rows
+    ]
+
+
+_Special = dict[tuple[int, int], DeliveryState]
+
+
+def _parked(connection: sa.Connection, ids: dict[int, TargetId], partition: int, seqs: Sequence[int]) -> _Special:
+    p = tables.parked.c
+    query = sa.select(p.target_id, p.seq, p.not_before, p.attempts, p.history)
+    states = {}
+    for row in _known(connection.execute(query.where(p.partition == partition, p.seq.in_(seqs))), ids):
+        history = orjson.loads(row.history)
+        states[row.target_id, row.seq] = DeliveryState(
+            ids[row.target_id],
+            PARKED,
+            str(history[-1][1]) if history else "",
+            row.attempts,
+            [(at, reason) for at, reason in history],
+            None if row.not_before == NEVER else row.not_before,
+        )
+    return states
+
+
+def _dead(connection: sa.Connection, ids: dict[int, TargetId], partition: int, seqs: Sequence[int]) -> _Special:
+    d = tables.dead_letters.c
+    query = sa.select(d.target_id, d.seq, d.reason, d.attempts, d.history)
+    return {
+        (row.target_id, row.seq): DeliveryState(
+            ids[row.target_id],
+            DEAD,
+            row.reason,
+            row.attempts,
+            [(at, reason) for at, reason in orjson.loads(row.history)],
+        )
+        for row in _known(connection.execute(query.where(d.partition == partition, d.seq.in_(seqs))), ids)
+    }
+
+
+def _known(rows: Iterable[Any], ids: dict[int, TargetId]) -> Iterable[Any]:
+    return (row for row in rows if row.target_id in ids)

@@ -1,0 +1,209 @@
+"""Search the log, newest events first, in bounded steps.
+
+The log has no index by time, bucket or name: each would make recording events slower. A search reads windows of the
+log, and begins and ends at the right times, because events are recorded in the order of their times. It reads at most
+`MOST_READ` sequence numbers, or dead letters or parked events, and says where to continue.
+"""
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import log_head, tables
+from app.outbox.delivery.event_states import DEAD, PARKED, RecordedEvent, recorded_events
+from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.replays import Selection
+from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER
+from app.outbox.targets import find_target
+
+WINDOW = 10_000  # sequence numbers that one query reads
+MOST_READ = 100_000
+_AT_ONCE = 500  # events of one query
+_CANDIDATES = 100  # parked events or dead letters of each partition in one query
+_PARTITIONS = 64  # in one statement
+_LONGEST = 2.0  # seconds
+_MARGIN = 1_000  # ms by which the times of events may contradict their order: several processes date them
+
+_COLUMNS = [column for column in tables.events.c if column.name not in ("record", "key_hash", "sequencer")]
+
+
+@dataclass(frozen=True, slots=True)
+class EventFilter:
+    """Which events to search: a checked selection, those for a target, those in a state (at the target, or at any)."""
+
+    selection: Selection = field(default_factory=Selection)
+    target: TargetId | None = None
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPage:
+    """A page of events, newest first, without their records.
+
+    `next` is the seq below which the next page begins; None if the log was searched to its end. A page may have few
+    events, or none, and still have a next one: `searched_to` is the time (ms) of the oldest event that was looked at,
+    0 if none was.
+    """
+
+    events: Sequence[RecordedEvent]
+    next: int | None
+    searched_to: int
+
+
+def search(database: Database, which: EventFilter, *, limit: int = 100, after: int = 0) -> SearchPage:
+    """Return up to `limit` events, newest first; with `after`, those recorded before the event of this seq.
+
+    Events that the database's clock dated wrongly, because it was set back, are found only where the times of their
+    neighbours are searched. Raises `UnknownTarget`.
+    """
+    with database.snapshot() as connection:
+        return _Search(connection, which, limit).page(after)
+
+
+class _Search:
+    """One search in one snapshot."""
+
+    def __init__(self, connection: sa.Connection, which: EventFilter, limit: int) -> None:
+        self._connection = connection
+        self._which = which
+        self._limit = limit
+        self._head = log_head.read(connection)
+        self._target_id = None if which.target is None else find_target(connection, which.target).row_id
+        self._until = time.monotonic() + _LONGEST
+        self._read = 0
+
+    def page(self, after: int) -> SearchPage:
+        selection = self._which.selection
+        newest = min(self._head.last_seq, after - 1 if after else NEVER)
+        if selection.before < NEVER:
+            newest = min(newest, self._first_at(selection.before + _MARGIN) - 1)
+        oldest = self._first_at(selection.since - _MARGIN) if selection.since > 0 else 1
+        found: list[RecordedEvent] = []
+        step = self._candidates if self._which.state in (PARKED, DEAD) else self._window
+        while newest >= oldest:
+            if self._read >= MOST_READ or (self._read and time.monotonic() > self._until):
+                return SearchPage(found, newest + 1, self._time_at(newest + 1))
+            rows, newest = step(newest, oldest)
+            for event in self._in_state(rows):
+                found.append(event)
+                if len(found) == self._limit:
+                    return SearchPage(found, event.seq, event.received_at)
+        return SearchPage(found, None, self._time_at(oldest))
+
+    def _window(self, newest: int, oldest: int) -> tuple[Sequence[Any], int]:
+        """Return matching events up to a seq, newest first, and the seq up to which to continue."""
+        top = self._last_seq(tables.events, newest)
+        if top is None or top < oldest:
+            return (), oldest - 1
+        e = tables.events.c
+        below = max(oldest - 1, top - WINDOW)
+        query = (
+            self._select()
+            .where(e.partition.in_(range(self._head.partitions)), e.seq > below, e.seq <= top)
+            .order_by(e.seq.desc())
+            .limit(_AT_ONCE)
+        )
+        rows = self._connection.execute(query).all()
+        reached = rows[-1].seq - 1 if len(rows) == _AT_ONCE else below
+        self._read += top - reached
+        return rows, reached
+
+    def _candidates(self, newest: int, oldest: int) -> tuple[Sequence[Any], int]:
+        """As `_window`, for parked events or dead letters: it reads no others."""
+        table = tables.parked if self._which.state == PARKED else tables.dead_letters
+        ends = self._ends(table, newest, _CANDIDATES)
+        self._read += max(1, len(ends))
+        by_partition: dict[int, list[int]] = defaultdict(list)
+        for row in ends:
+            by_partition[row.place].append(row.seq)
+        # What a partition has below the last of its rows is known of those only that have no more of them.
+        reached = max((min(seqs) for seqs in by_partition.values() if len(seqs) == _CANDIDATES), default=oldest)
+        reached = max(reached, oldest)
+        e = tables.events.c
+        rows = [
+            row
+            for partition, seqs in by_partition.items()
+            for row in self._connection.execute(
+                self._select().where(e.partition == partition, e.seq.in_([seq for seq in seqs if seq >= reached]))
+            )
+        ]
+        return sorted(rows, key=lambda row: -row.seq), reached - 1
+
+    def _select(self) -> sa.Select[Any]:
+        e, selection = tables.events.c, self._which.selection
+        query = sa.select(*_COLUMNS)
+        if selection.since > 0:
+            query = query.where(e.received_at >= selection.since)
+        if selection.before < NEVER:
+            query = query.where(e.received_at < selection.before)
+        if selection.bucket:
+            query = query.where(e.bucket == selection.bucket)
+        if selection.prefix:
+            query = query.where(sa.func.substr(e.key, 1, len(selection.prefix)) == selection.prefix)
+        if selection.names:
+            query = query.where(e.name.in_(selection.names))
+        if self._target_id is not None:
+            query = query.where(goes_to(self._target_id))
+        return query
+
+    def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
+        """Yield the rows' events that are in the state, at the target if there is one."""
+        for event in recorded_events(self._connection, rows) if rows else ():
+            states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
+            if not self._which.state or self._which.state in states:
+                yield event
+
+    def _first_at(self, at: int) -> int:
+        """Return a seq before which every event was received before `at` (ms), and after which none was."""
+        low, high = 1, self._head.last_seq + 1
+        while low < high:
+            middle = (low + high) // 2
+            row = self._first_event(middle)
+            if row is None or row.received_at >= at:
+                high = middle
+            else:
+                low = row.seq + 1
+        return low
+
+    def _time_at(self, seq: int) -> int:
+        row = self._first_event(seq)
+        return 0 if row is None else int(row.received_at)
+
+    def _first_event(self, seq: int) -> Any | None:
+        """Return seq and time of the first event at or after a seq."""
+        select = (
+            "SELECT seq, received_at FROM events WHERE {partition} = {number} AND seq >= {seq} ORDER BY seq LIMIT 1"
+        )
+        rows = self._union(select.replace("{seq}", str(int(seq))))
+        return min(rows, key=lambda row: row.seq, default=None)
+
+    def _last_seq(self, table: sa.Table, seq: int) -> int | None:
+        return max((row.seq for row in self._ends(table, seq, 1)), default=None)
+
+    def _ends(self, table: sa.Table, seq: int, most: int) -> Sequence[Any]:
+        """Return the last `most` rows of each partition up to a seq, those of the target if there is one."""
+        mine = "" if self._target_id is None or table is tables.events else f"target_id = {self._target_id:d} AND "
+        where = f"{mine}{{partition}} = {{number}} AND seq <= {seq:d}"
+        return self._union(
+            f"SELECT seq, {{number}} AS place FROM {table.name} WHERE {where} ORDER BY seq DESC LIMIT {most:d}"  # noqa: S608 - numbers
+        )
+
+    def _union(self, select: str) -> Sequence[Any]:
+        """Run a query of each partition, all in one statement.
+
+        Numbers are literals and not parameters, as in `log_ahead`.
+        """
+        quoted = self._connection.dialect.identifier_preparer.quote("partition")
+        rows: list[Any] = []
+        numbers = range(self._head.partitions)
+        for some in (numbers[start : start + _PARTITIONS] for start in range(0, len(numbers), _PARTITIONS)):
+            parts = [(select.format(partition=quoted, number=number), number) for number in some]
+            union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of{number}" for part, number in parts)  # noqa: S608 - numbers
+            rows += self._connection.exec_driver_sql(union, execution_options={"no_parameters": True}).all()
+        return rows
