@@ -21,12 +21,15 @@ import botocore.config
 import botocore.exceptions
 import httpx
 import pytest
+import sqlalchemy as sa
 from cryptography.fernet import Fernet
 from standardwebhooks.webhooks import Webhook, WebhookVerificationError
 
 from app.config.arn import TargetId
 from app.config.secrets import Sealer
 from app.config.targets.webhook import WebhookSettings
+from app.outbox import tables
+from app.outbox.engine.database import now_ms
 from app.outbox.registry import Registry
 from app.outbox.tokens import Tokens
 from tests import services
@@ -188,6 +191,13 @@ def signed_by(request: Request, secret: str) -> bool:
     return True
 
 
+def idle(whole: System) -> bool:
+    """No worker has a partition in hand."""
+    with whole.database.reading() as connection:
+        query = sa.select(tables.cursors.c.partition).where(tables.cursors.c.leased_until > now_ms()).limit(1)
+        return connection.execute(query).first() is None
+
+
 def next_request(service: Service, receiver: services.Receiver, bucket: str) -> Request:
     """The request that one more event makes."""
     known = len(receiver.requests())
@@ -213,6 +223,9 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
 
     def seen() -> tuple[bool, bool, str]:
         request = next_request(service, receiver, bucket)
+        until(
+            lambda: idle(service.whole), PATIENCE, what="the worker done with it, which reads the files when it begins"
+        )
         return signed_by(request, old), signed_by(request, new), request.headers["authorization"]
 
     assert seen() == (True, False, "Bearer first-token")

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -109,6 +110,11 @@ def _server(_process: int, preloaded: str) -> _Server:
     return _Server(preloaded)
 
 
+_asking = threading.Lock()  # roles are started at once, and one fork server is enough for them
+
+
 def fork(argv: Sequence[str], log: Path, *, env: Mapping[str, str]) -> Forked:
     """Run `python -m` with these arguments in a forked process; its output goes to `log`, its folder is the log's."""
-    return _server(os.getpid(), env.get("LD_PRELOAD", "")).start(argv, {**inherited(log), **env}, log)
+    with _asking:
+        server = _server(os.getpid(), env.get("LD_PRELOAD", ""))
+    return server.start(argv, {**inherited(log), **env}, log)

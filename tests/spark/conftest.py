@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests import provision, services
+from tests.services import spark_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,7 +23,11 @@ QUICK = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.driver.extraJavaOptions": spark_classes.options(),
+}
+# The same for a job that is started by its command.
+QUICKLY = {
+    "PYSPARK_SUBMIT_ARGS": shlex.join([*(f"--conf={name}={value}" for name, value in QUICK.items()), "pyspark-shell"])
 }
 
 
@@ -37,6 +43,12 @@ def _collected() -> Iterator[None]:
     """Close the sockets here, not in a later test without Spark."""
     yield
     gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _classes() -> None:
+    if not provision.missing("spark_jars"):
+        spark_classes.provide()
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,7 @@ from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
-from tests.spark.conftest import QUICK
+from tests.spark.conftest import QUICKLY
 from tests.support.service_processes import BUCKETWIRE, System, system
 
 T = 1_795_000_000_000
@@ -116,8 +116,7 @@ class Stage:
     def bucketwire(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A command in the service's own environment; at the end it is killed, with all that it started."""
         more = {"AWS_ENDPOINT_URL_S3": self.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
-        more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", "SPARK_CONF_DIR": str(self.folder)}
-        (self.folder / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
+        more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", **QUICKLY}
         more |= {"BUCKETWIRE_URL": self.whole.api.url}
         with subprocess.Popen(
             [str(BUCKETWIRE), *arguments], env=os.environ | self.whole.settings | more, text=True,

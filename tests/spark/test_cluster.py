@@ -32,7 +32,7 @@ from tests.support.target_contents import TABLE, PostgresContents
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
-SMALL = QUICK["spark.driver.extraJavaOptions"]
+SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 DRIFT = {"objects": len(KEYS), "target_rows": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
 PATIENCE = 240  # seconds for a run; on a quiet machine it takes fifteen
 

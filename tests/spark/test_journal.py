@@ -44,7 +44,7 @@ from spark_jobs.jobs.journal_compact import (
 from spark_jobs.reports.journal_report import select, write
 from spark_jobs.stores import CannotRead
 from tests import provision, services
-from tests.spark.conftest import QUICK
+from tests.spark.conftest import QUICKLY
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.hostile_names import BUCKETS
 from tests.support.service_processes import BUCKETWIRE
@@ -291,10 +291,9 @@ def test_a_targets_entries_are_kept_and_reported(
             compact(spark, database, registry(database), tmp_path, add_target(database, "hook"))
         more = {"BUCKETWIRE_DATABASE_URL": str(database.url), "BUCKETWIRE_DATA_DIR": str(services.new_folder("var"))}
         more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
-        (tmp_path / "spark-defaults.conf").write_text("".join(f"{one} {value}\n" for one, value in QUICK.items()))
         argv = [BUCKETWIRE, "journal", "report", "--target", str(target), "--folder", str(tmp_path), "--bucket", "2026"]
         ran = subprocess.run(
-            [*argv, "--json"], env=os.environ | more | {"SPARK_CONF_DIR": str(tmp_path)}, capture_output=True,
+            [*argv, "--json"], env=os.environ | more | QUICKLY, capture_output=True,
             timeout=240, check=False,
         )  # fmt: skip
     assert ran.returncode == 0, ran.stderr.decode()

@@ -17,7 +17,7 @@ from app.rules.model import Rule
 from tests import provision, services
 from tests.integration.api.conftest import keys, token, url_of
 from tests.integration.api.test_tls import SecureApi
-from tests.spark.conftest import QUICK
+from tests.spark.conftest import QUICKLY
 from tests.support.builders import add_target, migrated, registry
 
 PATIENCE = 180
@@ -41,14 +41,13 @@ def test_backfill_and_scan_post_by_tls_to_an_ipv6_address(tmp_path: Path) -> Non
     entry = {"status": "success", "type": "file", "lastModified": "2026-11-18T00:00:00Z", "size": 5, "etag": "e"}
     versions = [entry | {"key": "a", "versionId": f"v{number}", "versionOrdinal": number} for number in (1, 2)]
     listing.write_bytes(b"\n".join(map(orjson.dumps, versions)))
-    (tmp_path / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in QUICK.items()))
     with SecureApiAtIpv6(url_of(log), {}) as api:
         # Every address, which is none to connect to.
         api.settings = {**api.settings, "BUCKETWIRE_LISTEN": f"[::]:{api.port}"}
         api.start()
         environment = os.environ | dict(api.env()) | {
             "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_SPARK_MASTER": "local[1]",
-            "BUCKETWIRE_TOKEN": admin, "SPARK_CONF_DIR": str(tmp_path),
+            "BUCKETWIRE_TOKEN": admin, **QUICKLY,
             "SSL_CERT_FILE": str(services.certificates().ca), "BUCKETWIRE_URL": "",
         }  # fmt: skip
 

@@ -32,7 +32,7 @@ from spark_jobs.reports.report import LINES
 from tests import provision, services
 from tests.services import until
 from tests.spark import test_inventory as inventories
-from tests.spark.conftest import QUICK
+from tests.spark.conftest import QUICKLY
 from tests.support.service_processes import BUCKETWIRE, System, system
 from tests.support.target_contents import (
     TABLE,
@@ -358,9 +358,7 @@ def bucketwire(stage: Stage, *arguments: str) -> tuple[int, str, str]:
     """Exit code and outputs of a command in the service's own environment."""
     login = {"AWS_ACCESS_KEY_ID": stage.minio.access_key, "AWS_SECRET_ACCESS_KEY": stage.minio.secret_key}
     login |= {"AWS_ENDPOINT_URL_S3": stage.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
-    defaults = "".join(f"{name} {value}\n" for name, value in QUICK.items())
-    (stage.folder / "spark-defaults.conf").write_text(defaults)
-    login["SPARK_CONF_DIR"] = str(stage.folder)
+    login |= QUICKLY
     environment = os.environ | stage.whole.settings | login | {"BUCKETWIRE_SPARK_MASTER": "local[2]"}
     argv = [str(BUCKETWIRE), "reconcile", *arguments]
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
