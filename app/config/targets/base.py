@@ -70,6 +70,9 @@ class TargetSettings(Declared):
         Duration(), default="72h", about="age at which a failing event becomes a dead letter; 0: never"
     )
     timeout: float = setting(Duration(0.001, 3600), default="5s", about="time limit for connecting and for an answer")
+    scan: str = setting(
+        Cron(), default="", about="when to scan the buckets whose scanner events it gets; empty: only on request"
+    )
 
     @property
     def effective_queue_limit(self) -> int | None:
