@@ -1,4 +1,4 @@
-"""Run scheduled reconciliations: publish a wake-up per waiting run; the worker that gets it starts the job's process.
+"""Run scheduled jobs: publish a wake-up per waiting run; the worker that gets it starts the job's process.
 
 The table of runs holds the state; a lost, late or repeated wake-up costs only time.
 """
@@ -18,7 +18,7 @@ from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, DatabaseUnavailable, now_ms
-from app.outbox.reconcile.runs import STOPPED_EARLY
+from app.outbox.reconcile.runs import SCAN, STOPPED_EARLY
 from app.outbox.reconcile.schedule import Schedule, WaitingRun, describe_unscheduled
 
 log = logging.getLogger("bucketwire.worker")
@@ -126,6 +126,8 @@ def last_message(text: str, code: int) -> str:
 
 def job_arguments(run: WaitingRun) -> list[str]:
     """Return the arguments of `bucketwire` for a waiting run; no bucket name can be parsed as an option."""
+    if run.job == SCAN:
+        return ["scan", "--scheduled", run.run, "--", run.bucket]
     return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 
 

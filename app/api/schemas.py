@@ -227,6 +227,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         run=_TEXT,
         target=_TARGET,
         bucket=_TEXT,
+        job={**_TEXT, "enum": ["reconcile", "scan"]},
         state={
             **_TEXT,
             "enum": [

@@ -249,6 +249,7 @@ reconciliations = sa.Table(
     sa.Column("type", sa.String(32), nullable=False),  # of the target, which may have been removed since
     sa.Column("name", sa.String(64), nullable=False),
     sa.Column("bucket", sa.String(255), nullable=False),
+    sa.Column("job", sa.String(16), nullable=False, default="reconcile"),  # reconcile (a backfill too) | scan
     sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
     sa.Column("started_at", sa.BigInteger, nullable=False),
     sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead

@@ -140,6 +140,7 @@ def upgrade() -> None:
         sa.Column("type", sa.String(length=32), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("bucket", sa.String(length=255), nullable=False),
+        sa.Column("job", sa.String(length=16), nullable=False),
         sa.Column("state", sa.String(length=16), nullable=False),
         sa.Column("started_at", sa.BigInteger(), nullable=False),
         sa.Column("alive_until", sa.BigInteger(), nullable=False),

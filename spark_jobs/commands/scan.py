@@ -5,6 +5,7 @@ import click
 from app.cli_common.context import ServiceContext
 from app.cli_common.output import columns, count_noun
 from app.outbox.engine.database import now_ms
+from spark_jobs import shutdown
 from spark_jobs.commands import options
 
 
@@ -36,10 +37,11 @@ from spark_jobs.commands import options
 )
 @click.option("--dry-run", is_flag=True, help="Print the warnings and send no events.")
 @options.api_options
+@click.option("--scheduled", default="", metavar="RUN", hidden=True, help="Begin a scheduled run; ends with its input.")
 @options.with_context
 def scan(
     context: ServiceContext, bucket: str, listing: options.ListingOptions, many_versions: int, large_versions: int,
-    big_prefix: int, dry_run: bool, rate: float, url: str,
+    big_prefix: int, dry_run: bool, rate: float, url: str, scheduled: str,
 ) -> None:  # fmt: skip
     """Warn of objects with many or large versions and of folders with many folders in BUCKET, as MinIO's scanner does.
 
@@ -51,14 +53,21 @@ def scan(
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import scan as job  # noqa: PLC0415 - as above
+        from spark_jobs.scheduled_scan import recorded  # noqa: PLC0415 - as above
+    if scheduled:
+        shutdown.on_end_of_input()
     limits = job.ScanLimits(many_versions, large_versions, big_prefix)
     config = job.ScanConfig(**source, limits=limits, rate=rate)
-    with options.spark_session(context, f"bucketwire scan {bucket}") as spark:
+    with (
+        recorded(context.database, scheduled, int(context.settings.report_retention * 1000)) as report,
+        options.spark_session(context, f"bucketwire scan {bucket}") as spark,
+    ):
         if dry_run:
             warnings, problem = job.find_warnings(spark, config)
         else:
             result = job.scan(spark, config, Api(*options.api_login(context, url)), now_ms())
             problem = result.problem
+        report(problem)
     if problem:
         click.echo(problem, err=True)
     if dry_run:

@@ -25,6 +25,7 @@ from app.events.sequencer import comparable
 from app.outbox import tables
 from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations
+from app.outbox.reconcile.schedule import Schedule
 from app.outbox.registry import open_registry
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
@@ -120,7 +121,7 @@ class Stage:
         more |= {"BUCKETWIRE_URL": self.whole.api.url}
         with subprocess.Popen(
             [str(BUCKETWIRE), *arguments], env=os.environ | self.whole.settings | more, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         ) as running:  # fmt: skip
             try:
                 yield running
@@ -263,6 +264,22 @@ def test_a_backfill_that_cannot_start_is_refused(stage: Stage) -> None:
     assert "is too old" in late.problem
 
 
+def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage) -> None:
+    stage.target("ops", "access", ["s3:Scanner:*"], scan="0 0 1 1 *")
+    schedule, runs = Schedule(stage.whole.database), Reconciliations(stage.whole.database)
+    new_year = 1_798_761_600_000  # 2027-01-01
+    assert schedule.register(new_year) == 1
+    [waiting] = schedule.waiting()
+    with stage.bucketwire("scan", "b-old", "--scheduled", waiting.run) as running:
+        assert running.wait(PATIENCE) == 0  # not `communicate`, which ends its input
+    [run] = [run for run in runs.list() if run.run == waiting.run]
+    assert (run.job, run.bucket, run.state, run.problem) == ("scan", "b-old", "clean", "")
+    with stage.bucketwire("scan", "b-old", "--scheduled", run.run) as running:
+        assert running.wait(PATIENCE) == os.EX_TEMPFAIL
+        assert running.stderr is not None
+        assert "has already been started" in running.stderr.read()
+
+
 def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
     stage.target("warnings", "access", ["s3:Scanner:*"])
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
@@ -284,6 +301,6 @@ def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
         assert sorted(redis.hkeys("latest")) == [b"b-old/", b"b-old/a+b", b"b-old/gone/"]
     midnight = found[many, "a%2Bb"]["eventTime"]
     file, _ = stage.listing()
-    config = ScanConfig(bucket="b-old", listing=file, versions=True, limits=ScanLimits(3, 33, 2))
+    config = ScanConfig(bucket="b-old", listing=file, versions=True, limits=ScanLimits(2, 33, 2))
     again = scan(stage.spark, config, Api(stage.whole.api.url), milliseconds(midnight) or 0)
     assert again.receipt == {"repeated": 4}

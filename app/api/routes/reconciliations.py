@@ -30,7 +30,7 @@ def ls() -> Response:
     """List reconciliations.
     ---
     get:
-      summary: List the last runs of reconciliations and backfills, newest first
+      summary: List the last runs of reconciliations, backfills and scheduled scans, newest first
       security: [{token: [read]}]
       parameters:
         - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000},
@@ -100,6 +100,7 @@ def _json(run: Reconciliation) -> dict[str, Any]:
         "run": run.run,
         "target": run.target.arn(services().settings.region),
         "bucket": run.bucket,
+        "job": run.job,
         "state": run.state,
         "started_at": format_time(run.started_at),
         "finished_at": format_time(run.finished_at),

@@ -21,7 +21,7 @@ from app.outbox.delivery.counters import audit
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import now_ms
 from app.outbox.engine.schema_version import current
-from app.outbox.reconcile.runs import RUNNING, Reconciliations
+from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -159,7 +159,8 @@ def _check_schedule(context: CommandContext) -> Iterator[Finding]:
     running = any(run.state == RUNNING for run in Reconciliations(context.database).list())
     for run in waiting:
         if now - run.registered_at > _MAX_WAIT and not running:
-            problem = f"has waited for its reconciliation with {run.bucket} for {format_age(run.registered_at, now)}"
+            job = "scan of" if run.job == SCAN else "reconciliation with"
+            problem = f"has waited for its {job} {run.bucket} for {format_age(run.registered_at, now)}"
             yield Finding(str(run.target), "problem", f"{problem}; is a `bucketwire worker --only spark` running?")
 
 

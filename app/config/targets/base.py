@@ -70,6 +70,9 @@ class TargetSettings(Declared):
         Duration(), default="72h", about="age at which a failing event becomes a dead letter; 0: never"
     )
     timeout: float = setting(Duration(0.001, 3600), default="5s", about="time limit for connecting and for an answer")
+    scan: str = setting(
+        Cron(), default="", about="when to scan the buckets whose scanner events it gets; empty: only on request"
+    )
 
     @property
     def effective_queue_limit(self) -> int | None:
@@ -135,10 +138,8 @@ class NamespaceSettings(TargetSettings):
 
 def ordered_fields(cls: type[TargetSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every target's, `comment`."""
-    declared_fields = dict(fields_of(cls))
-    ends = {"enable": -1, "comment": 2}
-    common = fields_of(TargetSettings)
-    return dict(sorted(declared_fields.items(), key=lambda item: ends.get(item[0], int(item[0] in common))))
+    ranks = dict.fromkeys(fields_of(TargetSettings), 2) | {"enable": -1, "body_shape": 1, "comment": 3}
+    return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))
 
 
 def check_certificate_pair(cert: str, key: str) -> Iterator[Problem]:

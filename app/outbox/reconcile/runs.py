@@ -25,6 +25,7 @@ COUNTS = (
     "repaired",
 )  # fmt: skip
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
+RECONCILE, SCAN = "reconcile", "scan"  # the jobs
 WAITING = "waiting"  # registered by the schedule, not started yet
 # Backfills are runs too, with states of their own; the next run continues an unfinished one.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
@@ -49,6 +50,7 @@ class Reconciliation:
     run: str
     target: TargetId
     bucket: str
+    job: str
     state: str
     started_at: int
     finished_at: int
@@ -83,9 +85,11 @@ class Reconciliations:
             # Lock the log's head: if two runs start at once, the second one sees the first.
             log_head.lock(connection)
             same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.state.in_(_DEAD_STATE))
-            for row in connection.execute(sa.select(r.started_at, r.alive_until, r.state).where(*same)).all():
+            for row in connection.execute(sa.select(r.started_at, r.alive_until, r.state, r.job).where(*same)).all():
                 if row.alive_until > now:
                     seconds = (now - row.started_at) // 1000
+                    if row.job == SCAN:
+                        raise AlreadyRunning(f"{bucket} is already being scanned (started {seconds} s ago)")
                     raise AlreadyRunning(
                         f"{target} is already being {_ACTIVITY[row.state]} {bucket} (started {seconds} s ago)"
                     )
@@ -130,13 +134,13 @@ class Reconciliations:
                 tables.reconciliations.update().where(tables.reconciliations.c.run == run).values(**values)
             )
 
-    def delete_old(self, target: TargetId, bucket: str, before: int) -> Mapping[str, str]:
-        """Delete the runs of a target and a bucket that ended before a time (ms), except the last of each state.
+    def delete_old(self, target: TargetId, bucket: str, before: int, *, job: str = RECONCILE) -> Mapping[str, str]:
+        """Delete the job's runs for a target and a bucket that ended before a time (ms), except the last of each state.
 
         Returns the report folder of each by run; "" for none.
         """
         r = tables.reconciliations.c
-        same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
+        same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == job)
         last = sa.select(sa.func.max(r.id)).where(*same).group_by(r.state)
         with self._database.writing() as connection:
             kept = connection.execute(last).scalars().all()
@@ -151,8 +155,8 @@ class Reconciliations:
         with self._database.reading() as connection:
             return [
                 Reconciliation(
-                    row.run, TargetId(row.type, row.name), row.bucket, row.state, row.started_at, row.finished_at,
-                    {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
+                    row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at,
+                    row.finished_at, {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
                 )
                 for row in connection.execute(query)
             ]  # fmt: skip
@@ -161,7 +165,7 @@ class Reconciliations:
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:
     """Return the last finished run of each target and bucket: when it ended (ms), and the remaining drift."""
     r = tables.reconciliations.c
-    finished = r.state.in_((CLEAN, DRIFT, REPAIRED))
+    finished = sa.and_(r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
     last = sa.select(sa.func.max(r.id)).where(finished).group_by(r.type, r.name, r.bucket)
     query = sa.select(tables.reconciliations).where(r.id.in_(last)).order_by(r.type, r.name, r.bucket)
     return [

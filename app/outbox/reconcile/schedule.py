@@ -1,6 +1,7 @@
-"""Schedule reconciliations: register each run once when it is due; it waits until a worker starts it.
+"""Schedule reconciliations and scans: register each run once when it is due; it waits until a worker starts it.
 
-A target's setting `reconcile` is a cron expression, and its rules name the buckets. An event may name any bucket: only
+A target's settings `reconcile` and `scan` are cron expressions, and its rules name the buckets; those of a scan are the
+buckets whose scanner events the target gets. An event may name any bucket: only
 valid bucket names are scheduled, and for a rule of every bucket at most `MAX_BUCKETS`. Registering is idempotent: any
 number of processes may check at any time, because the table of runs decides. A registered run waits until the previous
 run has finished; `Reconciliations.begin` decides which process starts it.
@@ -8,6 +9,7 @@ run has finished; `Reconciliations.begin` decides which process starts it.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 from uuid import uuid4
 
 import orjson
@@ -16,6 +18,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.config.fields.cron import last_moment
 from app.events.buckets import is_bucket_name
+from app.events.names import EVERY, expand
 from app.outbox import log_head, tables
 from app.outbox.buckets import usable_buckets
 from app.outbox.engine.database import Database
@@ -27,16 +30,20 @@ from app.outbox.reconcile.runs import (
     COUNTS,
     DRIFT,
     FAILED,
+    RECONCILE,
     REPAIRED,
     RUNNING,
+    SCAN,
     UNFINISHED,
     WAITING,
 )
-from app.rules.model import EVERY_BUCKET
+from app.outbox.rules import read_rules
+from app.rules.model import EVERY_BUCKET, Rule, event_names
 
 MAX_BUCKETS = 1_000  # of one target: each bucket has its own run, and posted events can name any number of buckets
 MAX_DELAY = 3_600_000  # ms; a run that became due while the service was down is still registered within this time
-_Pair = tuple[TargetId, str]
+_Pair = tuple[str, TargetId, str]  # the job, its target and its bucket
+_SCANNER = expand("s3:Scanner:*") | {EVERY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +55,14 @@ class WaitingRun:
     bucket: str
     registered_at: int  # ms since 1970
     first: bool
+    job: str = RECONCILE
 
 
 def describe_unscheduled(number: int) -> str:
     """Describe that a number of buckets of a target are not scheduled, and what to do."""
     return (
-        f"{number} of the buckets in its events are not reconciled by schedule: their names are invalid, or there are "
-        f"more than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
+        f"{number} of the buckets in its events are not reconciled or scanned by schedule: their names are invalid, or "
+        f"there are more than {MAX_BUCKETS}; add a rule that names the bucket to schedule it"
     )
 
 
@@ -87,7 +95,7 @@ class Schedule:
         with self._database.writing() as connection:
             # Lock the log's head: if two processes check at once, the second one sees the first one's runs.
             log_head.lock(connection)
-            rows = [_row(target, bucket, now) for target, bucket in _due(connection, pairs, now)]
+            rows = [_row(*due, now) for due in _due(connection, pairs, now)]
             if rows:
                 connection.execute(tables.reconciliations.insert(), rows)
             return len(rows)
@@ -109,6 +117,7 @@ class Schedule:
                     row.bucket,
                     row.started_at,
                     not _has_finished(connection, row),
+                    row.job,
                 )
                 for row in rows
             ]
@@ -123,53 +132,72 @@ class Schedule:
 
 
 def _pairs(
-    connection: sa.Connection, expressions: Mapping[TargetId, str]
-) -> tuple[list[tuple[TargetId, str, str]], dict[TargetId, int]]:
-    """Return each target with each bucket that its rules name and its schedule, and the buckets left out by target."""
-    t, query = tables.targets.c, sa.select(tables.rules.c.bucket, tables.targets.c.type, tables.targets.c.name)
-    named = connection.execute(query.join_from(tables.rules, tables.targets).distinct().order_by(t.type, t.name)).all()
-    pairs = [(TargetId(row.type, row.name), row.bucket) for row in named]
-    pairs = [(target, bucket) for target, bucket in pairs if target in expressions]
-    every = {target for target, bucket in pairs if bucket == EVERY_BUCKET}
+    connection: sa.Connection, expressions: Mapping[tuple[str, TargetId], str]
+) -> tuple[list[tuple[str, TargetId, str, str]], dict[TargetId, int]]:
+    """Return each job of a target with each of its buckets and its schedule, and the buckets left out by target."""
+    named = [
+        (job, rule.target, rule.bucket)
+        for job in (RECONCILE, SCAN)
+        for rule in sorted({_Named.of(stored.rule) for stored in read_rules(connection)})
+        if (job, rule.target) in expressions and (job == RECONCILE or rule.scanner)
+    ]
+    every = {(job, target) for job, target, bucket in named if bucket == EVERY_BUCKET}
     usable, others = usable_buckets(connection, MAX_BUCKETS) if every else ([], 0)
-    scheduled = dict.fromkeys((target, bucket) for target in sorted(every) for bucket in usable)
-    unscheduled = dict.fromkeys(every, others) if others else {}
-    for target, bucket in pairs:
+    scheduled = dict.fromkeys((job, target, bucket) for job, target in sorted(every) for bucket in usable)
+    unscheduled = {target: others for _, target in every} if others else {}
+    for job, target, bucket in dict.fromkeys(named):
         if is_bucket_name(bucket):
-            scheduled[target, bucket] = None
-        elif target not in every:
+            scheduled[job, target, bucket] = None
+        elif (job, target) not in every:
             unscheduled[target] = unscheduled.get(target, 0) + 1
-    return [(target, bucket, expressions[target]) for target, bucket in scheduled], unscheduled
+    return [(job, target, bucket, expressions[job, target]) for job, target, bucket in scheduled], unscheduled
 
 
-def _expressions(connection: sa.Connection) -> dict[TargetId, str]:
+class _Named(NamedTuple):
+    """What a rule says about schedules."""
+
+    target: TargetId
+    bucket: str
+    scanner: bool  # it sends scanner events
+
+    @classmethod
+    def of(cls, rule: Rule) -> "_Named":
+        return cls(rule.target, rule.bucket, any(event_names(name) & _SCANNER for name in rule.events))
+
+
+def _expressions(connection: sa.Connection) -> dict[tuple[str, TargetId], str]:
     t = tables.targets.c
-    query = sa.select(t.type, t.name, t.settings).where(t.enabled, t.problem == "", t.settings.contains('"reconcile"'))
+    has_schedule = sa.or_(*(t.settings.contains(f'"{job}"') for job in (RECONCILE, SCAN)))
     expressions = {}
-    for row in connection.execute(query):
-        if expression := orjson.loads(row.settings).get("reconcile"):
-            expressions[TargetId(row.type, row.name)] = str(expression)
+    for row in connection.execute(
+        sa.select(t.type, t.name, t.settings).where(t.enabled, t.problem == "", has_schedule)
+    ):
+        settings = orjson.loads(row.settings)
+        for job in (RECONCILE, SCAN):
+            if expression := settings.get(job):
+                expressions[job, TargetId(row.type, row.name)] = str(expression)
     return expressions
 
 
-def _due(connection: sa.Connection, pairs: Iterable[tuple[TargetId, str, str]], now: int) -> Iterator[_Pair]:
+def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, str]], now: int) -> Iterator[_Pair]:
     r = tables.reconciliations.c
     last_starts: dict[_Pair, int] = {}
     # Earlier starts are before every time at which a run can be due.
     recent = (r.started_at >= now - MAX_DELAY, r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)))
-    last = sa.select(r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)
-    for row in connection.execute(last.group_by(r.type, r.name, r.bucket)):
-        last_starts[TargetId(row.type, row.name), row.bucket] = row.at
-    active = sa.select(r.type, r.name, r.bucket).where(r.finished_at == 0, r.alive_until > now)
-    busy = {(TargetId(row.type, row.name), row.bucket) for row in connection.execute(active)}
-    for target, bucket, expression in pairs:
-        if (target, bucket) not in busy and is_due(expression, last_starts.get((target, bucket), 0), now):
-            yield target, bucket
+    last = sa.select(r.job, r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)
+    for row in connection.execute(last.group_by(r.job, r.type, r.name, r.bucket)):
+        last_starts[row.job, TargetId(row.type, row.name), row.bucket] = row.at
+    active = sa.select(r.job, r.type, r.name, r.bucket).where(r.finished_at == 0, r.alive_until > now)
+    busy = {(row.job, TargetId(row.type, row.name), row.bucket) for row in connection.execute(active)}
+    for job, target, bucket, expression in pairs:
+        due = job, target, bucket
+        if due not in busy and is_due(expression, last_starts.get(due, 0), now):
+            yield due
 
 
-def _row(target: TargetId, bucket: str, now: int) -> dict[str, object]:
+def _row(job: str, target: TargetId, bucket: str, now: int) -> dict[str, object]:
     return {
-        "run": uuid4().hex, "type": target.type, "name": target.name, "bucket": bucket, "state": WAITING,
+        "run": uuid4().hex, "job": job, "type": target.type, "name": target.name, "bucket": bucket, "state": WAITING,
         "started_at": now, "alive_until": NEVER, "finished_at": 0, "report": "", "problem": "",
         **dict.fromkeys(COUNTS, 0),
     }  # fmt: skip
@@ -178,6 +206,6 @@ def _row(target: TargetId, bucket: str, now: int) -> dict[str, object]:
 def _has_finished(connection: sa.Connection, row: sa.Row[tuple[object, ...]]) -> bool:
     """Return whether a reconciliation of the same target and bucket has ever finished."""
     r = tables.reconciliations.c
-    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket)
+    same = (r.type == row.type, r.name == row.name, r.bucket == row.bucket, r.job == RECONCILE)
     query = sa.select(r.id).where(*same, r.state.in_((CLEAN, DRIFT, REPAIRED))).limit(1)
     return connection.execute(query).first() is not None

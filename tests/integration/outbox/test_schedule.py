@@ -12,7 +12,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile import schedule as schedule_module
-from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
+from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations, latest_results
 from app.outbox.reconcile.schedule import MAX_DELAY, Schedule
 from app.rules.model import Rule
 from tests.support.builders import add_target, event, registry
@@ -77,6 +77,39 @@ def test_a_run_that_waits_is_begun_once_and_the_next_moment_makes_another(databa
     last = runs.list()[0]
     assert (last.run, last.state, last.problem[:8], schedule.waiting()) == (found.run, "failed", "no Java ", [])
     assert schedule.register(later + MINUTE) == 0
+
+
+def test_a_scan_is_scheduled_for_the_buckets_whose_scanner_events_a_target_gets(database: Database) -> None:
+    values = {"endpoint": "http://127.0.0.1:9/", "scan": "* * * * *"}
+    target = add_target(database, "ops", type_name="webhook", values=values, bucket="every-event")
+    stored = registry(database)
+    for bucket, name in (
+        ("scanned", "s3:Scanner:*"),
+        ("many", "s3:Scanner:ManyVersions"),
+        ("puts", "s3:ObjectCreated:*"),
+    ):
+        stored.add_rule(Rule(bucket=bucket, events=(name,), target=target))
+    rows = add_target(database, "rows", type_name="redis", values=EACH_MINUTE | {"scan": "* * * * *"}, bucket="both")
+    schedule, runs, now = Schedule(database), Reconciliations(database), now_ms()
+    assert schedule.exists()
+    assert schedule.register(now) == 5
+    assert schedule.register(now) == 0
+    found = {(str(each.target), each.bucket, each.job) for each in schedule.waiting()}
+    assert found == {
+        ("webhook:ops", "every-event", "scan"), ("webhook:ops", "scanned", "scan"), ("webhook:ops", "many", "scan"),
+        ("redis:rows", "both", "scan"), ("redis:rows", "both", "reconcile"),
+    }  # fmt: skip
+    scan = next(each for each in schedule.waiting() if (each.target, each.job) == (rows, "scan"))
+    runs.begin(rows, "both", lease=MINUTE, run=scan.run)
+    with pytest.raises(AlreadyRunning, match="both is already being scanned"):
+        runs.begin(rows, "both", lease=MINUTE)
+    runs.end(scan.run, "clean", {})
+    other = next(each for each in schedule.waiting() if each.target == rows)
+    assert (other.job, other.first) == ("reconcile", True)  # a scan is no reconciliation
+    with database.reading() as connection:
+        assert latest_results(connection) == []
+    assert {each.job for each in runs.list()} == {"scan", "reconcile"}
+    assert schedule.register(now + MINUTE) == 1  # the others wait
 
 
 def test_a_moment_that_nobody_saw_is_made_up_for_within_the_hour(database: Database) -> None:

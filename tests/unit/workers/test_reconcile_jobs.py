@@ -111,6 +111,11 @@ def test_no_bucket_name_is_parsed_as_an_option(monkeypatch: pytest.MonkeyPatch) 
         context = spark_commands.commands[command].make_context(command, words)
         assert context.params["bucket"] == name
         assert (context.params["repair"], context.params["scheduled"]) == (False, "r" * 32)
+        scan = WaitingRun("r" * 32, TargetId("redis", "x"), name, 1, first=False, job="scan")
+        bucketwire.main(args=reconcile_jobs.job_arguments(scan), standalone_mode=False)
+        [_, command, *words] = seen[-1]
+        context = spark_commands.commands[command].make_context(command, words)
+        assert (command, context.params["bucket"], context.params["scheduled"]) == ("scan", name, "r" * 32)
     bucketwire.main(args=["reconcile", "--help"], standalone_mode=False)
     assert seen[-1][-1] == "--help", "the job prints its own help"
 
@@ -135,5 +140,5 @@ def test_buckets_that_are_not_scheduled_are_logged(tmp_path: Path, caplog: pytes
     add_target(database, "x", type_name="redis", values=schedule)
     Log(database).append([[event(bucket="images"), event(bucket="x' OR '1'='1")]])
     assert RunWakeUps().publish_due(database, lambda _: None) == 1
-    assert "redis:x: 1 of the buckets in its events are not reconciled by schedule" in caplog.text
+    assert "redis:x: 1 of the buckets in its events are not reconciled or scanned by schedule" in caplog.text
     database.close()

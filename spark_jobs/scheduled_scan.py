@@ -1,0 +1,37 @@
+"""Record a scheduled scan as a run, so that one process runs it and its result is kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile import runs as r
+from app.outbox.reconcile.schedule import Schedule
+from spark_jobs.errors import root_cause
+from spark_jobs.run_lease import LEASE, renewed
+
+
+@contextmanager
+def recorded(database: Database, run: str, retention: int) -> Iterator[Callable[[str], None]]:
+    """Begin the waiting run and record how the block ends; the block may report why the listing is incomplete.
+
+    Without `run` nothing is recorded. Runs older than `retention` ms are deleted. Raises `AlreadyRunning`.
+    """
+    if not run:
+        yield lambda _problem: None
+        return
+    waiting = next((waiting for waiting in Schedule(database).waiting() if waiting.run == run), None)
+    if waiting is None:
+        raise r.AlreadyRunning(f"the run {run} has already been started")
+    runs, problems = r.Reconciliations(database), list[str]()
+    runs.begin(waiting.target, waiting.bucket, lease=LEASE, run=run)
+    try:
+        with renewed(runs, run):
+            yield problems.append
+    except KeyboardInterrupt:
+        runs.end(run, r.FAILED, {}, problem=r.STOPPED_EARLY)
+        raise
+    except BaseException as error:
+        runs.end(run, r.FAILED, {}, problem=f"{type(error).__name__}: {root_cause(error)}")
+        raise
+    runs.end(run, r.CLEAN, {}, problem=" ".join(filter(None, problems)))
+    runs.delete_old(waiting.target, waiting.bucket, now_ms() - retention, job=r.SCAN)
