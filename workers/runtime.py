@@ -195,7 +195,8 @@ class Runtime:
             return "the target was removed"
         self.redeliveries.record()  # before a process that may have written too late claims anything else
         claimed, now = elapsed(), self.clock.measure()
-        lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now)
+        running = stored.state == "running"
+        lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now, running=running)
         if lease is None:
             return "nothing to claim"
         try:

@@ -147,7 +147,7 @@ class Leases:
 
     def _mark(self, target_id: int, partitions: tuple[int, ...], now: int, until: int) -> bool:
         c = tables.cursors.c
-        with self._database.writing() as connection:
+        with self._database.committing() as connection:
             marked = connection.execute(
                 tables.cursors.update()
                 .where(_log_cursors(target_id), c.partition.in_(partitions), c.leased_until < now)
@@ -155,56 +155,67 @@ class Leases:
             )
         return bool(marked.rowcount)
 
-    def claim(self, row_id: int, partitions: Sequence[int], token: str, now: int) -> Lease | None:
+    def claim(
+        self, row_id: int, partitions: Sequence[int], token: str, now: int, *, running: bool = False
+    ) -> Lease | None:
         """Lease those of `partitions` that no worker has; return None if there are none or the target is unavailable.
 
         `row_id` identifies the target that the worker has read: one created since with the same name has another id.
+        `running` says that the worker has just read that the target is running, so that it is not queried again.
         """
-        c, t = tables.cursors.c, tables.targets.c
-        with self._database.writing() as connection:
-            row = connection.execute(
-                sa.select(t.id, t.breaker, t.resume_at).where(
-                    t.id == row_id, t.enabled, sa.not_(t.paused), t.problem == ""
-                )
-            ).one_or_none()
-            if row is None:
-                return None
-            probing = row.breaker != "closed"
-            if probing:
-                leased = sa.select(c.partition).where(
-                    _log_cursors(row.id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
-                )
-                if row.resume_at > now or connection.execute(leased).first():
-                    # Its wake-up is used up. If these partitions stayed offered, none could probe for `lease_ms`.
-                    spent = sa.and_(_log_cursors(row.id), c.partition.in_(partitions), c.lease_token == OFFERED)
-                    connection.execute(tables.cursors.update().where(spent).values(lease_token="", leased_until=0))
-                    return None
-                partitions = [self._rng.choice(partitions)]
-            connection.execute(
+        probing, chosen = (False, partitions) if running else self._claimable(row_id, partitions, now)
+        if not chosen:
+            return None
+        c = tables.cursors.c
+        free = sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now)
+        with self._database.committing() as connection:
+            claimed = connection.execute(
                 tables.cursors.update()
-                .where(
-                    _log_cursors(row.id),
-                    c.partition.in_(partitions),
-                    sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now),
-                )
+                .where(_log_cursors(row_id), c.partition.in_(chosen), free)
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
+        return self._claimed(row_id, token, probing=probing) if claimed.rowcount else None
+
+    def _claimable(self, row_id: int, partitions: Sequence[int], now: int) -> tuple[bool, Sequence[int]]:
+        """Return whether the target has to be probed, and the partitions that may be claimed now."""
+        c, t = tables.cursors.c, tables.targets.c
+        target = sa.select(t.breaker, t.resume_at).where(t.id == row_id, t.enabled, sa.not_(t.paused), t.problem == "")
+        leased = sa.select(c.partition).where(
+            _log_cursors(row_id), c.leased_until >= now, c.lease_token.not_in(["", OFFERED])
+        )
+        with self._database.reading() as connection:
+            row = connection.execute(target).one_or_none()
+            if row is None:
+                return False, ()
+            if row.breaker == "closed":
+                return False, partitions
+            if row.resume_at <= now and not connection.execute(leased).first():
+                return True, [self._rng.choice(partitions)]
+        # Its wake-up is used up. If these partitions stayed offered, none could probe for `lease_ms`.
+        offered = sa.and_(_log_cursors(row_id), c.partition.in_(partitions), c.lease_token == OFFERED)
+        with self._database.committing() as connection:
+            connection.execute(tables.cursors.update().where(offered).values(lease_token="", leased_until=0))
+        return True, ()
+
+    def _claimed(self, row_id: int, token: str, *, probing: bool) -> Lease | None:
+        c = tables.cursors.c
+        with self._database.reading() as connection:
             mine = connection.execute(
-                sa.select(c.partition, c.position).where(_log_cursors(row.id), c.lease_token == token)
+                sa.select(c.partition, c.position).where(_log_cursors(row_id), c.lease_token == token)
             ).all()
             if not mine:
                 return None
-            lease = Lease(row.id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
-            seen = look_around(connection, row.id, lease.positions)
+            lease = Lease(row_id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
+            seen = look_around(connection, row_id, lease.positions)
             lease.head, lease.parks, lease.redelivers = seen.head, seen.parks, seen.redelivers
             if seen.replays:
-                replays = replay_partitions(connection, row.id)
+                replays = replay_partitions(connection, row_id)
                 lease.replays += [replay for replay in replays if replay.partition in lease.positions]
-            return lease
+        return lease
 
     def renew(self, lease: Lease, now: int) -> bool:
         """Extend the lease to `lease_ms` from now; return False if it is lost, even for only one of its partitions."""
-        with self._database.writing() as connection:
+        with self._database.committing() as connection:
             renewed = connection.execute(
                 tables.cursors.update()
                 .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
@@ -214,7 +225,7 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """Release every partition of the lease."""
-        with self._database.writing() as connection:
+        with self._database.committing() as connection:
             connection.execute(
                 tables.cursors.update()
                 .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)

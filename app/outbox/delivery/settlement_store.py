@@ -99,6 +99,13 @@ class Settlement:
         return self.progress.setdefault(partition, Progress())
 
     @property
+    def is_one_statement(self) -> bool:
+        """Whether it only advances one partition's cursor."""
+        return len(self.progress) == 1 and not (
+            self.replay or self.park or self.repark or self.unpark or self.deaths or self.unblocked
+        )
+
+    @property
     def objects(self) -> set[ObjectHash]:
         """The objects whose parked events it adds, changes or removes."""
         return self.unblocked | {(park.partition, park.key_hash) for park in chain(self.park, self.repark)}
@@ -171,7 +178,8 @@ class SettlementStore:
             lease.replays = [other for other in lease.replays if other.position < other.until]
 
     def _write(self, lease: Lease, settlement: Settlement, now: int, write_rows: "_WriteRows") -> None:
-        with self.database.writing() as connection:
+        alone = settlement.is_one_statement
+        with self.database.committing() if alone else self.database.writing() as connection:
             for partition in sorted(settlement.progress):
                 self._advance(connection, lease, partition, settlement, now)
             if settlement.replay is not None:

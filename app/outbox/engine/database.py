@@ -87,6 +87,15 @@ class Database:
         """Return a context manager for a connection in a transaction that commits at the end or rolls back."""
         return self.engine.begin()
 
+    def committing(self) -> AbstractContextManager[sa.Connection]:
+        """Return a context manager for a connection that is used for one statement, which commits by itself if it can.
+
+        Without BEGIN and COMMIT, each of which is a round trip of its own, it takes a third of the time.
+        """
+        if self.dialect == "mysql":  # whose autocommit leaves the isolation level at its default, with locks of gaps
+            return self.engine.begin()
+        return self._reader.connect()
+
     def reading(self) -> AbstractContextManager[sa.Connection]:
         """Return a context manager for a connection that is used for SELECTs only."""
         return self._reader.connect()

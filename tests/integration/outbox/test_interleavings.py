@@ -130,8 +130,10 @@ def test_the_explorer_finds_a_claim_by_the_name_of_a_target(
     world = build(database)
     for worker in workers:
 
-        def by_name(_row_id: int, *rest: Any, worker: Worker = worker, claim: Any = worker.context.leases.claim) -> Any:
-            return claim(registry(worker.context.database).target(world.target).row_id, *rest)
+        def by_name(
+            _row_id: int, *rest: Any, running: bool, worker: Worker = worker, claim: Any = worker.context.leases.claim
+        ) -> Any:
+            return claim(registry(worker.context.database).target(world.target).row_id, *rest, running=running)
 
         monkeypatch.setattr(worker.context.leases, "claim", by_name)
     found = broken(workers, world, deliver, recreate_and_append, Explorer.interrupted_once)
