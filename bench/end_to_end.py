@@ -45,8 +45,7 @@ def backlog_rate(stack: ExitStack, code: Path | None, events: int) -> float:
     outbox = stack.enter_context(services.postgres(durable=True))
     service = Service(stack, outbox.create_database("outbox"), code=code)
     service.post(events)
-    service.start_delivery()
-    return arrival_rate(service.taken, events)
+    return arrival_rate(service.start_delivery, service.taken, events)
 
 
 def flow_rate(stack: ExitStack, code: Path | None, seconds: float) -> float:
@@ -55,7 +54,7 @@ def flow_rate(stack: ExitStack, code: Path | None, seconds: float) -> float:
     service = Service(stack, outbox.create_database("outbox"), code=code)
     service.start_delivery()
     service.post(1000)
-    arrival_rate(service.taken, 1000)
+    services.until(lambda: service.taken() >= 1000, 60, what="the first events")
     _, post, _ = makers(FLOW_BATCH)
     arguments = (service.apis[0].port, CONNECTIONS, post, _WARM + seconds)
     posting = threading.Thread(target=drive, args=arguments)

@@ -34,7 +34,7 @@ from bench.service import KEY, Service, arrival_rate
 from bench.targets import new_events
 from tests import services
 
-_BUCKET, _KEYS = "busy", 10_000
+_BUCKET, _KEYS = "busy", 1_000
 _SETTLES = 30.0  # seconds without another recorded event after which no more are expected
 _METRICS_AGE = 11.0  # seconds until MinIO has computed its metrics anew
 
@@ -62,8 +62,9 @@ def through_service(stack: ExitStack, events: int, webhooks: int) -> float:
         endpoint = {"ENDPOINT": f"{service.apis[0].url}/v1/events", "QUEUE_DIR": str(folder)}
         environment |= settings(f"B{number}", endpoint)
         stored(folder, f"minio-webhook-B{number}", events // webhooks)
-    stack.enter_context(services.minio(extra_env=environment))
-    return arrival_rate(service.held, events // webhooks * webhooks)
+    minio = services.MinIO(extra_env=environment)
+    stack.callback(minio.stop)
+    return arrival_rate(minio.start, service.held, events // webhooks * webhooks)
 
 
 def by_itself(stack: ExitStack, events: int) -> float:
@@ -73,8 +74,9 @@ def by_itself(stack: ExitStack, events: int) -> float:
     stack.callback(client.close)
     stored(folder, "minio-redis-B", events)
     values = {"ADDRESS": f"127.0.0.1:{target.port}", "KEY": KEY, "FORMAT": "namespace", "QUEUE_DIR": str(folder)}
-    stack.enter_context(services.minio(extra_env=settings("B", values, "REDIS")))
-    return arrival_rate(lambda: int(client.hlen(KEY)), events)
+    minio = services.MinIO(extra_env=settings("B", values, "REDIS"))
+    stack.callback(minio.stop)
+    return arrival_rate(minio.start, lambda: int(client.hlen(KEY)), events)
 
 
 def puts() -> Callable[[], bytes]:

@@ -94,10 +94,12 @@ def describe_bound(cores_used: float, cores: int, waiting: Counter[str]) -> str:
     return f"{event} ({count / looks:.1f})"
 
 
-def _busy() -> float:
-    """Return the processor time that the whole machine has used, in seconds."""
-    times = psutil.cpu_times()
-    return float(sum(times[:8]) - times.idle - times.iowait)
+def times(service: Service, server: services.Postgres) -> tuple[float, ...]:
+    """Return the time, and the processor time of the APIs, of PostgreSQL, of this process and of the whole machine."""
+    machine = psutil.cpu_times()
+    busy = sum(machine[:8]) - machine.idle - machine.iowait
+    ours = (service.processor_time(), processor_time(server.pid), time.process_time())
+    return time.perf_counter(), *ours, busy
 
 
 def api_rows(counts: list[int], seconds: float, rounds: int) -> tuple[list[dict[str, Any]], list[Aim]]:
@@ -119,11 +121,11 @@ def api_rows(counts: list[int], seconds: float, rounds: int) -> tuple[list[dict[
             for _ in range(rounds):
                 for count in counts:
                     seen: Counter[str] = Counter()
-                    before = (service.processor_time(), processor_time(server.pid), time.process_time(), _busy())
+                    before = times(service, server)
                     with waits(server, seen):
                         requests, took, _ = drive(ports[:count], connections, make, seconds)
-                    after = (service.processor_time(), processor_time(server.pid), time.process_time(), _busy())
-                    used = [(new - old) / took for new, old in zip(after, before, strict=True)]
+                    window, *used = (new - old for new, old in zip(times(service, server), before, strict=True))
+                    used = [seconds / window for seconds in used]
                     measured[count].append(
                         {
                             "load": what, "APIs": count, "events/s": requests * events / took,

@@ -6,6 +6,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -109,14 +110,23 @@ def processor_time(pid: int) -> float:
     return sum(spent(one) for one in (process, *process.children(recursive=True)))
 
 
-def arrival_rate(arrived: Callable[[], int], events: int, timeout: float = 600) -> float:
-    """Return the events per second from the last look at which none had arrived to the first at which all had."""
+def arrival_rate(start: Callable[[], object], arrived: Callable[[], int], events: int, timeout: float = 600) -> float:
+    """Start what delivers; return the events per second from the last look without arrivals to the last arrival.
+
+    The looks begin before the start, because deliveries begin before a process has said that it is ready.
+    """
     began = time.perf_counter()
     deadline = began + timeout
-    while (count := arrived()) < events:
-        now = time.perf_counter()
-        began = began if count else now
-        if now > deadline:
-            raise RuntimeError(f"only {count:,} of {events:,} events arrived within {timeout:.0f} s")
-        time.sleep(0.002)
-    return events / (time.perf_counter() - began)
+    with ThreadPoolExecutor(1) as pool:
+        starting = pool.submit(start)
+        while (count := arrived()) < events:
+            now = time.perf_counter()
+            began = began if count else now
+            if now > deadline:
+                raise RuntimeError(f"only {count:,} of {events:,} events arrived within {timeout:.0f} s")
+            if starting.done():
+                starting.result()
+            time.sleep(0.005)
+        rate = events / (time.perf_counter() - began)
+        starting.result()
+    return rate
