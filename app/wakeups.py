@@ -42,10 +42,14 @@ _REDIS = {
 # The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
 # delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake
 # and delivery.
-_WORKERS_APART, _DRAINS_APART, _MOST_APART = 0.005, 0.02, 0.05  # seconds
+_WORKERS_APART, _DRAINS_APART, _MOST_APART = (
+    0.015,
+    0.02,
+    0.05,
+)  # seconds; with 5 ms, a hundred events a second kept two cores busy
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
-_MOST_WAITING = 3  # messages in the service queue; the drain that is among them has not begun, so it finds all work
-_MOST_DIRECT = 4  # targets and requests of which the workers are woken directly: of more, the drain makes fewer batches
+_MOST_WAITING = 3  # messages in a queue; a drain that is among them has not begun, so it finds all work
+_MOST_TARGETS, _MOST_REQUESTS = 4, 16  # for which workers are woken directly: for more, the drain makes fewer batches
 _NOT_READY = 1.0  # seconds until the drain looks after targets that could not be delivered to
 _HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
 _OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -231,7 +235,7 @@ class _Sender:
         if self._channel is None:
             self._channel = self._connection.channel()
         try:
-            few = max(requested.number, len(requested.due)) <= _MOST_DIRECT
+            few = requested.number <= _MOST_REQUESTS and len(requested.due) <= _MOST_TARGETS
             if few and requested.drain_at == math.inf and self._wake_workers(requested.due):
                 return _WORKERS_APART
             ahead = waiting(self._channel, SERVICE_QUEUE)
@@ -249,8 +253,8 @@ class _Sender:
             if target not in ready:
                 # It is down, paused, or so new that it is not known: the drain looks after it, but not for each event.
                 self.request_drain(_NOT_READY)
-            elif waiting(self._channel, queue_name(target)):
-                complete = False  # its workers are busy, and a second message might be for the same partitions
+            elif waiting(self._channel, queue_name(target)) >= _MOST_WAITING:
+                complete = False  # its workers are busy: by the time of the drain there may be larger batches
             else:
                 text = ",".join(map(str, sorted(partitions)))
                 self._publish(queue_name(target), "deliver", (ready[target].arn, text), ready[target].time_limit)

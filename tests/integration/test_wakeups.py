@@ -122,14 +122,15 @@ def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: 
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_where_the_workers_have_a_message_already_the_drain_is_woken(broker_url: str) -> None:
+def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: str) -> None:
     name = queue_name(TARGET)
     with waker(broker_url, {TARGET: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
-        made.request_delivery({TARGET: {3}})
-        until(lambda: waiting(connection.channel(), name), 30, what="a wake-up of the worker")
+        for number in range(wakeups._MOST_WAITING):
+            made.request_delivery({TARGET: {number}})
+            until(lambda: waiting(connection.channel(), name) == number + 1, 30, what="a wake-up of a worker")  # noqa: B023
         made.request_delivery({TARGET: {4}})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
-        assert waiting(connection.channel(), name) == 1
+        assert waiting(connection.channel(), name) == wakeups._MOST_WAITING
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
@@ -142,7 +143,7 @@ def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeyp
         monkeypatch.setattr(wakeups, "_DRAINS_APART", 0.2)
         made.request()  # the sender pauses after it
         until(lambda: count(broker_url) == 2, 30, what="another")
-        for number in range(5):
+        for number in range(17):
             made.request_delivery({targets[0]: {number}})
         until(lambda: count(broker_url) == 3, 30, what="a third")
     with Connection(broker_url) as connection:
