@@ -177,7 +177,7 @@ def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
             held = [channel.basic_get(f"target.redis.{key}") for _ in range(waiting(channel, f"target.redis.{key}"))]
             # What a queue is asked for a sign of life by waits there, too.
             tasks = [message.headers["task"] for message in held if message is not None]
-            assert tasks.count("deliver") == 1, "one that waits is not repeated"
+            assert 1 <= tasks.count("deliver") <= 2, "the API's and the drain's: one that waits is not repeated"
     worker.start()
     for key in lists:
         arrives(redis_server, key, 1 + 1, 5)
@@ -334,20 +334,22 @@ def test_messages_carry_ids_and_nothing_else(
         client.delete("bucketwire", f"target.redis.{bucket}")
     whole.post(body(event("telling-key.txt", bucket=bucket)))
     until(lambda: length(broker, "bucketwire"), 5, what="a message of beat's")
+    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint of the API's")
     whole.drain.start()
-    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint")
     time.sleep(2 * LEASE)
     with broker.client() as client:
         held = client.lrange(f"target.redis.{bucket}", 0, -1)
     assert isinstance(held, list)
     # What a queue is asked for a sign of life by waits there, too.
-    [hint] = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]
-    message = orjson.loads(hint)
-    arguments, named, embedded = orjson.loads(b64decode(message["body"]))
-    assert arguments[0] == whole.target(name)["arn"]
-    assert len(arguments) == 2
-    assert set(arguments[1]) <= set("0123456789-,")
-    assert named == {}
-    assert set(embedded.values()) == {None}
-    assert b"telling" not in hint + b64decode(message["body"])
+    hints = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]
+    assert 1 <= len(hints) <= 2, "the API's and the drain's"
+    for hint in hints:
+        message = orjson.loads(hint)
+        arguments, named, embedded = orjson.loads(b64decode(message["body"]))
+        assert arguments[0] == whole.target(name)["arn"]
+        assert len(arguments) == 2
+        assert set(arguments[1]) <= set("0123456789-,")
+        assert named == {}
+        assert set(embedded.values()) == {None}
+        assert b"telling" not in hint + b64decode(message["body"])
     assert length(redis_server, bucket) == 0

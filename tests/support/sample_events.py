@@ -89,7 +89,7 @@ def record_of(envelope: Any) -> dict[str, Any]:
         found = envelope["Records"]
     else:
         found = envelope[0]["Event"] if isinstance(envelope[0], dict) else envelope[1]
-    (record,) = found
+    (record,) = [found] if isinstance(found, dict) else found  # the old guides' shape has the record itself
     return dict(record)
 
 
