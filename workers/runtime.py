@@ -44,7 +44,7 @@ _LONGEST_PURGE = 1.0  # seconds; the drain runs in the same process and waits me
 _SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
 _ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
-_RETRIES = 3  # one reading and one writing connection may have gone stale
+_RETRIES = 3  # the first that meets a lost connection replaces them all
 
 
 class Runtime:
@@ -86,8 +86,8 @@ class Runtime:
 
     def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
         """Claim the free ones of `partitions`, work them off, and return a one-line summary."""
-        # After a database outage each pooled connection fails once. A wake-up that fails delays its partitions by the
-        # time of a lease, so this call opens a new connection instead of leaving that to the next one.
+        # After a database outage the first use of a pooled connection fails. A wake-up that fails delays its partitions
+        # by the time of a lease, so this call opens a new connection instead of leaving that to the next one.
         for _ in range(_RETRIES):
             try:
                 done = self._deliver(target, partitions)

@@ -24,7 +24,6 @@ from app.api.routes import (
     targets,
     tokens,
 )
-from app.api.routes.events import DUE
 from app.config.settings import Settings
 from app.outbox.tokens import TokensUnknown
 from app.wakeups import Due
@@ -79,7 +78,7 @@ def create_app(settings: Settings) -> Flask:
 def _wake(opened: services.Services, response: Response) -> Response:
     """Have the drain or workers run after whatever made work due: recorded events, a replay, a resumed target."""
     if request.method not in _SAFE and response.status_code < 300:
-        due: Due | None = g.get(DUE)
+        due: Due | None = g.get("due")
         if due is None:
             opened.wakeups.request()
         else:

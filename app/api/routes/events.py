@@ -27,7 +27,6 @@ from app.outbox.log.spool import Spool
 log = logging.getLogger("bucketwire.api")
 routes = Blueprint("events", __name__)
 
-DUE = "due"  # in `flask.g`: where a request's events are due, or None if they are many
 _ASSUMED_EVENT = 4_000_000  # bytes that every database accepts, also one whose limit is not known yet
 
 # Seconds to wait for the commit: senders give up after 5 s (EventBridge) or 10 s (SeaweedFS). With a spool folder there
@@ -116,7 +115,7 @@ def _answer(result: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
         names = [_arn(target) for target in result.targets]
         detail = f"the queue of {', '.join(names)} is full and set to reject (queue_full=reject); nothing was recorded"
         raise ApiProblem("queue-full", detail, {"targets": names})
-    g.setdefault(DUE, result.due)
+    g.due = result.due  # for the wake-up after the request
     return _receipt(result, parsed)
 
 

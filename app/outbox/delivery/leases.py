@@ -10,6 +10,7 @@ that is lost, late or duplicated is harmless.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -23,8 +24,8 @@ from app.outbox import tables
 from app.outbox.delivery.due_work import OFFERED, DuePartition, due_partitions
 from app.outbox.delivery.idle_cursors import advance_cursors
 from app.outbox.delivery.isolation import TargetIsolation
-from app.outbox.delivery.log_ahead import has_work, look_around
-from app.outbox.engine.database import Database
+from app.outbox.delivery.log_ahead import has_work, read_work_kinds
+from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
@@ -70,8 +71,8 @@ class Lease:
     mirror: bool = False  # the holder folds the events of versioned keys
     # What the claim has seen, so that the first turn need not query it again.
     head: int | None = None  # the log's head; None if it has to be read
-    parks: bool = True  # whether the partitions may have parked events
-    redelivers: bool = True  # whether redeliveries may be requested for them
+    has_parked: bool = True  # whether the partitions may have parked events
+    has_redeliveries: bool = True  # whether redeliveries may be requested for them
 
 
 class Leases:
@@ -174,7 +175,14 @@ class Leases:
                 .where(_log_cursors(row_id), c.partition.in_(chosen), free)
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
-        return self._claimed(row_id, token, probing=probing) if claimed.rowcount else None
+        if not claimed.rowcount:
+            return None
+        try:
+            return self._claimed(row_id, token, probing=probing)
+        except DatabaseUnavailable:  # otherwise nobody could claim them until the lease has expired
+            with suppress(*DatabaseUnavailable):
+                self._release(row_id, token)
+            raise
 
     def _claimable(self, row_id: int, partitions: Sequence[int], now: int) -> tuple[bool, Sequence[int]]:
         """Return whether the target has to be probed, and the partitions that may be claimed now."""
@@ -206,9 +214,9 @@ class Leases:
             if not mine:
                 return None
             lease = Lease(row_id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
-            seen = look_around(connection, row_id, lease.positions)
-            lease.head, lease.parks, lease.redelivers = seen.head, seen.parks, seen.redelivers
-            if seen.replays:
+            kinds = read_work_kinds(connection, row_id, lease.positions)
+            lease.head, lease.has_parked, lease.has_redeliveries = kinds.head, kinds.has_parked, kinds.has_redeliveries
+            if kinds.has_replays:
                 replays = replay_partitions(connection, row_id)
                 lease.replays += [replay for replay in replays if replay.partition in lease.positions]
         return lease
@@ -225,10 +233,13 @@ class Leases:
 
     def release(self, lease: Lease) -> None:
         """Release every partition of the lease."""
+        self._release(lease.target_id, lease.token)
+
+    def _release(self, target_id: int, token: str) -> None:
         with self._database.committing() as connection:
             connection.execute(
                 tables.cursors.update()
-                .where(_log_cursors(lease.target_id), tables.cursors.c.lease_token == lease.token)
+                .where(_log_cursors(target_id), tables.cursors.c.lease_token == token)
                 .values(lease_token="", leased_until=0)
             )
 

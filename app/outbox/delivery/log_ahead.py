@@ -50,22 +50,22 @@ def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class WorkKinds:
     """The log's head, and whether partitions of a target have replays, parked events or requested redeliveries."""
 
     head: int
-    replays: bool
-    parks: bool
-    redelivers: bool
+    has_replays: bool
+    has_parked: bool
+    has_redeliveries: bool
 
 
-def look_around(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> Surroundings:
-    """Return what a target's partitions have besides the log; one statement, which reads a few index rows for each.
+def read_work_kinds(connection: sa.Connection, target_id: int, partitions: Collection[int]) -> WorkKinds:
+    """Return which kinds of work a target's partitions have; one statement, which reads a few index rows for each.
 
     Of many partitions it says without looking that they have everything.
     """
     if len(partitions) > _AT_ONCE:
-        return Surroundings(log_head.read(connection).last_seq, replays=True, parks=True, redelivers=True)
+        return WorkKinds(log_head.read(connection).last_seq, has_replays=True, has_parked=True, has_redeliveries=True)
     partition = connection.dialect.identifier_preparer.quote("partition")
 
     def has(table: str, condition: str = "") -> str:
@@ -81,7 +81,7 @@ def look_around(connection: sa.Connection, target_id: int, partitions: Collectio
         f"SELECT last_seq, {replays}, {has('parked')}, {has('redeliveries')} FROM log_head",  # noqa: S608
         execution_options={"no_parameters": True},
     ).one()
-    return Surroundings(row[0], *map(bool, row[1:]))
+    return WorkKinds(row[0], *map(bool, row[1:]))
 
 
 def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, int]) -> bool:

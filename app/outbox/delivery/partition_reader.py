@@ -172,7 +172,7 @@ class PartitionReader:
 
     def expect_changes(self) -> None:
         """Read again whether there are parked events: time has passed in which others may have parked some."""
-        self._lease.parks = True
+        self._lease.has_parked = True
 
     def has_work(self) -> bool:
         """Return whether the partitions have events after the cursors, or parked ones."""
@@ -200,10 +200,10 @@ class PartitionReader:
 
     def _parked_partitions(self) -> dict[int, int]:
         """Return the lease's partitions that have parked events, and when the first of each is due (ms)."""
-        if not self._lease.parks:
+        if not self._lease.has_parked:
             return {}
         first = first_due(self._connection, [(self._lease.target_id, partition) for partition in self._lease.positions])
-        self._lease.parks = bool(first)
+        self._lease.has_parked = bool(first)
         return {partition: due for (_, partition), due in first.items()}
 
     def _heads(self, objects: Iterable[ObjectHash]) -> dict[ObjectHash, Any]:

@@ -60,7 +60,7 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
     Call it while no event of the lease is in flight. Raises `LeaseLost`.
     """
     count = 0
-    if not lease.redelivers:
+    if not lease.has_redeliveries:
         return count
     for partition, requested in groupby(reader.redeliveries(), key=lambda each: each.partition):
         rows = list(requested)
@@ -73,7 +73,7 @@ def park_redeliveries(database: Database, reader: PartitionReader, lease: Lease,
                 _lock(connection, lease, partition)
                 parked = _park(connection, lease.target_id, [logged for logged in chosen if logged is not None])
                 _count_free(connection, lease.target_id, partition, parked)
-                lease.parks |= bool(parked)
+                lease.has_parked |= bool(parked)
                 count += parked
                 _remove(connection, lease.target_id, some)
             _warn(database, lease.target_id, [each for each, logged in zip(some, chosen, strict=True) if not logged])

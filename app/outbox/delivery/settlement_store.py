@@ -168,7 +168,7 @@ class SettlementStore:
                 "the outbox database refused a value, so each event is settled by itself: %s", describe_error(error)
             )
             self._write(lease, settlement, now, _write_one_by_one)
-        lease.parks |= bool(settlement.objects)
+        lease.has_parked |= bool(settlement.objects)
         for partition, progress in settlement.progress.items():
             if progress.position is not None:
                 lease.positions[partition] = progress.position

@@ -32,6 +32,23 @@ def _row_id(database: Database, target: TargetId) -> int:
     return registry(database).target(target).row_id
 
 
+def test_a_claim_that_cannot_read_what_it_has_claimed_holds_nothing(
+    database: Database, leases: Leases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(database)
+
+    def fail(*_: object) -> None:
+        raise sa.exc.OperationalError("SELECT", None, Exception("the connection is lost"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("app.outbox.delivery.leases.read_work_kinds", fail)
+        with pytest.raises(sa.exc.OperationalError):
+            leases.claim(_row_id(database, target), range(4), "first", now_ms())
+    lease = leases.claim(_row_id(database, target), range(4), "second", now_ms())
+    assert lease is not None
+    assert len(lease.positions) == 4
+
+
 def test_only_partitions_with_due_work_are_offered_and_only_once(database: Database, leases: Leases) -> None:
     target = add_target(database)
     assert leases.offer(now_ms()) == []
