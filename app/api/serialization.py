@@ -108,6 +108,29 @@ def refuse_unknown(members: Mapping[str, Any], known: tuple[str, ...]) -> None:
             raise bad_value(name, "is unknown", f"known are {', '.join(known)}")
 
 
+def parsed_query_filter(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a query's filter in the form of a body's, in which `ids` is a list."""
+    filters = dict(arguments)
+    if "ids" in filters:
+        filters["ids"] = [part.strip() for part in filters["ids"].split(",") if part.strip()]
+    return filters
+
+
+def explicit_filter(filters: Mapping[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """Return the members of a change's filter that are set; none if it has `all` instead. Raises `ApiProblem`.
+
+    A change of everything needs `all`, so that a filter is not left out by mistake.
+    """
+    refuse_unknown(filters, (*known, "all"))
+    chosen = {name: value for name, value in filters.items() if name != "all" and value not in (None, "", [])}
+    if filters.get("all") is True:
+        if chosen:
+            raise bad_value("all", "contradicts the filter", "omit one of them")
+    elif not chosen:
+        raise bad_value("all", "is not set, and no filter is", 'give a filter, or {"all": true}')
+    return chosen
+
+
 def bad_value(field: str, problem: str, hint: str) -> ApiProblem:
     """Return the problem for a field with an invalid value; `hint` describes a valid one."""
     return ApiProblem("bad-value", f"{field} {problem}; {hint}", {"field": field})

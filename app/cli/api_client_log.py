@@ -66,11 +66,19 @@ class RemoteDeadLetters:
 
     def replay(self, which: Filter) -> int:
         """Queue dead letters for delivery again; return how many."""
-        return int(self._remote.request("POST", "/v1/dead-letters/replay", json=_body(which))["replayed"])
+        return int(
+            self._remote.request("POST", "/v1/dead-letters/replay", json=_explicit(_filter_params(which), which.ids))[
+                "replayed"
+            ]
+        )
 
     def purge(self, which: Filter) -> int:
         """Delete dead letters; return how many."""
-        return int(self._remote.request("POST", "/v1/dead-letters/purge", json=_body(which))["purged"])
+        return int(
+            self._remote.request("POST", "/v1/dead-letters/purge", json=_explicit(_filter_params(which), which.ids))[
+                "purged"
+            ]
+        )
 
 
 class RemoteReplays:
@@ -125,21 +133,22 @@ class RemoteRetries:
 
     def try_now(self, which: RetryFilter) -> int:
         """Make retried events due at once; return how many."""
-        return int(self._remote.request("POST", "/v1/retries/now", json=_retry_body(which))["due"])
+        return int(
+            self._remote.request("POST", "/v1/retries/now", json=_explicit(_retry_params(which), which.ids))["due"]
+        )
 
     def give_up(self, which: RetryFilter) -> int:
         """Make dead letters of retried events; return how many."""
-        return int(self._remote.request("POST", "/v1/retries/give-up", json=_retry_body(which))["given_up"])
+        return int(
+            self._remote.request("POST", "/v1/retries/give-up", json=_explicit(_retry_params(which), which.ids))[
+                "given_up"
+            ]
+        )
 
 
 def _retry_params(which: RetryFilter) -> dict[str, Any]:
     params = {"target": str(which.target or ""), "bucket": which.bucket, "prefix": which.prefix}
     return {name: value for name, value in params.items() if value}
-
-
-def _retry_body(which: RetryFilter) -> dict[str, Any]:
-    body = _retry_params(which) | ({"ids": list(which.ids)} if which.ids else {})
-    return body or {"all": True}
 
 
 def _retry(body: dict[str, Any]) -> Retry:
@@ -153,7 +162,7 @@ def _retry(body: dict[str, Any]) -> Retry:
         attempts=body["attempts"],
         first_tried=milliseconds(body["first_tried"]),
         last_tried=milliseconds(body["last_tried"]),
-        history=[(milliseconds(attempt["at"]), attempt["reason"]) for attempt in body["history"]],
+        history=_history(body),
     )
 
 
@@ -168,9 +177,13 @@ def _filter_params(which: Filter) -> dict[str, Any]:
     return {name: value for name, value in params.items() if value}
 
 
-def _body(which: Filter) -> dict[str, Any]:
-    body = _filter_params(which) | ({"ids": list(which.ids)} if which.ids else {})
-    return body or {"all": True}
+def _explicit(params: dict[str, Any], ids: Sequence[object]) -> dict[str, Any]:
+    """Return the filter of a change, with `all` if it selects everything."""
+    return params | ({"ids": list(ids)} if ids else {}) or {"all": True}
+
+
+def _history(body: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(milliseconds(attempt["at"]), attempt["reason"]) for attempt in body["history"]]
 
 
 def _letter(body: dict[str, Any]) -> DeadLetter:
@@ -185,7 +198,7 @@ def _letter(body: dict[str, Any]) -> DeadLetter:
         attempts=body["attempts"],
         first_tried=milliseconds(body["first_tried"]),
         last_tried=milliseconds(body["last_tried"]),
-        history=[(milliseconds(attempt["at"]), attempt["reason"]) for attempt in body["history"]],
+        history=_history(body),
         record=orjson.dumps(body["record"]).decode(),
     )
 

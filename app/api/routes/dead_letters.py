@@ -10,9 +10,11 @@ from app.api.auth import ADMIN, READ, needs
 from app.api.request_body import json_object
 from app.api.serialization import (
     bad_value,
+    explicit_filter,
     format_time,
     json_response,
     parsed_number,
+    parsed_query_filter,
     parsed_target,
     parsed_text,
     parsed_time,
@@ -53,11 +55,9 @@ def ls() -> Response:
         200: {description: a page of dead letters, content: {application/json: {schema: DeadLetters}}}
         default: Problem
     """
-    arguments: dict[str, Any] = request.args.to_dict()
+    arguments = parsed_query_filter(request.args.to_dict())
     limit = parsed_number("limit", arguments.pop("limit", None), 100, least=1, most=_MOST)
     after = parsed_number("after", arguments.pop("after", None), 0, least=0, most=NEVER)
-    if "ids" in arguments:
-        arguments["ids"] = [part.strip() for part in arguments["ids"].split(",") if part.strip()]
     letters = services().dead_letters.list(_filter(arguments), limit=limit, after=after)
     more = letters[-1].letter_id if len(letters) == limit else None
     return json_response({"dead_letters": [_letter_json(letter) for letter in letters], "next": more})
@@ -79,7 +79,9 @@ def replay() -> Response:
         200: {description: the number of dead letters, content: {application/json: {schema: Replayed}}}
         default: Problem
     """
-    return json_response({"replayed": services().dead_letters.replay(_explicit(json_object(request)))})
+    return json_response(
+        {"replayed": services().dead_letters.replay(_filter(explicit_filter(json_object(request), _FILTERS)))}
+    )
 
 
 @routes.post("/v1/dead-letters/purge")
@@ -96,20 +98,9 @@ def purge() -> Response:
         200: {description: the number of dead letters, content: {application/json: {schema: Purged}}}
         default: Problem
     """
-    return json_response({"purged": services().dead_letters.purge(_explicit(json_object(request)))})
-
-
-def _explicit(filters: Mapping[str, Any]) -> Filter:
-    """Parse the filter of a change, which must not be empty by mistake: all dead letters need `all`."""
-    refuse_unknown(filters, (*_FILTERS, "all"))
-    chosen = {name: value for name, value in filters.items() if name != "all" and value not in (None, "", [])}
-    if filters.get("all") is True:
-        if chosen:
-            raise bad_value("all", "contradicts the filter", "omit one of them")
-        return Filter()
-    if not chosen:
-        raise bad_value("all", "is not set, and no filter is", 'give a filter, or {"all": true}')
-    return _filter(chosen)
+    return json_response(
+        {"purged": services().dead_letters.purge(_filter(explicit_filter(json_object(request), _FILTERS)))}
+    )
 
 
 def _filter(filters: Mapping[str, Any]) -> Filter:

@@ -1,5 +1,6 @@
 """Begin, list and cancel replays: deliver retained events to a target again."""
 
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint, Response, request
@@ -53,10 +54,7 @@ def show(number: int) -> Response:
         200: {description: the replay, content: {application/json: {schema: Replay}}}
         default: Problem
     """
-    try:
-        return json_response(_replay_json(services().replays.get(min(number, _LAST))))
-    except UnknownReplay:
-        raise _unknown(number) from None
+    return _one(services().replays.get, number)
 
 
 @routes.post("/v1/replays")
@@ -109,14 +107,15 @@ def cancel(number: int) -> Response:
         200: {description: the replay, content: {application/json: {schema: Replay}}}
         default: Problem
     """
+    return _one(services().replays.cancel, number)
+
+
+def _one(operation: Callable[[int], Replay], number: int) -> Response:
+    """Return what an operation on the replay of this number returns. Raises `ApiProblem`."""
     try:
-        return json_response(_replay_json(services().replays.cancel(min(number, _LAST))))
+        return json_response(_replay_json(operation(min(number, _LAST))))
     except UnknownReplay:
-        raise _unknown(number) from None
-
-
-def _unknown(number: int) -> ApiProblem:
-    return ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are")
+        raise ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are") from None
 
 
 def _replay_json(replay: Replay) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from app.api.auth import ADMIN, READ, needs
 from app.api.request_body import json_object
 from app.api.serialization import (
     bad_value,
+    explicit_filter,
     format_time,
     json_response,
     parsed_number,
+    parsed_query_filter,
     parsed_target,
     parsed_text,
     refuse_unknown,
@@ -49,11 +51,9 @@ def ls() -> Response:
         200: {description: a page of events, content: {application/json: {schema: Retries}}}
         default: Problem
     """
-    arguments: dict[str, Any] = request.args.to_dict()
+    arguments = parsed_query_filter(request.args.to_dict())
     limit = parsed_number("limit", arguments.pop("limit", None), 100, least=1, most=1000)
     after = _place(arguments.pop("after", ""))
-    if "ids" in arguments:
-        arguments["ids"] = [part.strip() for part in arguments["ids"].split(",") if part.strip()]
     page = Retries(services().database).page(_filter(arguments), limit=limit, after=after)
     more = ".".join(map(str, page.next)) if page.next else None
     return json_response({"retries": [_retry_json(retry) for retry in page.retries], "next": more})
@@ -73,7 +73,9 @@ def now() -> Response:
         200: {description: the number of events, content: {application/json: {schema: Due}}}
         default: Problem
     """
-    return json_response({"due": Retries(services().database).try_now(_explicit(json_object(request)))})
+    return json_response(
+        {"due": Retries(services().database).try_now(_filter(explicit_filter(json_object(request), _FILTERS)))}
+    )
 
 
 @routes.post("/v1/retries/give-up")
@@ -91,16 +93,9 @@ def give_up() -> Response:
         200: {description: the number of events, content: {application/json: {schema: GivenUp}}}
         default: Problem
     """
-    return json_response({"given_up": Retries(services().database).give_up(_explicit(json_object(request)))})
-
-
-def _explicit(filters: Mapping[str, Any]) -> RetryFilter:
-    """Parse the filter of a change, which must not be empty by mistake: all events need `all`."""
-    refuse_unknown(filters, (*_FILTERS, "all"))
-    chosen = {name: value for name, value in filters.items() if name != "all" and value not in (None, "", [])}
-    if (filters.get("all") is True) == bool(chosen):
-        raise bad_value("all", "and a filter exclude each other", 'give a filter, or {"all": true}')
-    return _filter(chosen)
+    return json_response(
+        {"given_up": Retries(services().database).give_up(_filter(explicit_filter(json_object(request), _FILTERS)))}
+    )
 
 
 def _filter(filters: Mapping[str, Any]) -> RetryFilter:

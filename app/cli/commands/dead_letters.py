@@ -1,45 +1,33 @@
 """`bucketwire dead-letter …`: the events that are not delivered again automatically."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 import orjson
 
 from app.cli.context import CommandContext, with_context_or_url
+from app.cli.filter_options import filter_options, require_filter
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
 from app.cli_common.param_types import TARGET, TIME, iso
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 
-_NONE = Filter()
+_filters = filter_options(
+    Filter,
+    {
+        "target": {"type": TARGET, "help": "The target, as type:name or ARN."},
+        "bucket": {"help": "The event's bucket."},
+        "prefix": {"help": "Prefix of the object's key."},
+        "reason": {"help": "Text that the reason contains."},
+        "since": {"type": TIME, "help": "Last attempt since this time, such as 2h or 2026-11-21T14:00:00Z."},
+        "before": {"type": TIME, "help": "Last attempt before this time."},
+    },
+)
 
 
 @click.group()
 def dead_letter() -> None:
     """Show, replay or delete dead letters."""
-
-
-def _filters(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select dead letters, and pass them as `which`."""
-
-    def command(context: CommandContext, **options: Any) -> None:
-        filters = {name: options.pop(name) for name in ("target", "bucket", "prefix", "reason", "since", "before")}
-        filters = {name: value for name, value in filters.items() if value not in (None, "")}
-        function(context, which=Filter(ids=options.pop("ids", ()), **filters), **options)
-
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    decorated = with_context_or_url(command)
-    for option in (
-        click.option("--before", type=TIME, help="Last attempt before this time."),
-        click.option("--since", type=TIME, help="Last attempt since this time, such as 2h or 2026-11-21T14:00:00Z."),
-        click.option("--reason", help="Text that the reason contains."),
-        click.option("--prefix", help="Prefix of the object's key."),
-        click.option("--bucket", help="The event's bucket."),
-        click.option("--target", type=TARGET, help="The target, as type:name or ARN."),
-    ):
-        decorated = option(decorated)
-    return decorated
 
 
 @dead_letter.command()
@@ -103,9 +91,7 @@ def purge(context: CommandContext, which: Filter, everything: bool) -> None:
 
 
 def _require_filter(which: Filter, everything: bool) -> Filter:
-    if everything == (which != _NONE):
-        raise click.UsageError("select dead letters: numbers, options such as --target or --reason, or only --all")
-    return which
+    return require_filter(which, everything, "dead letters: numbers, options such as --target or --reason")
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:

@@ -1,40 +1,28 @@
 """`bucketwire retry …`: the events that are retried, because an attempt failed or their target was unavailable."""
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from app.cli.context import CommandContext, with_context_or_url
+from app.cli.context import CommandContext
+from app.cli.filter_options import filter_options, require_filter
 from app.cli_common.output import count_noun
 from app.cli_common.param_types import TARGET, iso
 from app.outbox.delivery.retries import Retry, RetryFilter
 
-_NONE = RetryFilter()
+_filters = filter_options(
+    RetryFilter,
+    {
+        "target": {"type": TARGET, "help": "Events for this target."},
+        "bucket": {"help": "Objects of this bucket."},
+        "prefix": {"help": "Objects whose key has this prefix."},
+    },
+)
 
 
 @click.group()
 def retry() -> None:
     """Show retried events, have them tried now, or give them up."""
-
-
-def _filters(function: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select retried events, and pass them as `which`."""
-
-    def command(context: CommandContext, **options: Any) -> None:
-        filters = {name: options.pop(name) for name in ("target", "bucket", "prefix")}
-        filters = {name: value for name, value in filters.items() if value not in (None, "")}
-        function(context, which=RetryFilter(ids=options.pop("ids", ()), **filters), **options)
-
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    decorated = with_context_or_url(command)
-    for option in (
-        click.option("--prefix", help="Objects whose key has this prefix."),
-        click.option("--bucket", help="Objects of this bucket."),
-        click.option("--target", type=TARGET, help="Events for this target."),
-    ):
-        decorated = option(decorated)
-    return decorated
 
 
 @retry.command()
@@ -81,9 +69,7 @@ def _listed(context: CommandContext, which: RetryFilter, limit: int) -> list[Ret
 
 
 def _require_filter(which: RetryFilter, everything: bool) -> RetryFilter:
-    if everything == (which != _NONE):
-        raise click.UsageError("select events: ids, options such as --target or --bucket, or only --all")
-    return which
+    return require_filter(which, everything, "events: ids, options such as --target or --bucket")
 
 
 def _row(entry: Retry) -> dict[str, Any]:
