@@ -1,6 +1,6 @@
 """Check what a MinIO exports about its own notifications: events that it drops never reach this service.
 
-Names and meanings: reference §7. MinIO computes the metrics of a path anew at most every ten seconds.
+Names and meanings: reference §7. MinIO computes the metrics of a path again at most every ten seconds.
 """
 
 from collections.abc import Iterator, Mapping

@@ -133,7 +133,7 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
         samples.append(
             Sample(row.id, at, recorded=row.recorded + int(row.replayed), backlog=backlog, oldest_age=age, **totals)
         )
-    # Whoever writes the same rows writes them in this order.
+    # All writers of these rows use this order.
     return sorted(samples, key=lambda sample: sample.target_id)
 
 

@@ -20,7 +20,7 @@ from tests.support.builders import event
 from tests.support.service_processes import Role, System, drain_worker, start_all, stop_all, system
 from tests.support.target_readers import Expected, Record, listed, posted
 
-LEASE = 4  # seconds: what a lost hint may cost
+LEASE = 4  # seconds: what a lost wake-up may cost
 BROKER_PASSWORD = "br0ker-passw0rd"
 API_TOKENS: dict[str, Any] = {scope: f"{scope}-{uuid4().hex}" for scope in ("ingest", "admin")}
 SHORT: dict[str, Any] = {"lease_ttl": f"{LEASE}s", "lease_max_work": "3s"}
@@ -157,7 +157,7 @@ def test_every_queue_on_rabbitmq_is_a_quorum_queue(
                 )
 
 
-def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
+def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
     whole = running(over_rabbitmq)
@@ -171,7 +171,7 @@ def test_a_worker_starts_with_hints_of_several_targets_waiting_in_rabbitmq(
     with rabbitmq_server.connection() as connection:
         channel = connection.channel()
         for key in lists:
-            until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a hint in each queue")  # type: ignore[misc]
+            until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a wake-up in each queue")  # type: ignore[misc]
         time.sleep(2 * LEASE)
         for key in lists:
             held = [channel.basic_get(f"target.redis.{key}") for _ in range(waiting(channel, f"target.redis.{key}"))]
@@ -189,7 +189,7 @@ def waiting(channel: amqp.Channel, name: str) -> int:
     return int(declared.message_count)
 
 
-def test_hints_purged_from_rabbitmq_while_events_wait_lose_nothing(
+def test_wakeups_purged_from_rabbitmq_while_events_wait_lose_nothing(
     over_rabbitmq: System, rabbitmq_server: services.RabbitMQ, redis_server: services.Redis, bucket: str
 ) -> None:
     whole = running(over_rabbitmq)
@@ -200,7 +200,7 @@ def test_hints_purged_from_rabbitmq_while_events_wait_lose_nothing(
     whole.post(body(*sent))
     with rabbitmq_server.connection() as connection:
         channel, name = connection.channel(), f"target.redis.{bucket}"
-        until(lambda: waiting(channel, name), 5, what="a hint in the queue")
+        until(lambda: waiting(channel, name), 5, what="a wake-up in the queue")
         assert channel.queue_purge(name)
         channel.queue_purge("bucketwire")
     worker.start()
@@ -216,7 +216,7 @@ def test_a_broker_emptied_while_events_wait_loses_nothing(
     worker.stop()
     sent = some(bucket, 50)
     whole.post(body(*sent))
-    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint in the queue")
+    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a wake-up in the queue")
     with broker.client() as client:
         client.flushall()
     worker.start()
@@ -334,22 +334,22 @@ def test_messages_carry_ids_and_nothing_else(
         client.delete("bucketwire", f"target.redis.{bucket}")
     whole.post(body(event("telling-key.txt", bucket=bucket)))
     until(lambda: length(broker, "bucketwire"), 5, what="a message of beat's")
-    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a hint of the API's")
+    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a wake-up of the API's")
     whole.drain.start()
     time.sleep(2 * LEASE)
     with broker.client() as client:
         held = client.lrange(f"target.redis.{bucket}", 0, -1)
     assert isinstance(held, list)
     # What a queue is asked for a sign of life by waits there, too.
-    hints = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]
-    assert 1 <= len(hints) <= 2, "the API's and the drain's"
-    for hint in hints:
-        message = orjson.loads(hint)
+    wakeups = [one for one in held if orjson.loads(one)["headers"]["task"] == "deliver"]
+    assert 1 <= len(wakeups) <= 2, "the API's and the drain's"
+    for wakeup in wakeups:
+        message = orjson.loads(wakeup)
         arguments, named, embedded = orjson.loads(b64decode(message["body"]))
         assert arguments[0] == whole.target(name)["arn"]
         assert len(arguments) == 2
         assert set(arguments[1]) <= set("0123456789-,")
         assert named == {}
         assert set(embedded.values()) == {None}
-        assert b"telling" not in hint + b64decode(message["body"])
+        assert b"telling" not in wakeup + b64decode(message["body"])
     assert length(redis_server, bucket) == 0

@@ -37,7 +37,7 @@ def put() -> Response:
       summary: Replace the settings of the section `api`
       description: >
         An omitted or empty setting gets its default. Workers use a change within a second. While the variable of a
-        setting is set in the environment, it takes precedence, and `origin` tells so.
+        setting is set in the environment, it takes precedence, and `origin` says so.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: ApiSettings}}}
       responses:

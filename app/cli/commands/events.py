@@ -12,7 +12,7 @@ _ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc
 
 
 class _History(click.Command):
-    """`events`, which tells about rules before it parses their options."""
+    """`events`, which mentions rules before it parses their options."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises `click.UsageError` for what belongs to `bucketwire event`."""

@@ -80,7 +80,7 @@ def test_the_drain_and_the_targets_have_workers_that_keep_to_their_own_work(
         assert receiver.requests() == []
 
     with running(settings, "worker --only drain", "beat"):
-        until(lambda: waiting(settings, "target.webhook.a") > 0, 20, what="a hint that nobody takes")
+        until(lambda: waiting(settings, "target.webhook.a") > 0, 20, what="a wake-up that nobody takes")
         until(lambda: waiting(settings, SERVICE_QUEUE) == 0, 20, what="the drains to be taken")
         assert receiver.requests() == []
 
@@ -100,7 +100,7 @@ def test_a_worker_serves_the_targets_it_is_told_and_those_that_are_made_meanwhil
     with running(settings, "worker --only drain", "worker --only targets --targets webhook:a --concurrency 1", "beat"):
         Log(database).append([[event("one")]])
         until(lambda: "/a" in arrived(), 20, what="the delivery to the target that is served")
-        until(lambda: waiting(settings, "target.webhook.b") > 0, 20, what="a hint for the one that is not")
+        until(lambda: waiting(settings, "target.webhook.b") > 0, 20, what="a wake-up for the one that is not")
         assert arrived() == {"/a"}
 
     with running(settings, "worker --targets webhook --concurrency 1", "beat"):

@@ -58,7 +58,7 @@ def test_only_partitions_with_due_work_are_offered_and_only_once(database: Datab
     assert leases.offer(now_ms()) == []
 
 
-def test_an_offer_whose_hint_was_lost_is_made_again_after_one_lease_time(database: Database, leases: Leases) -> None:
+def test_an_offer_whose_wakeup_was_lost_is_made_again_after_one_lease_time(database: Database, leases: Leases) -> None:
     add_target(database)
     _record(database)
     now = now_ms()
@@ -67,9 +67,9 @@ def test_an_offer_whose_hint_was_lost_is_made_again_after_one_lease_time(databas
     assert len(leases.offer(now + 10_001)) == 1
 
 
-def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: Database, leases: Leases) -> None:
+def test_an_offer_is_not_made_again_while_its_wakeup_waits_for_a_worker(database: Database, leases: Leases) -> None:
     add_target(database)
-    _record(database, 400)  # more in each partition than share a hint
+    _record(database, 400)  # more in each partition than share a wake-up
     now = now_ms()
     assert len(leases.offer(now, lambda _: pytest.fail("nothing was offered before"))) == 4
     assert leases.offer(now + 10_100, lambda _: 4) == []
@@ -79,7 +79,7 @@ def test_an_offer_is_not_made_again_while_its_hint_waits_for_a_worker(database: 
     assert len(leases.offer(now + 40_400, lambda _: 0)) == 4
 
 
-def test_partitions_that_share_a_hint_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
+def test_partitions_that_share_a_wakeup_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
     add_target(database)
     _record(database)
     now = now_ms()
@@ -89,14 +89,14 @@ def test_partitions_that_share_a_hint_are_not_offered_again_while_it_waits(datab
     assert leases.offer(now + 20_200, lambda _: 0) == [offer]
 
 
-def test_a_lost_hint_is_made_up_for_also_while_others_wait(database: Database, leases: Leases) -> None:
-    """The hints of partitions 1 to 3 are read, and these have work again each time; that of the last was lost."""
+def test_a_lost_wakeup_is_made_up_for_also_while_others_wait(database: Database, leases: Leases) -> None:
+    """The wake-ups of partitions 1 to 3 are read, and these have work again each time; that of the last was lost."""
     target = add_target(database)
     _record(database, 400)
     now = now_ms()
     queue = [offer.partitions for offer in leases.offer(now)]
     queue.remove((3,))
-    for _ in range(40):  # one hint is read each four seconds, and the queue is never empty
+    for _ in range(40):  # one wake-up is read each four seconds, and the queue is never empty
         partitions = queue.pop(0)
         taken = leases.claim(_row_id(database, target), partitions, "taken", now)
         now += 4_000
@@ -106,10 +106,10 @@ def test_a_lost_hint_is_made_up_for_also_while_others_wait(database: Database, l
         assert 0 < len(queue) <= 2 * 4
         if (3,) in queue:
             return
-    pytest.fail("the partition that lost its hint never got another")
+    pytest.fail("the partition that lost its wake-up never got another")
 
 
-def test_two_drains_at_once_offer_each_partition_to_one_hint_only(database: Database) -> None:
+def test_two_drains_at_once_offer_each_partition_to_one_wakeup_only(database: Database) -> None:
     for name in ("a", "b", "c"):
         add_target(database, name)
     _record(database)
@@ -120,7 +120,7 @@ def test_two_drains_at_once_offer_each_partition_to_one_hint_only(database: Data
     assert sorted(str(offer.target) for offer in offers) == ["webhook:a", "webhook:b", "webhook:c"]
 
 
-def test_a_partition_has_one_worker_at_a_time_however_many_hints_there_are(database: Database, leases: Leases) -> None:
+def test_a_partition_has_one_worker_at_a_time_however_many_wakeups_there_are(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
@@ -146,7 +146,7 @@ def test_who_looked_a_target_up_before_it_was_made_anew_gets_nothing_of_the_new_
     assert leases.claim(_row_id(database, target), range(4), "new", now_ms()) is not None
 
 
-def test_a_late_hint_takes_partitions_that_were_offered_anew(database: Database, leases: Leases) -> None:
+def test_a_late_wakeup_takes_partitions_that_were_offered_anew(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
@@ -180,7 +180,7 @@ def test_an_open_breaker_lets_one_partition_probe_when_its_time_has_come(databas
     assert lease.probing
     assert leases.offer(now + 503) == []
     assert (
-        leases.claim(_row_id(database, target), [(partition + 1) % 4, (partition + 2) % 4], "stale hint", now + 503)
+        leases.claim(_row_id(database, target), [(partition + 1) % 4, (partition + 2) % 4], "stale wakeup", now + 503)
         is None
     )
     close_breaker(database, row)

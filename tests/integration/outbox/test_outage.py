@@ -38,7 +38,7 @@ def list_target(context: Runtime, redis_server: services.Redis, key: str) -> Tar
     return add_target(context.database, key, type_name="redis", address=address, key=key, format="access")
 
 
-def test_the_first_hint_after_a_restart_of_the_database_is_not_wasted(
+def test_the_first_wakeup_after_a_restart_of_the_database_is_not_wasted(
     context: Runtime, server: services.Postgres, redis_server: services.Redis
 ) -> None:
     target = list_target(context, redis_server, "restart")

@@ -26,7 +26,7 @@ logging.getLogger("elastic_transport").setLevel(logging.CRITICAL)
 class HttpNode(Urllib3HttpNode):
     """One node, with one connection, through the proxy that the environment names (as MinIO: §4.8).
 
-    A `NewConnectionError` and a `ConnectTimeoutError` mean that nothing was sent. After `close` it connects anew, so
+    A `NewConnectionError` and a `ConnectTimeoutError` mean that nothing was sent. After `close` it connects again, so
     that the client remembers which nodes were dead.
     """
 
