@@ -1,7 +1,7 @@
 """References to secrets: `file:/path` and `env:NAME` in place of the secret itself.
 
-A user who may set a target chooses where its secrets are sent. So a target's settings must not reach secrets that are not
-meant for targets: they may refer only to files of one folder, `BUCKETWIRE_SECRETS_DIR`, wherever the settings come
+A user who may set a target chooses where its secrets are sent. So a target's settings must not reach secrets that are
+not meant for targets: they may refer only to files of one folder, `BUCKETWIRE_SECRETS_DIR`, wherever the settings come
 from, and never to the service's own files and variables. The service's own settings come only from its environment and
 may name any file.
 """

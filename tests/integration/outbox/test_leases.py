@@ -79,7 +79,7 @@ def test_an_offer_is_not_made_again_while_its_wakeup_waits_for_a_worker(database
     assert len(leases.offer(now + 40_400, lambda _: 0)) == 4
 
 
-def test_partitions_that_share_a_wakeup_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
+def test_partitions_of_one_wakeup_are_not_offered_again_while_it_waits(database: Database, leases: Leases) -> None:
     add_target(database)
     _record(database)
     now = now_ms()
@@ -120,7 +120,7 @@ def test_two_drains_at_once_offer_each_partition_to_one_wakeup_only(database: Da
     assert sorted(str(offer.target) for offer in offers) == ["webhook:a", "webhook:b", "webhook:c"]
 
 
-def test_a_partition_has_one_worker_at_a_time_however_many_wakeups_there_are(database: Database, leases: Leases) -> None:
+def test_a_partition_has_one_worker_at_a_time_with_many_wakeups(database: Database, leases: Leases) -> None:
     target = add_target(database)
     _record(database)
     now = now_ms()
