@@ -60,10 +60,14 @@ Due = Mapping[TargetId, Collection[int]]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A target that can be delivered to now: its ARN, and the seconds after which a delivery certainly hangs."""
+    """A target that can be delivered to now: its ARN, and the seconds after which a delivery certainly hangs.
+
+    `partitions` are those of the due ones that no worker has and no waiting wake-up names.
+    """
 
     arn: str
     time_limit: int
+    partitions: Collection[int]
 
 
 def is_rabbitmq(broker_url: str) -> bool:
@@ -92,11 +96,11 @@ class WakeUps:
     """The wake-ups that this process sends. Safe to use from any thread, and in a process forked since.
 
     A thread of its own talks to the broker and starts with the first request in each process, so a request never waits
-    for a connection, for TLS, for DNS or for an answer. `ready` returns the targets that can be delivered to, and is
-    called by that thread only; without it, only the drain is woken.
+    for a connection, for TLS, for DNS or for an answer. `ready` returns those of the due targets that can be delivered
+    to, and is called by that thread only; without it, only the drain is woken.
     """
 
-    def __init__(self, broker_url: str, ready: Callable[[], Mapping[TargetId, Ready]] = dict) -> None:
+    def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]] = lambda _: {}) -> None:
         self._broker_url = broker_url
         self._ready = ready
         self._starting = threading.Lock()
@@ -153,7 +157,7 @@ class _Requested:
 class _Sender:
     """The thread that sends this process's wake-ups, and its connection."""
 
-    def __init__(self, broker_url: str, ready: Callable[[], Mapping[TargetId, Ready]]) -> None:
+    def __init__(self, broker_url: str, ready: Callable[[Due], Mapping[TargetId, Ready]]) -> None:
         self.pid = os.getpid()
         self._broker_url = broker_url
         self._ready = ready
@@ -235,8 +239,7 @@ class _Sender:
         if self._channel is None:
             self._channel = self._connection.channel()
         try:
-            few = requested.number <= _MOST_REQUESTS and len(requested.due) <= _MOST_TARGETS
-            if few and requested.drain_at == math.inf and self._wake_workers(requested.due):
+            if requested.drain_at == math.inf and self._wake_workers(requested):
                 return _WORKERS_APART
             ahead = waiting(self._channel, SERVICE_QUEUE)
         except self._connection.channel_errors:  # no such queue: no worker has ever served it
@@ -246,18 +249,25 @@ class _Sender:
             self._publish(SERVICE_QUEUE, "drain", ())
         return float(_DRAINS_APART * 4**ahead)
 
-    def _wake_workers(self, due: Due) -> bool:
-        """Wake the workers of each target; return False if the drain is needed now, too."""
-        ready, complete = self._ready(), True
-        for target, partitions in due.items():
-            if target not in ready:
-                # It is down, paused, or so new that it is not known: the drain looks after it, but not for each event.
-                self.request_drain(_NOT_READY)
-            elif waiting(self._channel, queue_name(target)) >= _MOST_WAITING:
+    def _wake_workers(self, requested: _Requested) -> bool:
+        """Wake the workers of each target that has none at work; return False if the drain is needed now, too.
+
+        A worker that has the partitions reads them once more after their release, so it needs no wake-up.
+        """
+        ready = self._ready(requested.due)
+        if not ready.keys() >= requested.due.keys():
+            # Some are down, paused, or so new that they are not known: the drain looks after them, not for each event.
+            self.request_drain(_NOT_READY)
+        free = {target: each for target, each in ready.items() if each.partitions}
+        if free and (requested.number > _MOST_REQUESTS or len(free) > _MOST_TARGETS):
+            return False
+        complete = True
+        for target, each in free.items():
+            if waiting(self._channel, queue_name(target)) >= _MOST_WAITING:
                 complete = False  # its workers are busy: by the time of the drain there may be larger batches
             else:
-                text = ",".join(map(str, sorted(partitions)))
-                self._publish(queue_name(target), "deliver", (ready[target].arn, text), ready[target].time_limit)
+                text = ",".join(map(str, sorted(each.partitions)))
+                self._publish(queue_name(target), "deliver", (each.arn, text), each.time_limit)
         return complete
 
     def _publish(self, queue: str, task: str, arguments: tuple[Any, ...], time_limit: int | None = None) -> None:

@@ -17,6 +17,9 @@ from celery import Celery, beat, bootsteps
 from celery.signals import (
     celeryd_init,
     setup_logging,
+    task_postrun,
+    task_prerun,
+    worker_init,
     worker_process_init,
     worker_process_shutdown,
     worker_ready,
@@ -38,6 +41,7 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.targets import enabled_targets
 from app.wakeups import BROKER_TIMEOUT, SERVICE_QUEUE, is_rabbitmq, queue_name, transport_options, waiting
 from workers import reconcile_jobs, runtime
+from workers.idle_processes import processes
 from workers.telemetry import metrics
 
 SPARK_QUEUE = "spark"
@@ -255,8 +259,24 @@ def _ready(**_: Any) -> None:
         _figures.start()
 
 
+@worker_init.connect
+def _starting(**_: Any) -> None:
+    processes.share()
+
+
+@task_prerun.connect
+def _begun(**_: Any) -> None:
+    processes.set_busy(busy=True)
+
+
+@task_postrun.connect
+def _done(**_: Any) -> None:
+    processes.set_busy(busy=False)
+
+
 @worker_shutting_down.connect
 def _stopping(**_: Any) -> None:
+    processes.stop()
     reconcile_jobs.jobs.stop()
 
 
@@ -265,11 +285,14 @@ def _forked(**_: Any) -> None:
     runtime.forget()
     if _figures is not None:
         _figures.forget()
-    metrics.begin(getattr(current_process(), "index", 0))
+    index = getattr(current_process(), "index", 0)
+    metrics.begin(index)
+    processes.begin(index)
 
 
 @worker_process_shutdown.connect
 def _child_ended(**_: Any) -> None:
+    processes.end()
     runtime.forget()
 
 

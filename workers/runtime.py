@@ -6,7 +6,6 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
 from random import Random
 
 from app.config.arn import TargetId
@@ -25,13 +24,15 @@ from app.outbox.engine.database import Database, DatabaseUnavailable, describe_e
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.markers import NEVER
 from app.outbox.registry import open_registry
-from app.outbox.targets import UnknownTarget
+from app.outbox.targets import StoredTarget, UnknownTarget
 from app.wakeups import WakeUps
 from workers.delivery.breaker import back_off
+from workers.delivery.event_wait import EventWait
 from workers.delivery.lease_guard import LeaseGuard
 from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
 from workers.delivery.redelivery_requests import RedeliveryRequests
+from workers.idle_processes import processes
 from workers.target_pool import TargetPool
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
@@ -196,13 +197,17 @@ class Runtime:
         self.redeliveries.record()  # before a process that may have written too late claims anything else
         claimed, now = elapsed(), self.clock.measure()
         running = stored.state == "running"
-        lease = self.leases.claim(stored.row_id, partitions, uuid.uuid4().hex, now, running=running)
+        # While the others are idle and the target is quick, one worker that waits for its next events costs least.
+        with_free = processes.any_idle() and self.pool.is_quick(stored)
+        lease = self.leases.claim(
+            stored.row_id, partitions, uuid.uuid4().hex, now, running=running, with_free=with_free
+        )
         if lease is None:
             return "nothing to claim"
         try:
             term, work = self.settings.lease_ttl, self.settings.lease_max_work
             with LeaseGuard(self.leases, lease, claimed, term, self.clock, work) as guard:
-                summary = self._work_off(lease, guard, partial(self.pool.work, stored))
+                summary = self._work_off(lease, guard, stored)
         except (LeaseLost, LeaseExpired):
             arn = target.arn(self.settings.region)
             log.warning("%s lease lost: its current batch may be delivered again", arn, extra={"target": arn})
@@ -225,11 +230,16 @@ class Runtime:
             if lease.probing or self.leases.left(lease):
                 self.wakeups.request()
 
-    def _work_off(self, lease: Lease, guard: LeaseGuard, open_work: Callable[[], OpenTarget]) -> LeaseSummary:
-        work = open_work()
+    def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
+        work = self.pool.work(stored)
         partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
+        wait = EventWait(
+            lambda: processes.any_idle() and not lease.probing,
+            lambda: self._is_unchanged(stored, work),
+            shares=len(lease.positions) > 1,
+        )
         try:
-            summary = partitions.work_off(lambda: not guard.has_time())
+            summary = partitions.work_off(lambda: not guard.has_time(), wait)
         except (LeaseLost, LeaseExpired):
             self.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
             raise
@@ -243,6 +253,12 @@ class Runtime:
             close_breaker(self.database, lease.target_id)
             log.info("%s is available again", work.name, extra={"target": work.name})
         return summary
+
+    def _is_unchanged(self, stored: StoredTarget, work: OpenTarget) -> bool:
+        try:
+            return self.registry.target(stored.target) == stored and self.pool.work(stored) is work
+        except (UnknownTarget, BadSettings):
+            return False
 
     def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
         wait = back_off(1 + count_failures(self.database, lease.target_id), self._rng, why.retry_after)

@@ -76,6 +76,11 @@ class TargetPool:
         self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work)
         return work
 
+    def is_quick(self, stored: StoredTarget) -> bool:
+        """Return whether this process has the target open, and its last batch took little time."""
+        known = self._open.get(stored.row_id)
+        return known is not None and known.work.quick
+
     def _sync_events(self) -> bool:
         """Return whether targets are in sync mode that do not set it; a stored value is known within half a second."""
         now = time.monotonic()

@@ -59,7 +59,7 @@ def open_services(settings: Settings) -> Services:
     spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
     memory = spool.folder / "tokens.json" if spool else None
     registry = open_registry(database, settings)
-    wakeups = WakeUps(settings.broker_url, ReadyTargets(registry, settings))
+    wakeups = WakeUps(settings.broker_url, ReadyTargets(database, registry, settings))
     return Services(
         settings=settings,
         database=database,

@@ -74,7 +74,7 @@ TARGET = TargetId("webhook", "one")
 
 @contextlib.contextmanager
 def waker(url: str, ready: Mapping[TargetId, Ready] | None = None) -> Iterator[WakeUps]:
-    made = WakeUps(url, lambda: ready or {})
+    made = WakeUps(url, lambda due: {target: each for target, each in (ready or {}).items() if target in due})
     try:
         yield made
     finally:
@@ -108,9 +108,9 @@ def test_a_wakeup_is_the_message_that_celery_would_send(broker_url: str) -> None
 
 def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: str) -> None:
     name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, {11, 3})}) as made, Connection(broker_url) as connection:
         served = declared(connection, name)
-        made.request_delivery({TARGET: {11, 3}})
+        made.request_delivery({TARGET: {11, 3, 4}})
         until(lambda: waiting(connection.channel(), name), 30, what="a wake-up")
         taken = served.get(no_ack=True)
     own = celery.amqp.as_task_v2(taken.headers["id"], "deliver", ("the:arn", "3,11"), time_limit=400)
@@ -124,7 +124,7 @@ def test_a_wakeup_of_a_worker_is_the_message_that_celery_would_send(broker_url: 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: str) -> None:
     name = queue_name(TARGET)
-    with waker(broker_url, {TARGET: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, [1])}) as made, Connection(broker_url) as connection:
         for number in range(wakeups._MOST_WAITING):
             made.request_delivery({TARGET: {number}})
             until(lambda: waiting(connection.channel(), name) == number + 1, 30, what="a wake-up of a worker")  # noqa: B023
@@ -136,7 +136,7 @@ def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: s
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     targets = [TargetId("webhook", f"t{number}") for number in range(5)]
-    with waker(broker_url, {each: Ready("the:arn", 400) for each in targets}) as made:
+    with waker(broker_url, {each: Ready("the:arn", 400, [1]) for each in targets}) as made:
         made.request_delivery({each: {1} for each in targets})
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
         monkeypatch.setattr(wakeups, "_MOST_APART", 0.2)
@@ -153,7 +153,7 @@ def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeyp
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobody_else(broker_url: str) -> None:
     up = TargetId("webhook", "up")
-    with waker(broker_url, {up: Ready("the:arn", 400)}) as made, Connection(broker_url) as connection:
+    with waker(broker_url, {up: Ready("the:arn", 400, [5])}) as made, Connection(broker_url) as connection:
         served = queue(queue_name(up))(connection.channel())
         for _ in range(10):
             made.request_delivery({TARGET: {3}, up: {5}})
@@ -163,25 +163,40 @@ def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobod
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
 
 
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> None:
+    other = TargetId("webhook", "other")
+    ready = {TARGET: Ready("the:arn", 400, []), other: Ready("another:arn", 400, [5])}
+    with waker(broker_url, ready) as made, Connection(broker_url) as connection:
+        for number in range(100):  # more than would wake the drain
+            made.request_delivery({TARGET: {number}})
+        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
+        made.request_delivery({other: {5}})
+        until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
+        assert waiting(connection.channel(), queue_name(TARGET)) == 0
+        assert count(broker_url) == 0
+
+
 def test_targets_are_ready_while_they_can_be_delivered_to(
     outbox: tuple[Database, dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database, settings = outbox
     targets = registry(database)
-    ready = ReadyTargets(targets, Settings.from_environ(settings))
+    known = ReadyTargets(database, targets, Settings.from_environ(settings))
     running, slow, down, paused = (
         add_target(database, name, values={"endpoint": "http://127.0.0.1:9/", "timeout": timeout})
         for name, timeout in (("running", "5s"), ("slow", "60s"), ("down", "5s"), ("paused", "5s"))
     )
+    due = {each: [0] for each in (running, slow, down, paused)}
     targets.pause(paused, "")
     open_breaker(database, targets.target(down).row_id, "no", 1 << 60, probing=False)
-    found = ready()
+    found = known(due)
     assert found.keys() == {running, slow}
-    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT)
+    assert found[running] == Ready("arn:minio:sqs::running:webhook", HARD_LIMIT, [0])
     assert found[slow].time_limit > 20 * 60
     targets.resume(paused)
-    assert ready().keys() == {running, slow}, "it is known for a second"
-    until(lambda: paused in ready(), 30, what="the resumed target")
+    assert known(due).keys() == {running, slow}, "it is known for a second"
+    until(lambda: paused in known(due), 30, what="the resumed target")
 
 
 def test_a_queue_that_nobody_serves_gets_a_few_wakeups_of_ten_thousand(broker_url: str) -> None:

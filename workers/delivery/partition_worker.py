@@ -18,6 +18,7 @@ from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery.breaker import back_off
+from workers.delivery.event_wait import NO_WAIT, EventWait
 from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
@@ -30,6 +31,7 @@ from workers.telemetry.delivery_log import counted, counts_text, failed_attempts
 log = logging.getLogger("bucketwire.partitions")
 
 _ANY = 1000  # due objects to sample from while the target is in doubt
+_QUICK = 0.05  # seconds for a batch
 
 
 _FIRST_WAIT, _LONGEST_WAIT = 5_000, 300_000  # milliseconds, for a replay whose turn failed unexpectedly
@@ -64,6 +66,7 @@ class OpenTarget:
     window: int
     sizer: BatchSizer
     opened: bool = False
+    quick: bool = False  # whether the last batch took little time
     failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """Maps (replay, partition) to the number of consecutive failed turns and the time (ms) of the next turn."""
 
@@ -106,12 +109,15 @@ class PartitionWorker:
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
-        self._at_end = False  # whether the last batch of the log read all partitions to the end
+        # Of the last batch of the log: its events, and whether it read all partitions to the end.
+        self._events, self._at_end = 0, False
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.summary = LeaseSummary()
 
-    def work_off(self, stop: Callable[[], bool]) -> LeaseSummary:
+    def work_off(self, stop: Callable[[], bool], wait: EventWait = NO_WAIT) -> LeaseSummary:
         """Deliver until the partitions are empty, the target is unavailable, or `stop()` is true.
+
+        `wait` may wait for more events before the partitions count as empty.
 
         Raises `LeaseLost`, `LeaseExpired`.
         """
@@ -119,7 +125,7 @@ class PartitionWorker:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.summary.unavailable is None and not stop():
-                if self._at_end and not reader.has_work():
+                if not wait.goes_on(reader, self._events, at_end=self._at_end):
                     break
                 reader.expect_changes()
         self.summary.answered = self._opinion.answered
@@ -154,7 +160,7 @@ class PartitionWorker:
 
     def _batches(self, reader: PartitionReader) -> bool:
         due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.sizer.size)
-        self._at_end = False
+        self._events, self._at_end = 0, False
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
             if not self._opinion.is_certain:
@@ -181,11 +187,12 @@ class PartitionWorker:
     def _log(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
         batch = reader.load(self._work.sizer.size)
-        self._at_end = batch.at_end
+        self._events, self._at_end = len(batch.events), batch.at_end
         if not batch.events and not batch.more:
             return False
         # A batch without events settles how far the log was read.
         results = self._results(reader, batch, set()) if batch.events else []
+        self._work.quick = self._took < _QUICK
         self._settle(settle_batch(batch, results, self._rules()), batch.events, results, began)
         return True
 

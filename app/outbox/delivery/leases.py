@@ -9,7 +9,7 @@ that is lost, late or duplicated is harmless.
       └── lease ran out ┴──────────────────┘
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +28,7 @@ from app.outbox.delivery.log_ahead import has_work, read_work_kinds
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import NEVER, WHOLE_LOG
 
+_MOST_FREE = 64  # partitions that a claim may take beyond those of its wake-up; more cost more to search than they save
 REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
 
 
@@ -157,22 +158,33 @@ class Leases:
         return bool(marked.rowcount)
 
     def claim(
-        self, row_id: int, partitions: Sequence[int], token: str, now: int, *, running: bool = False
+        self,
+        row_id: int,
+        partitions: Sequence[int],
+        token: str,
+        now: int,
+        *,
+        running: bool = False,
+        with_free: bool = False,
     ) -> Lease | None:
         """Lease those of `partitions` that no worker has; return None if there are none or the target is unavailable.
 
         `row_id` identifies the target that the worker has read: one created since with the same name has another id.
-        `running` says that the worker has just read that the target is running, so that it is not queried again.
+        `running` says that the worker has just read that the target is running, so that it is not queried again. Then,
+        `with_free` also leases the target's other partitions that no worker has and that are not offered.
         """
         probing, chosen = (False, partitions) if running else self._claimable(row_id, partitions, now)
         if not chosen:
             return None
         c = tables.cursors.c
         free = sa.or_(c.lease_token.in_(["", OFFERED]), c.leased_until < now)
+        which = sa.and_(c.partition.in_(chosen), free)
+        if running and with_free:
+            which = sa.or_(which, sa.and_(c.leased_until < now, c.partition < _MOST_FREE))
         with self._database.committing() as connection:
             claimed = connection.execute(
                 tables.cursors.update()
-                .where(_log_cursors(row_id), c.partition.in_(chosen), free)
+                .where(_log_cursors(row_id), which)
                 .values(lease_token=token, leased_until=now + self._lease_ms)
             )
         if not claimed.rowcount:
@@ -261,6 +273,15 @@ class Leases:
         may find more.
         """
         return advance_cursors(self._database, self._isolation, now)
+
+
+def taken_partitions(connection: sa.Connection, target_ids: Collection[int], now: int) -> set[tuple[int, int]]:
+    """Return the partitions of some targets that are leased or offered at `now`, as (target's row id, partition)."""
+    c = tables.cursors.c
+    taken = sa.select(c.target_id, c.partition).where(
+        c.target_id.in_(target_ids), c.replay_id == WHOLE_LOG, c.leased_until >= now
+    )
+    return {(row.target_id, row.partition) for row in connection.execute(taken)}
 
 
 def leased_partitions(connection: sa.Connection, now: int) -> dict[int, int]:

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from app.events.version_history import Holding
 from app.outbox import log_head, tables
 from app.outbox.delivery.leases import Lease, ReplayPartition
-from app.outbox.delivery.log_ahead import WINDOW, goes_to, has_work
+from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to, has_work
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
@@ -29,6 +29,7 @@ from app.outbox.versions.object_versions import ObjectVersions
 
 _REPLAY_WINDOW = 10_000  # most events of the log that one query of a replay scans
 _FEW_OBJECTS = 64  # with more due objects than this, one event of each makes a batch
+_FEW_PARTITIONS = 2  # of more it is searched first which have events, which is one statement
 _LOOKS = 10  # windows of other targets' events that one batch scans in each partition
 _P = tables.parked.c
 _TIMED = sa.select(_P.partition, _P.key_hash, _P.seq, _P.not_before).where(  # by an index: one row for each object
@@ -97,6 +98,8 @@ class PartitionReader:
         self._target = goes_to(lease.target_id)
         # Built once: building the statement takes longer than running it in the database.
         self._ahead = select_ahead(lease.target_id, newest=newest)
+        self._read_to = 0  # the log's head when events were last read
+        self._searched: tuple[int, Set[int]] = (-1, frozenset())  # at which head, and the partitions with events then
 
     def load(self, limit: int) -> Batch:
         """Return about `limit` next events after the lease's cursors, per partition oldest first.
@@ -114,9 +117,14 @@ class PartitionReader:
         head, self._lease.head = self._lease.head, None
         if head is None:
             head = log_head.read(self._connection).last_seq
+        self._read_to = head
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
         at_end = not replaying
+        if len(positions) > _FEW_PARTITIONS and (found := positions.keys() & self._with_events(head)):
+            at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
+            positions = {partition: positions[partition] for partition in positions if partition in found}
+            share = max(1, limit // len(positions))
         # One SELECT for each partition, so that each scans its index in order and stops at its share.
         for partition, position in positions.items():
             some, scanned[partition] = self._load(partition, position, share, head)
@@ -126,6 +134,28 @@ class PartitionReader:
         if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
             self._versions.fold(histories(events))
         return Batch(self._resolved(events), scanned, more, at_end)
+
+    def has_new_events(self) -> bool:
+        """Return whether the partitions may have events that were recorded since the last `load`.
+
+        While nothing is recorded for any target, this costs no more than reading one row.
+        """
+        head = log_head.read(self._connection).last_seq
+        if head == self._read_to:
+            return False
+        self._read_to = self._lease.head = head
+        return bool(self._with_events(head)) or not _near(self._lease.positions, head)
+
+    def _with_events(self, head: int) -> Set[int]:
+        """Return those of the lease's partitions that have events in the next window of the log, up to this head.
+
+        A second search at the same head is not needed: it could only find less.
+        """
+        if self._searched[0] != head:
+            target, positions = self._lease.target_id, self._lease.positions
+            looks = (Look(target, partition, position, position + WINDOW) for partition, position in positions.items())
+            self._searched = head, {partition for _, partition in events_ahead(self._connection, looks)}
+        return self._searched[1]
 
     def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:
         """Return the next events of a partition, and the seq up to which it was read.
@@ -333,3 +363,8 @@ class PartitionReader:
         if self._versions is None:
             return events
         return fill_in_newest(self._connection, self._lease.target_id, self._versions, events)
+
+
+def _near(positions: Mapping[int, int], head: int) -> bool:
+    """Return whether one window of the log after each position reaches the head."""
+    return all(position + WINDOW >= head for position in positions.values())

@@ -1,17 +1,20 @@
-"""Know which targets can be delivered to now, and how long a delivery to each may take."""
+"""Know which targets can be delivered to now, which of their partitions are free, and how long a delivery may take."""
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 
 from app.config.arn import TargetId
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
-from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.delivery.leases import taken_partitions
+from app.outbox.engine.clock import DatabaseClock
+from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import Registry
 from app.outbox.targets import StoredTarget
-from app.wakeups import Ready
+from app.wakeups import Due, Ready
 
 HARD_LIMIT = 300  # seconds; a task that takes longer is killed with its process, unless its target is allowed more time
 _REQUESTS = 20  # the most requests that may each use a whole time limit after the time to work off a lease is over
@@ -28,37 +31,66 @@ def time_limit(settings: TargetSettings, work: float) -> int:
     return max(HARD_LIMIT, math.ceil(work + _REQUESTS * longest))
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A target that can be delivered to."""
+
+    row_id: int
+    target: TargetId
+    arn: str
+    time_limit: int
+
+
 class ReadyTargets:
     """The targets that can be delivered to now. Use it from one thread at a time.
 
-    It queries the database at most once a second, and only when it is asked.
+    It reads the targets at most once a second, and their free partitions each time it is asked.
     """
 
-    def __init__(self, registry: Registry, settings: Settings) -> None:
+    def __init__(self, database: Database, registry: Registry, settings: Settings) -> None:
+        self._database = database
         self._registry = registry
         self._settings = settings
-        self._ready: Mapping[TargetId, Ready] = {}
+        self._clock = DatabaseClock(database)
+        self._known: Mapping[TargetId, _Known] = {}
         self._limits: dict[int, tuple[Mapping[str, str], int]] = {}  # by row id, with the settings it was made from
-        self._next = 0.0  # when to query again, by time.monotonic()
+        self._next = 0.0  # when to read the targets again, by time.monotonic()
 
-    def __call__(self) -> Mapping[TargetId, Ready]:
-        """Return the targets that are neither paused, disabled, broken nor unavailable, as of a second ago or less.
+    def __call__(self, due: Due) -> Mapping[TargetId, Ready]:
+        """Return those of the targets that are neither paused, disabled, broken nor unavailable, with what is free.
 
-        Returns none while the database is unavailable.
+        The state is that of a second ago or less. Returns none while the database is unavailable.
         """
-        if time.monotonic() >= self._next:
-            try:
-                self._ready = {
-                    stored.target: ready for stored in self._registry.targets() if (ready := self._of(stored))
+        try:
+            if time.monotonic() >= self._next:
+                self._known = {}
+                self._next = time.monotonic() + _KNOWN_FOR
+                self._known = {
+                    stored.target: known for stored in self._registry.targets() if (known := self._of(stored))
                 }
-            except DatabaseUnavailable:
-                self._ready = {}
-            self._next = time.monotonic() + _KNOWN_FOR
-        return self._ready
+            return self._ready({self._known[target]: due[target] for target in due if target in self._known})
+        except DatabaseUnavailable:
+            return {}
 
-    def _of(self, stored: StoredTarget) -> Ready | None:
+    def _ready(self, due: Mapping[_Known, Collection[int]]) -> Mapping[TargetId, Ready]:
+        if not due:
+            return {}
+        with self._database.reading() as connection:
+            taken = taken_partitions(connection, [known.row_id for known in due], self._clock())
+        return {
+            known.target: Ready(
+                known.arn, known.time_limit, [each for each in partitions if (known.row_id, each) not in taken]
+            )
+            for known, partitions in due.items()
+        }
+
+    def _of(self, stored: StoredTarget) -> _Known | None:
         limit = self._limit(stored) if stored.state == "running" else None
-        return None if limit is None else Ready(stored.target.arn(self._settings.region), limit)
+        return (
+            None
+            if limit is None
+            else _Known(stored.row_id, stored.target, stored.target.arn(self._settings.region), limit)
+        )
 
     def _limit(self, stored: StoredTarget) -> int | None:
         values, limit = self._limits.get(stored.row_id, ({}, 0))

@@ -1,0 +1,220 @@
+"""A worker that keeps its lease until more events come: nothing is lost, overtaken or held up by it."""
+
+import threading
+from collections.abc import Callable
+from random import Random
+from uuid import uuid4
+
+import pytest
+
+from app.config.settings import Settings
+from app.events.model import Event
+from app.outbox.delivery import partition_reader
+from app.outbox.delivery.leases import Lease, Leases
+from app.outbox.delivery.ready_targets import ReadyTargets
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.services import until
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
+from workers.delivery import event_wait
+from workers.delivery.event_wait import EventWait
+
+
+def claimed(database: Database, courier: Courier, partitions: range = range(64)) -> Lease:
+    row_id = registry(database).target(courier.target).row_id
+    lease = courier.leases.claim(row_id, partitions, uuid4().hex, now_ms())
+    assert lease is not None
+    return lease
+
+
+def test_a_claim_takes_free_partitions_too_and_leaves_those_that_are_offered_or_leased(database: Database) -> None:
+    target = add_target(database)
+    leases, row_id, now = Leases(database, 10_000), registry(database).target(target).row_id, now_ms()
+    Log(database).append([[event("k")]])
+    [offer] = leases.offer(now)
+    others = [partition for partition in range(4) if partition not in offer.partitions]
+    assert leases.claim(row_id, others[:1], "first", now) is not None
+    lease = leases.claim(row_id, others[1:2], "second", now, running=True, with_free=True)
+    assert lease is not None
+    assert lease.positions.keys() == set(others[1:])
+    late = leases.claim(row_id, offer.partitions, "third", now, running=True, with_free=True)
+    assert late is not None
+    assert late.positions.keys() == set(offer.partitions)
+
+
+def test_targets_are_ready_with_those_partitions_that_are_neither_offered_nor_leased(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(database)
+    ready = ReadyTargets(database, registry(database), Settings.from_environ({}))
+    everything = {target: range(4)}
+    assert ready(everything)[target].partitions == [0, 1, 2, 3]
+    leases, row_id = Leases(database, 10_000), registry(database).target(target).row_id
+    lease = leases.claim(row_id, [1], "first", now_ms())
+    assert lease is not None
+    assert ready(everything)[target].partitions == [0, 2, 3]
+    Log(database).append([[event("k")]])
+    [offer] = leases.offer(now_ms())
+    free = [partition for partition in range(4) if partition not in {1, *offer.partitions}]
+    assert ready(everything)[target].partitions == free
+    leases.release(lease)
+    assert ready({target: [1]})[target].partitions == [1] if 1 not in offer.partitions else []
+    monkeypatch.setattr(database, "reading", lambda: pytest.fail("nothing is due for a target that is ready"))
+    assert ready({}) == {}
+
+
+def test_a_reader_learns_of_events_of_its_own_partitions_and_target_only(database: Database) -> None:
+    courier = Courier(database, add_target(database, bucket="mine"))
+    other = add_target(database, "other", bucket="other")
+    assert other != courier.target
+    lease, log = claimed(database, courier), Log(database)
+    with SettlementStore(database, 10_000).reading(lease) as reader:
+        assert reader.load(10).at_end
+        assert not reader.has_new_events()
+        log.append([[event("k", bucket="other")]])
+        assert not reader.has_new_events()
+        mine = event("k", bucket="mine")
+        log.append([[mine]])
+        assert reader.has_new_events()
+        batch = reader.load(10)
+    assert [logged.event.id for logged in batch.events] == [mine.id]
+    assert batch.at_end
+
+
+@pytest.mark.parametrize("window", [3, 10_000])
+def test_a_reader_of_many_partitions_finds_every_event_whatever_lies_between(
+    database: Database, monkeypatch: pytest.MonkeyPatch, window: int
+) -> None:
+    monkeypatch.setattr(partition_reader, "WINDOW", window)
+    courier = Courier(database, add_target(database, bucket="mine"), batch=7)
+    add_target(database, "other", bucket="other")
+    log, random, recorded = Log(database), Random(4), list[Event]()
+    for _ in range(12):
+        buckets = random.choices(["mine", "other"], [1, 2], k=9)
+        some = [event(f"k{random.randrange(9)}", bucket=bucket) for bucket in buckets]
+        log.append([some])
+        recorded += [one for one in some if one.bucket == "mine"]
+        if random.random() < 0.6:
+            courier.run(turns=random.randrange(1, 4))
+    courier.run()
+    assert_in_order(recorded, courier.scripted.got)
+    assert len(courier.scripted.got) == len(recorded)
+    assert_counters_balance(database)
+
+
+def in_a_thread(courier: Courier, wait: EventWait) -> tuple[threading.Thread, Callable[[], None]]:
+    """A worker that goes on until the wait ends; the function stops it."""
+    worker, stopped = courier.partitions(), threading.Event()
+    assert worker is not None
+
+    def work() -> None:
+        worker.work_off(stopped.is_set, wait)
+        courier.leases.release(worker._lease)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread, stopped.set
+
+
+def test_events_that_come_while_a_worker_waits_are_delivered_under_the_same_lease(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_wait, "_PATIENCE", 60)
+    courier, log = Courier(database, add_target(database)), Log(database)
+    events = [event("k"), event("l"), event("k"), *(event(f"many{number % 5}") for number in range(40))]
+    log.append([events[:1]])
+    may_wait = threading.Event()
+    may_wait.set()
+    wait = EventWait(may_wait.is_set)
+    wait._ends += 60
+    thread, stop = in_a_thread(courier, wait)
+    try:
+        for first, last in ((1, 2), (2, 3), (3, len(events))):
+            until(lambda: len(courier.scripted.got) == first, 30, what="what was recorded so far")  # noqa: B023
+            log.append([events[first:last]])
+        until(lambda: len(courier.scripted.got) == len(events), 30, what="all events")
+        assert courier.partitions() is None, "it holds its lease"
+        may_wait.clear()
+        thread.join(30)
+        assert not thread.is_alive(), "it ends once no other process is idle"
+    finally:
+        stop()
+        may_wait.clear()
+        thread.join(30)
+    assert_in_order(events, courier.scripted.got)
+    assert len(courier.scripted.got) == len(events)
+    assert_counters_balance(database)
+
+
+def test_a_changed_target_ends_the_wait_and_its_new_events_stay(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_wait, "_PATIENCE", 60)
+    courier, log, unchanged = Courier(database, add_target(database)), Log(database), [True]
+    log.append([[event("k")]])
+    wait = EventWait(lambda: True, lambda: unchanged[0])
+    wait._ends += 60
+    thread, stop = in_a_thread(courier, wait)
+    try:
+        until(lambda: courier.scripted.got, 30, what="the first event")
+        unchanged[0] = False
+        log.append([[event("k")]])
+        thread.join(30)
+        assert not thread.is_alive()
+    finally:
+        stop()
+        thread.join(30)
+    assert len(courier.scripted.got) == 1
+
+
+class Reader:
+    """Has work, or new events, as it is told."""
+
+    def __init__(self, *, work: bool = False, new: int = -1) -> None:
+        self.work, self.new, self.looks = work, new, 0
+
+    def has_work(self) -> bool:
+        return self.work
+
+    def has_new_events(self) -> bool:
+        self.looks += 1
+        return self.looks == self.new
+
+
+def goes_on(wait: EventWait, reader: Reader, events: int, *, at_end: bool = True) -> bool:
+    return wait.goes_on(reader, events, at_end=at_end)  # type: ignore[arg-type]
+
+
+def test_where_no_process_is_idle_a_worker_does_not_wait() -> None:
+    wait = EventWait(lambda: False)
+    assert not goes_on(wait, reader := Reader(new=1), 3)
+    assert goes_on(wait, Reader(work=True), 3)
+    assert reader.looks == 0
+
+
+def test_a_wait_ends_after_some_time_without_events_and_after_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [0.0]
+    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(event_wait.time, "sleep", lambda seconds: moments.append(moments.pop() + seconds))
+    wait = EventWait(lambda: True)
+    assert not goes_on(wait, reader := Reader(), 3)
+    assert reader.looks == pytest.approx(event_wait._PATIENCE / event_wait._PAUSE, abs=1)
+    turns = 0
+    while goes_on(wait, Reader(new=1), 1):
+        turns += 1
+        assert turns < 1000
+    assert event_wait._LONGEST <= moments[0] <= event_wait._LONGEST + 2 * event_wait._PATIENCE
+
+
+def test_many_events_are_followed_by_more_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_wait.time, "sleep", lambda _: pytest.fail("it pauses"))
+    assert goes_on(EventWait(lambda: True), Reader(work=True), 1000)
+
+
+def test_of_a_backlog_that_others_could_share_the_lease_is_given_up() -> None:
+    assert goes_on(EventWait(lambda: True), Reader(), 1000, at_end=False)
+    assert not goes_on(EventWait(lambda: True, shares=True), Reader(), 1000, at_end=False)
+    assert goes_on(EventWait(lambda: True, shares=True), Reader(), 3, at_end=False)
+    assert goes_on(EventWait(lambda: False, shares=True), Reader(), 1000, at_end=False)
