@@ -46,7 +46,7 @@ from workers.telemetry import metrics
 
 SPARK_QUEUE = "spark"
 _LONGEST_JOB = 7 * 86400  # seconds
-PURGE_EVERY = 10  # seconds; each purge is short, and over a day it removes as many events as arrive
+PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if it has not removed everything
 
 
 class _Acknowledging(over_redis.QoS):

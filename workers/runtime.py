@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import math
 import os
 import time
 import uuid
@@ -41,7 +42,9 @@ log = logging.getLogger("bucketwire.worker")
 
 _REPAIR_INTERVAL = 60.0  # seconds
 _DROP_INTERVAL = 600.0  # seconds
-_LONGEST_PURGE = 1.0  # seconds; the drain runs in the same process and waits meanwhile
+# Seconds. The drain runs in the same process and waits during a purge. If that has not removed everything, it continues
+# after a pause, so that it keeps up with the log.
+_LONGEST_PURGE, _PURGE_PAUSE = 0.3, 0.3
 _SHUTDOWN_PATIENCE = 10.0  # seconds for redelivery requests that the outbox database has not recorded yet
 _LIMITS_KNOWN = 5.0  # seconds for which a target's time limit is cached
 _ALARMS_APART = 0.05  # seconds: retries that are due shortly after each other share a drain
@@ -64,6 +67,7 @@ class Runtime:
         self._tidied = 0.0
         self._unused_dropped = -_DROP_INTERVAL
         self._purge_progress = PurgeProgress()
+        self._next_purge = math.inf  # when a purge that was interrupted goes on, by time.monotonic()
         self._head_repair = HeadRepair(self.database)
         self._repaired = 0.0
         self._is_unavailable = False
@@ -131,8 +135,12 @@ class Runtime:
             self._note_unavailable(error)
 
     def purge(self) -> int:
-        """Remove settled events older than the retention; return how many, 0 while the database is unavailable."""
+        """Remove settled events older than the retention; return how many, 0 while the database is unavailable.
+
+        It stops after a short time; then the next drains of this process go on with it.
+        """
         unused = time.monotonic() - self._unused_dropped > _DROP_INTERVAL
+        self._next_purge = math.inf
         try:
             older_than = self.clock() - int(self.settings.retention * 1000)
             if unused:
@@ -145,6 +153,9 @@ class Runtime:
             return 0
         if unused:
             self._unused_dropped = time.monotonic()
+        if self._purge_progress.is_behind:
+            self._next_purge = time.monotonic() + _PURGE_PAUSE
+            self.wakeups.request(_PURGE_PAUSE)
         return removed
 
     def sample(self) -> bool:
@@ -174,6 +185,10 @@ class Runtime:
             if self.leases.advance_idle(now):
                 self.wakeups.request()
             heartbeats.record(self.database, heartbeats.DRAIN, now)
+        if time.monotonic() >= self._next_purge:
+            self.purge()
+        elif self._next_purge < math.inf:
+            self.wakeups.request(self._next_purge - time.monotonic())
         if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
             self._repaired = time.monotonic()
             self._repair_heads()

@@ -50,6 +50,11 @@ class PurgeProgress:
 
     passes: dict[int, _Pass] = field(default_factory=dict)
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the last purge stopped before it had come to the events that are too young."""
+        return not all(each.ended for each in self.passes.values())
+
     def of(self, partition: int) -> _Pass:
         """Return the partition's pass, or a new one if the last has ended and began long enough ago."""
         now = time.monotonic()

@@ -6,11 +6,14 @@ import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
+from app.config.settings import Settings
 from app.events.model import Event
 from app.outbox import tables
 from app.outbox.delivery import redelivery
@@ -21,11 +24,14 @@ from app.outbox.log import retention
 from app.outbox.log.append import Log
 from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.versions.retention import KEPT
-from tests.support.builders import DELETE, PUT, add_target, event, registry
+from tests.services import until
+from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers import runtime
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Rejected
+from workers.runtime import Runtime
 
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 DAY = 86_400_000
@@ -301,6 +307,38 @@ def test_a_purge_goes_on_where_the_last_one_ended(database: Database, monkeypatc
     monkeypatch.setattr(retention, "_REVISIT_INTERVAL", -1.0)
     assert purge(database, DAY, batch=5, progress=progress) == 30
     assert_counters_balance(database)
+
+
+def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_left(
+    outbox_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = migrated(outbox_url, partitions=4)
+    Log(database).append([[event(f"k{number}") for number in range(100)]])
+    settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
+    context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_RETENTION": "1s"}))
+    requested: list[float] = []
+    monkeypatch.setattr(runtime, "_LONGEST_PURGE", 60)
+    monkeypatch.setattr(runtime, "purge", partial(purge, batch=5, most=20))
+    monkeypatch.setattr(context.wakeups, "request", requested.append)
+    until(lambda: context.clock() > newest(database) + 1000, 30, what="the events to be old")
+    assert context.purge() == 20
+    assert [0 < delay <= 1 for delay in requested] == [True], "the drain is woken to go on"
+    monkeypatch.setattr(runtime, "_PURGE_PAUSE", 60)
+    context.drain(lambda _: None)
+    assert requested[1:], "it is woken again if it was woken too soon"
+    monkeypatch.setattr(runtime, "_PURGE_PAUSE", 0)
+    until(lambda: context.drain(lambda _: None) == 0 and not left(database), 30, what="the log to be purged")
+    requested.clear()
+    context.drain(lambda _: None)
+    assert requested == []
+    context.close()
+    database.close()
+
+
+def newest(database: Database) -> int:
+    """When the newest event of the log was received (ms)."""
+    with database.reading() as connection:
+        return int(connection.execute(sa.select(sa.func.max(tables.events.c.received_at))).scalar_one())
 
 
 def test_events_that_all_stay_are_looked_at_without_a_lock(database: Database) -> None:
