@@ -126,10 +126,14 @@ class PartitionReader:
             positions = {partition: positions[partition] for partition in positions if partition in found}
             share = max(1, limit // len(positions))
         # One SELECT for each partition, so that each scans its index in order and stops at its share.
+        ended = set()
         for partition, position in positions.items():
             some, scanned[partition] = self._load(partition, position, share, head)
-            at_end &= len(some) < share and scanned[partition] >= head
+            if len(some) < share and scanned[partition] >= head:
+                ended.add(partition)
             events += some
+        at_end &= len(ended) == len(positions)
+        self._searched = self._searched[0], self._searched[1] - ended
         more = not events and any(seq < head for seq in scanned.values())
         if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
             self._versions.fold(histories(events))
@@ -149,7 +153,7 @@ class PartitionReader:
     def _with_events(self, head: int) -> Set[int]:
         """Return those of the lease's partitions that have events in the next window of the log, up to this head.
 
-        A second search at the same head is not needed: it could only find less.
+        A second search at the same head would find no others in this window.
         """
         if self._searched[0] != head:
             target, positions = self._lease.target_id, self._lease.positions
