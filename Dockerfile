@@ -6,7 +6,8 @@ COPY requirements.lock ./
 # Everything by its hash, before the code: what is not in the lock, or is not what was locked, stops the build.
 RUN python -m venv /opt/bucketwire \
     && /opt/bucketwire/bin/pip install --no-cache-dir --disable-pip-version-check --require-hashes -r requirements.lock
-COPY pyproject.toml README.md ./
+COPY pyproject.toml setup.py README.md LICENSE THIRD-PARTY-NOTICES.md ./
+COPY bucketwire bucketwire
 COPY app app
 COPY workers workers
 COPY spark_jobs spark_jobs
