@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench docs dist chaos soak explore
+.PHONY: run test servers lint types fmt bench docs dist chaos soak explore image-test
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -62,6 +62,10 @@ soak: $(VENV)/.developing servers
 # The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
 explore: $(VENV)/.developing servers
 	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
+
+# Build both images and run them hardened; without a Docker engine by Debian's buildah and podman (as root).
+image-test: $(VENV)/.developing
+	$(BIN)/python -m tests.images
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."
