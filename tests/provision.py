@@ -259,6 +259,8 @@ RECIPES = {
         ),
         Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}"), "go"),
         Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}"), "go"),
+        # No server: it judges the units of deploy/systemd.
+        Recipe("systemd", ("/usr/bin/systemd-analyze", "/usr/bin/systemd-sysusers"), ("systemd",)),
         Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
         Recipe("new_nats", (f"{NEW_NATS}/nats-server",), (), go_install(NEW_NATS, f"{NATS}@{NEW_NATS_VERSION}"), "go"),
