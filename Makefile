@@ -5,9 +5,9 @@ PYTHON  ?= $(shell for each in python3 python3.14 python3.13 python3.12 python3.
 VENV    ?= .venv
 BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
-CAUSES   = pyproject.toml constraints.txt $(wildcard */__init__.py)
+CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench docs chaos soak explore
+.PHONY: run test servers lint types fmt bench docs dist chaos soak explore image-test
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -45,6 +45,11 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 	@build/docs-venv/bin/pip install --quiet --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
+# The sdist, and the wheel made from it, in dist/: docs/how-to/release.md
+dist: $(VENV)/.developing
+	rm -rf dist
+	$(BIN)/python -m build
+
 # Kill and stop processes while events flow: make chaos CHAOS=--all (three set-ups, 300,000 events each), or a short
 # one: make chaos CHAOS="--events 20000 --rounds 11"
 chaos: $(VENV)/.developing servers
@@ -57,6 +62,10 @@ soak: $(VENV)/.developing servers
 # The long form of tests/integration/outbox/test_interleavings.py: two operations of the outbox in every order of their statements.
 explore: $(VENV)/.developing servers
 	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
+
+# Build both images and run them hardened; without a Docker engine by Debian's buildah and podman (as root).
+image-test: $(VENV)/.developing
+	$(BIN)/python -m tests.images
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."

@@ -18,17 +18,29 @@ from bench.idle import spent
 from bench.load import BATCH, drive, makers
 from tests import services
 from tests.services.server_process import run_to_end
-from tests.support.service_processes import BUCKETWIRE, Api, Role, drain_worker, start_all, stop_all
+from tests.support.service_processes import (
+    BUCKETWIRE,
+    OTHER_CODE,
+    Api,
+    Role,
+    drain_worker,
+    start_all,
+    stop_all,
+)
 
 BASE = "2604878"  # the commit that rows of progress are measured beside
 _ROOT = Path(__file__).parents[1]
+PACKAGES = ("app", "bucketwire", "workers", "migrations")  # those that a commit has
 KEY = "arrived"  # the target's Redis list or hash
 
 
 def checkout(commit: str) -> Path | None:
     """Return a new folder with the service's code as of a commit; None where the history does not have it."""
-    command = ["git", "-C", str(_ROOT), "archive", commit, "app", "workers", "migrations"]
-    packed = subprocess.run(command, capture_output=True, check=False)
+    git = ["git", "-C", str(_ROOT)]
+    listed = subprocess.run([*git, "ls-tree", "--name-only", commit, *PACKAGES], capture_output=True, check=False)
+    packed = subprocess.run(
+        [*git, "archive", commit, *listed.stdout.decode().split()], capture_output=True, check=False
+    )
     if packed.returncode:
         print(f"no code of {commit}: {packed.stderr.decode().strip()}", file=sys.stderr)
         return None
@@ -60,7 +72,8 @@ class Service:
             "BUCKETWIRE_BROKER_URL": self.broker.url,
             "BUCKETWIRE_ALLOW_PRIVATE": "on",
         } | ({"PYTHONPATH": str(code)} if code else {})
-        run_to_end([BUCKETWIRE, "migrate"], services.new_folder("migrate") / "log", env=settings)
+        command = OTHER_CODE if code else [BUCKETWIRE]
+        run_to_end([*command, "migrate"], services.new_folder("migrate") / "log", env=settings)
         self.apis = [Api(["api", *api_options], settings) for _ in range(apis)]
         self.beat = Role(["beat"], settings, "is starting.")
         targets = ["worker", "--only", "targets", "--concurrency", "2"]

@@ -4,7 +4,14 @@ project = "Bucketwire"
 extensions = ["myst_parser", "sphinxcontrib.mermaid"]
 source_suffix = {".md": "markdown"}
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "docs/**/*.md", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"]
+include_patterns = [
+    "docs/*.md",
+    "docs/**/*.md",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "THIRD-PARTY-NOTICES.md",
+]
 html_theme = "furo"
 html_title = "Bucketwire"
 myst_heading_anchors = 4  # as GitHub makes them; tests/unit/test_docs.py checks them without Sphinx

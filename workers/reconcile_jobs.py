@@ -144,7 +144,7 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         schedule.fail(waiting.run, problem, now_ms())
         log.error("%s with %r: %s", arn, bucket, problem, extra=members)
         return problem
-    result = jobs.run([sys.executable, "-m", "app.cli", *job_arguments(waiting)])
+    result = jobs.run([sys.executable, "-P", "-m", "bucketwire", *job_arguments(waiting)])
     if result.code == _ALREADY_RUNNING:
         log.info("%s with %s: %s", arn, bucket, result.message, extra=members)
     elif result.code:

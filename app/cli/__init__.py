@@ -60,8 +60,19 @@ class Commands(click.Group):
         return command
 
 
+def _print_version(context: click.Context, _option: click.Parameter, value: bool) -> None:
+    if value and not context.resilient_parsing:
+        from app.release import describe  # noqa: PLC0415 - reading an installation's metadata is slow and rarely needed
+
+        click.echo(describe())
+        context.exit()
+
+
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
-@click.version_option(package_name="bucketwire")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version,
+    help="Show the version and the commit, and exit.",
+)  # fmt: skip
 def bucketwire() -> None:
     """Deliver S3 bucket notifications, in order and without loss.
 

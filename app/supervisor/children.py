@@ -53,4 +53,4 @@ def reconciler() -> Child:
 def _own(
     name: str, stage: int, *arguments: str, env: Mapping[str, str] = MappingProxyType({}), quiet: bool = False
 ) -> Child:
-    return Child(name, stage, [sys.executable, "-m", "app.cli", *arguments], env, quiet, arguments)
+    return Child(name, stage, [sys.executable, "-P", "-m", "bucketwire", *arguments], env, quiet, arguments)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ import pytest
 
 from tests import services
 from tests.services import reaper, until
+from tests.support.clone import copy_tree
 
 ROOT = Path(__file__).parents[2]
 PROMISED = 10  # seconds in which Ctrl-C ends everything
@@ -83,15 +83,7 @@ class Whole(services.Server):
 @pytest.fixture(scope="module")
 def clone() -> Path:
     """The tree as a fresh clone would have it, with what is not committed yet, and installed for real."""
-    folder = services.new_folder("clone") / "bucketwire"
-    listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, capture_output=True, check=True,
-    ).stdout  # fmt: skip
-    for name in filter(None, listed.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, folder / name)
+    folder = copy_tree(services.new_folder("clone") / "bucketwire")
     done = subprocess.run(
         ["make", ".venv/.installed"], cwd=folder, capture_output=True, text=True, timeout=500, check=False,
         env=os.environ | {"PIP_NO_COMPILE": "1"},  # most of it is never imported

@@ -24,7 +24,7 @@ from tests import services
 from tests.acceptance.test_end_to_end import body, records, some
 from tests.services import until
 from tests.services.server_process import run_to_end
-from tests.support.service_processes import BUCKETWIRE, Api, Role, System, start_all, stop_all
+from tests.support.service_processes import BUCKETWIRE, OTHER_CODE, Api, Role, System, start_all, stop_all
 from tests.support.target_readers import Expected, posted
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +58,8 @@ def code_before(migration: Path, folder: Path) -> None:
         pytest.skip(f"the history is too shallow to have the code from before {migration.name}")
     folder.mkdir()
     packed = folder.with_suffix(".tar")
-    subprocess.run(
-        ["git", "-C", ROOT, "archive", "--output", packed, before, "app", "workers", "migrations"], check=True
-    )
+    packages = git("ls-tree", "--name-only", before, "app", "bucketwire", "workers", "migrations").split()
+    subprocess.run(["git", "-C", ROOT, "archive", "--output", packed, before, *packages], check=True)
     subprocess.run(["tar", "-x", "-C", folder, "-f", packed], check=True)
     assert not (folder / migration.relative_to(ROOT)).exists()
 
@@ -85,7 +84,8 @@ class Version:
 
     def migrate(self) -> None:
         log = services.new_folder("migrate") / "log"
-        run_to_end([BUCKETWIRE, "migrate"], log, env=self.settings)
+        command = OTHER_CODE if "PYTHONPATH" in self.settings else [BUCKETWIRE]
+        run_to_end([*command, "migrate"], log, env=self.settings)
 
 
 @pytest.mark.timeout(400)

@@ -26,6 +26,7 @@ from tests.services.forking import fork
 from tests.support.builders import migrated
 
 BUCKETWIRE = Path(sys.executable).with_name("bucketwire")
+OTHER_CODE = [sys.executable, "-m", "app.cli"]  # the command of the code that PYTHONPATH names
 _WORKER_READY = " ready."
 FORKED = {"api", "beat", "flower", "worker"}  # the commands that may be
 AFRESH = {"PYTHONPATH"}  # settings that only a new process reads
@@ -51,7 +52,7 @@ class Role(services.Server):
         """It is ours and always there."""
 
     def argv(self) -> Sequence[str | Path]:
-        return [BUCKETWIRE, *self.arguments]
+        return [*(OTHER_CODE if AFRESH & set(self.settings) else [BUCKETWIRE]), *self.arguments]
 
     def env(self) -> Mapping[str, str]:
         return {**self.settings, "PYTHONUNBUFFERED": "1"}

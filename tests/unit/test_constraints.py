@@ -64,11 +64,15 @@ def test_a_lock_has_all_that_its_packages_need_and_nothing_else(lock: str) -> No
 
 def test_the_images_are_built_from_the_locks_alone() -> None:
     lines = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
-    installs = re.findall(r"pip install (.*)", lines)
-    assert len(installs) == 3
-    assert "--require-hashes -r requirements.lock" in installs[0]
-    assert {"--no-deps", "--no-build-isolation"} <= set(installs[1].split())
-    assert "--no-build-isolation --require-hashes -r requirements-spark.lock" in installs[2]
+    installs = re.findall(r"python install ((?:[^&\n])*)", lines)
+    # What builds packages is installed by hash itself, and nothing is fetched beside it.
+    assert [" ".join(words.split()) for words in installs] == [
+        "--require-hashes -r setuptools.lock",
+        "--no-build-isolation --require-hashes -r requirements.lock",
+        "--no-deps --no-build-isolation .",
+        "--no-build-isolation --require-hashes -r requirements-spark.lock",
+    ]
+    assert lines.count("uninstall --yes setuptools") == 2
     assert {f"!{lock}" for lock in LOCKS} <= set((ROOT / ".dockerignore").read_text().splitlines())
 
 

@@ -1,4 +1,4 @@
-"""Gunicorn's threaded worker, extended so that a request can hand its connection over."""
+"""Gunicorn's threaded worker, extended: a request can hand its connection over, and an orphan frees the address."""
 
 import socket
 from collections.abc import Callable
@@ -16,7 +16,24 @@ class SocketHandedOver(Exception):
 
 
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
-    """Gunicorn's `gthread`, except that a connection that was handed over is neither closed nor counted any more."""
+    """Gunicorn's `gthread`, with two differences.
+
+    A connection that was handed over is neither closed nor counted any more. And a worker whose parent was killed stops
+    listening at once, and then answers what it has begun.
+    """
+
+    def is_parent_alive(self) -> bool:
+        """Return whether the parent runs; if not, close the listening sockets, so that its successor can bind.
+
+        Gunicorn keeps them until the last connection has ended: for up to 30 s nobody answers new ones, and the
+        successor gives up after five attempts.
+        """
+        if super().is_parent_alive():
+            return True
+        self.set_accept_enabled(False)
+        for listener in self.sockets:
+            listener.close()
+        return False
 
     def handle_request(self, req: Any, conn: Any) -> Any:
         """Handle one request."""

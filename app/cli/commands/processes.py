@@ -172,11 +172,15 @@ def check_spark() -> None:
 
 
 def exec_process(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
-    """Replace this process by `python -m` with these arguments; a forked one, which has them imported, runs on."""
+    """Replace this process by `python -m` with these arguments; a forked one, which has them imported, runs on.
+
+    `bucketwire.start` gives the module our packages; without `-P` the working directory could replace the libraries.
+    """
     sys.stdout.flush()
     if fork_server.forked:
         os.environ.update(environment or {})
         sys.argv = list(argv)
         runpy.run_module(argv[0], run_name="__main__", alter_sys=True)
         sys.exit(0)
-    os.execve(sys.executable, [sys.executable, "-m", *argv], os.environ | (environment or {}))  # noqa: S606 - no shell
+    command = [sys.executable, "-P", "-m", "bucketwire.start", *argv]
+    os.execve(sys.executable, command, os.environ | (environment or {}))  # noqa: S606 - no shell

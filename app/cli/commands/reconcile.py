@@ -27,7 +27,7 @@ class _Job(click.Command):
 def reconcile(arguments: tuple[str, ...]) -> None:
     """Compare a target's contents with a bucket's listing; --repair corrects the drift.
 
-    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
     exec_process([JOBS, "reconcile", *arguments])
 
@@ -36,7 +36,7 @@ def reconcile(arguments: tuple[str, ...]) -> None:
 def backfill(arguments: tuple[str, ...]) -> None:
     """Send a target an event for every existing object of a bucket; run again, it continues where it stopped.
 
-    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
     exec_process([JOBS, "backfill", *arguments])
 
@@ -45,7 +45,7 @@ def backfill(arguments: tuple[str, ...]) -> None:
 def scan(arguments: tuple[str, ...]) -> None:
     """Send events for objects with many or large versions and folders with many subfolders, as MinIO's scanner does.
 
-    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
     exec_process([JOBS, "scan", *arguments])
 
@@ -54,6 +54,6 @@ def scan(arguments: tuple[str, ...]) -> None:
 def journal(arguments: tuple[str, ...]) -> None:
     """Archive events in Parquet by day and bucket (compact); report them by bucket, hour, user and type (report).
 
-    Needs pip install 'bucketwire[spark]' and Java 17; --help shows every option.
+    Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
     exec_process([JOBS, "journal", *arguments])

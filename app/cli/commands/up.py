@@ -199,7 +199,7 @@ def _command() -> str:
     installed = shutil.which("bucketwire")
     called = Path(sys.argv[0])
     if installed is None or (called.name == "bucketwire" and called.exists() and not called.samefile(installed)):
-        return _relative(called) if called.name == "bucketwire" else f"{sys.executable} -m app.cli"
+        return _relative(called) if called.name == "bucketwire" else f"{sys.executable} -m bucketwire"
     return "bucketwire"
 
 

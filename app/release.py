@@ -1,0 +1,20 @@
+"""Tell which release of Bucketwire this is, and of which commit it was built."""
+
+from importlib.metadata import version
+from pathlib import Path
+
+_COMMIT = Path(__file__).with_name("COMMIT")  # written by the build (setup.py), so that nothing asks git at run time
+
+
+def commit() -> str:
+    """Return the commit that this was built from, with `-dirty` if files were changed; empty in a checkout."""
+    try:
+        return _COMMIT.read_text().strip()
+    except FileNotFoundError:
+        return ""
+
+
+def describe() -> str:
+    """Return the version and the commit in one line."""
+    built_from = f"commit {commit()}" if commit() else "a checkout, or built without git"
+    return f"bucketwire {version('bucketwire')} ({built_from})"

@@ -1,0 +1,218 @@
+{{- define "bucketwire.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{ .Values.fullnameOverride | trunc 40 | trimSuffix "-" }}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{ (contains $name .Release.Name | ternary .Release.Name (printf "%s-%s" .Release.Name $name)) | trunc 40 | trimSuffix "-" }}
+{{- end -}}
+{{- end -}}
+
+{{/* What selects all pods of the release. */}}
+{{- define "bucketwire.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "bucketwire.labels" -}}
+{{ include "bucketwire.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "bucketwire.serviceAccount" -}}
+{{- if .Values.serviceAccount.create -}}
+{{ default (include "bucketwire.fullname" .) .Values.serviceAccount.name }}
+{{- else -}}
+{{ default "default" .Values.serviceAccount.name }}
+{{- end -}}
+{{- end -}}
+
+{{/* Variables of every process: from the chart's ConfigMap and Secret, and from an existing Secret. */}}
+{{- define "bucketwire.envFrom" -}}
+{{- $name := include "bucketwire.fullname" . -}}
+{{- if .Values.settings }}
+- configMapRef: {name: {{ $name }}}
+{{- end }}
+{{- if .Values.secrets }}
+- secretRef: {name: {{ $name }}}
+{{- end }}
+{{- with .Values.existingSecret }}
+- secretRef: {name: {{ . }}}
+{{- end }}
+{{- end -}}
+
+{{- define "bucketwire.podSecurityContext" -}}
+runAsNonRoot: true
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "bucketwire.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{/* The part of the backlog query that selects a pool's targets; the schema admits no quotes in their names. */}}
+{{- define "bucketwire.served" -}}
+{{- $terms := list -}}
+{{- range .targets -}}
+{{- $parts := splitList ":" . -}}
+{{- $term := printf "t.type = '%s'" (first $parts) -}}
+{{- if gt (len $parts) 1 -}}{{- $term = printf "%s AND t.name = '%s'" $term (last $parts) -}}{{- end -}}
+{{- $terms = append $terms (printf "(%s)" $term) -}}
+{{- end -}}
+{{- if $terms }} AND ({{ join " OR " $terms }}){{- end -}}
+{{- end -}}
+
+{{/*
+A process as a Deployment. Called with a dict: root, name, args, values (replicas, resources); if need be image, env,
+envFrom, labels, ports, probes, volumes, mounts, autoscaled (KEDA sets the replicas), ownData (`volumes` has the data
+folder), token (the account's is mounted).
+*/}}
+{{- define "bucketwire.deployment" -}}
+{{- $root := .root -}}
+{{- $image := default $root.Values.image .image -}}
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ include "bucketwire.fullname" $root }}-{{ .name }}
+  labels:
+    {{- include "bucketwire.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .name }}
+spec:
+  {{- if not .autoscaled }}
+  replicas: {{ hasKey .values "replicas" | ternary .values.replicas 1 }}
+  {{- end }}
+  revisionHistoryLimit: 3
+  strategy:
+    type: RollingUpdate
+    rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+  selector:
+    matchLabels:
+      {{- include "bucketwire.selector" $root | nindent 6 }}
+      app.kubernetes.io/component: {{ .name }}
+  template:
+    metadata:
+      labels:
+        {{- include "bucketwire.labels" $root | nindent 8 }}
+        app.kubernetes.io/component: {{ .name }}
+        {{- with .labels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+        {{- with $root.Values.podLabels }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      annotations:
+        # Changed settings replace the pods.
+        checksum/settings: {{ list $root.Values.settings $root.Values.secrets | toJson | sha256sum | quote }}
+        {{- with $root.Values.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      serviceAccountName: {{ include "bucketwire.serviceAccount" $root }}
+      automountServiceAccountToken: {{ default false .token }}
+      # Else there were variables such as BUCKETWIRE_PORT, which are no settings.
+      enableServiceLinks: false
+      # A worker finishes its batch.
+      terminationGracePeriodSeconds: 45
+      securityContext:
+        {{- include "bucketwire.podSecurityContext" $root | nindent 8 }}
+      {{- include "bucketwire.placement" $root | nindent 6 }}
+      containers:
+        - name: bucketwire
+          image: {{ include "bucketwire.image" (dict "root" $root "image" $image) }}
+          imagePullPolicy: {{ $image.pullPolicy }}
+          args: {{ toJson .args }}
+          envFrom:
+            {{- include "bucketwire.envFrom" $root | trim | nindent 12 }}
+            {{- with .envFrom }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          {{- with .env }}
+          env:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          {{- with .ports }}
+          ports:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          {{- with .probes }}
+          {{- toYaml . | nindent 10 }}
+          {{- end }}
+          {{- with .values.resources }}
+          resources:
+            {{- toYaml . | nindent 12 }}
+          {{- end }}
+          securityContext:
+            {{- include "bucketwire.securityContext" $root | nindent 12 }}
+          volumeMounts:
+            {{- include "bucketwire.mounts" $root | nindent 12 }}
+            {{- with .mounts }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+      volumes:
+        {{- include "bucketwire.volumes" $root | nindent 8 }}
+        {{- if not .ownData }}
+        - {name: data, emptyDir: {}}
+        {{- end }}
+        {{- with .volumes }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+{{- end -}}
+
+{{- define "bucketwire.image" -}}
+{{ printf "%s:%s" .image.repository (default .root.Chart.AppVersion .image.tag) | quote }}
+{{- end -}}
+
+{{- define "bucketwire.placement" -}}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "bucketwire.mounts" -}}
+- {name: tmp, mountPath: /tmp}
+- {name: data, mountPath: /var/lib/bucketwire/var}
+{{- if .Values.targetSecrets }}
+- {name: target-secrets, mountPath: /run/secrets, readOnly: true}
+{{- end }}
+{{- with .Values.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "bucketwire.volumes" -}}
+- {name: tmp, emptyDir: {}}
+{{- with .Values.targetSecrets }}
+- name: target-secrets
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with .Values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

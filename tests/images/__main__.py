@@ -1,0 +1,159 @@
+"""Build both images and try them: `make image-test`. Takes about five minutes the first time, two when they are built.
+
+They run as a user of their own, with a read-only root file system and without capabilities; the whole service delivers
+an event so. SIGTERM at any moment ends each part at once and with the exit code of a clean end. Events that are posted
+while parts are stopped and killed arrive, over either broker.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from uuid import uuid4
+
+from tests import services
+from tests.images.engine import Docker, engine
+from tests.images.faults import EVENTS, deliver_under_faults
+
+ROOT = Path(__file__).parents[2]
+IMAGES = {"docker.io/library/bucketwire:latest": [], "docker.io/library/bucketwire-spark:latest": ["--target", "spark"]}
+SERVICE, SPARK = IMAGES
+HARDENED = [
+    "--read-only", "--tmpfs", "/tmp", "--tmpfs", "/var/lib/bucketwire/var:mode=0777", "--cap-drop", "all",
+    "--security-opt", "no-new-privileges",
+]  # fmt: skip
+SETTINGS = {
+    "BUCKETWIRE_BROKER_URL": "redis://127.0.0.1:9/0",  # nobody listens there: each part waits for it
+    "BUCKETWIRE_DATABASE_URL": "sqlite:////var/lib/bucketwire/var/outbox.db",
+    "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+}
+PARTS = {
+    "api": SERVICE, "beat": SERVICE, "worker --only drain": SERVICE, "worker --only targets": SERVICE,
+    "flower": SERVICE, "worker --only spark": SPARK,
+}  # fmt: skip
+MOMENTS = (0.0, 0.1, 0.3, 1.0, 4.0)  # seconds after the start
+ENDED = {0, 143}  # by itself, or by SIGTERM where there was nothing to end yet
+GRACE = 40  # seconds, as in the compose file
+POST = """
+import sys, urllib.request
+url, kind = "http://127.0.0.1:8730/v1/events", {"Content-Type": "application/json"}
+request = urllib.request.Request(url, sys.argv[1].encode(), kind)
+print(urllib.request.urlopen(request, timeout=10).read().decode())
+"""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def check(holds: object, text: str) -> None:
+    """Print what holds; end where it does not."""
+    if not holds:
+        sys.exit(f"WRONG: {text}")
+    say(f"ok  {text}")
+
+
+@contextmanager
+def container(
+    having: Docker, image: str, *command: str, settings: dict[str, str], network: str = "none"
+) -> Iterator[str]:
+    """A hardened container while the block runs."""
+    name = f"image-test-{uuid4().hex[:8]}"
+    variables = [f"--env={key}={value}" for key, value in settings.items()]
+    options = [*having.options, "--network", network, *HARDENED, *variables]
+    having.run("run", "--detach", "--name", name, *options, image, *command)
+    try:
+        yield name
+    finally:
+        having.run("rm", "--force", name, check=False)
+
+
+def ended(having: Docker, name: str) -> tuple[int, float]:
+    """Send SIGTERM; return the exit code and the seconds until then."""
+    began = time.monotonic()
+    having.run("kill", "--signal", "TERM", name, check=False)
+    code = int(having.run("wait", name).stdout)
+    return code, time.monotonic() - began
+
+
+def until(condition: object, what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():  # type: ignore[operator]
+        if time.monotonic() > deadline:
+            sys.exit(f"WRONG: not within {seconds:g} s: {what}")
+        time.sleep(0.5)
+
+
+def main() -> None:
+    having = engine()
+    build(having, SERVICE)
+    whole_service(having)
+    ends_at_any_moment(having, SERVICE)
+    for broker in (services.RabbitMQ(), services.Redis()):
+        loses_nothing(having, broker)
+    build(having, SPARK)
+    ends_at_any_moment(having, SPARK)
+
+
+def build(having: Docker, tag: str) -> None:
+    """Build an image, and look at what is in it."""
+    describe = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]
+    commit = subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+    began = time.monotonic()
+    having.build(tag, "--build-arg", f"COMMIT={commit}", *IMAGES[tag])
+    [image] = json.loads(having.run("image", "inspect", tag).stdout)
+    say(f"    {tag} built in {time.monotonic() - began:.0f} s, {image['Size'] / 1e6:.0f} MB")
+    check(image["Config"]["User"] == "10001:10001", "it runs as a user by number")
+    run = ["run", "--rm", *having.options, "--network", "none", *HARDENED]
+    said = having.run(*run, tag, "--version").stdout.strip()
+    check(said.endswith(f"(commit {commit})"), said)
+    tools = "import importlib.util as u; print([name for name in ('pip', 'setuptools') if u.find_spec(name)])"
+    left = having.run(*run, "--entrypoint", "python", tag, "-c", tools).stdout.strip()
+    check(left == "[]", f"what only builds is not in it: {left}")
+
+
+def ends_at_any_moment(having: Docker, tag: str) -> None:
+    """SIGTERM ends each part of an image, whenever it comes."""
+    for part in (part for part, image in PARTS.items() if image == tag):
+        for moment in MOMENTS:
+            with container(having, tag, *part.split(), settings=SETTINGS) as name:
+                time.sleep(moment)
+                code, seconds = ended(having, name)
+                clean = code in ENDED and seconds < GRACE
+                check(clean, f"{part}: SIGTERM after {moment:g} s: exit code {code} in {seconds:.1f} s")
+
+
+def loses_nothing(having: Docker, broker: services.Redis | services.RabbitMQ) -> None:
+    """What is posted while parts are stopped and killed arrives."""
+
+    def start(stack: ExitStack, command: list[str], settings: dict[str, str]) -> str:
+        return stack.enter_context(container(having, SERVICE, *command, settings=settings, network="host"))
+
+    began = time.monotonic()
+    arrived = deliver_under_faults(having, start, broker)
+    took = f"{time.monotonic() - began:.0f} s"
+    check(arrived == EVENTS, f"{arrived} of {EVENTS} events over {broker.name} while parts are killed, {took}")
+
+
+def whole_service(having: Docker) -> None:
+    """`up` in one container takes the tour's event and delivers it."""
+    event = (ROOT / "examples/event.json").read_text()
+    with container(having, SERVICE, "up", settings={}) as name:
+        until(lambda: "Ctrl-C" in having.run("logs", name).stdout, "the service runs")
+        answer = having.run("exec", name, "python", "-c", POST, event).stdout
+        check('"recorded":1' in answer, "an event is recorded")
+        until(
+            lambda: "plain/a.txt" in having.run("exec", name, "bucketwire", "sample").stdout, "the event is delivered"
+        )
+        code, seconds = ended(having, name)
+        check(code == 0, f"SIGTERM ends the whole service in {seconds:.1f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,254 @@
+"""The Helm chart as helm renders it: valid for Kubernetes, hardened, and with commands and settings that there are."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import yaml
+
+from app.config.settings import Settings
+from app.outbox.delivery.counters import read_counters
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from tests import provision, services
+from tests.support.builders import add_target, event, migrated
+from tests.unit.test_compose import parses
+
+ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy/helm/bucketwire"
+SECRETS = {
+    "BUCKETWIRE_DATABASE_URL": "postgresql://bucketwire:x@database/bucketwire",
+    "BUCKETWIRE_BROKER_URL": "amqp://bucketwire:x@rabbitmq//",
+    "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+    "BUCKETWIRE_API_TOKENS": f"minio:ingest:{'x' * 32}",
+}
+RESOURCES = {"requests": {"cpu": "100m"}}
+SCALED = {
+    "enabled": True, "minReplicas": 1, "maxReplicas": 16, "backlog": 1000, "pollingInterval": 30, "cooldownPeriod": 300,
+}  # fmt: skip
+PEER = {"namespaceSelector": {"matchLabels": {"name": "there"}}}
+LEAST: dict[str, Any] = {"secrets": SECRETS}
+MOST: dict[str, Any] = {
+    "existingSecret": "more", "targetSecrets": "targets", "imagePullSecrets": [{"name": "registry"}],
+    "settings": {"BUCKETWIRE_PARTITIONS": 32, "MINIO_NOTIFY_WEBHOOK_ENABLE_audit": "on"},
+    "api": {"service": {"type": "LoadBalancer", "annotations": {"a": "b"}}},
+    "pools": {
+        "all": None,
+        "webhooks": {
+            "targets": ["webhook:audit", "webhook:x"], "replicas": 0, "concurrency": 1, "resources": RESOURCES,
+            "podDisruptionBudget": {"enabled": True, "maxUnavailable": "50%"}, "autoscaling": SCALED,
+        },
+        "rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8},
+    },
+    "spark": {
+        "enabled": True, "master": "k8s://https://kubernetes.default.svc", "rbac": {"create": True},
+        "defaults": {"spark.kubernetes.container.image": "executor:1", "spark.driver.port": "9999"},
+        "existingSecret": "buckets", "reports": {"existingClaim": "reports"},
+    },
+    "flower": {"enabled": True},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}, "tokenSecret": {"name": "token"}},
+    "networkPolicy": {"api": [PEER], "metrics": [PEER], "flower": [PEER], "egress": [{"to": [PEER]}]},
+    "serviceAccount": {"annotations": {"a": "b"}}, "podAnnotations": {"a": "b"}, "podLabels": {"c": "d"},
+    "nodeSelector": {"disk": "ssd"}, "tolerations": [{"key": "k", "operator": "Exists"}],
+    "affinity": {"podAntiAffinity": {}}, "priorityClassName": "high",
+    "topologySpreadConstraints": [
+        {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": {}}
+    ],
+    "extraVolumes": [{"name": "tls", "secret": {"secretName": "tls"}}],
+    "extraVolumeMounts": [{"name": "tls", "mountPath": "/tls"}],
+}  # fmt: skip
+LOCAL_SPARK: dict[str, Any] = {**LEAST, "spark": {"enabled": True}, "networkPolicy": {"enabled": False}}
+CASES = pytest.mark.parametrize("values", [LEAST, MOST, LOCAL_SPARK], ids=["least", "most", "local Spark"])
+Object = dict[str, Any]
+
+
+def helm(folder: Path, values: Object, *words: str) -> subprocess.CompletedProcess[str]:
+    services.need("helm")
+    (folder / "values.yaml").write_text(yaml.safe_dump(values))
+    home = {f"HELM_{name}_HOME": str(folder) for name in ("CACHE", "CONFIG", "DATA")}
+    command = [provision.HELM / "helm", *words, CHART, "--values", folder / "values.yaml", "--namespace", "events"]
+    command += ["--kube-version", provision.KUBERNETES_VERSION]  # as it was built it takes it for 1.20
+    return subprocess.run(command, env=home, capture_output=True, text=True, timeout=60, check=False)
+
+
+def rendered(folder: Path, values: Object) -> str:
+    done = helm(folder, values, "template", "bw")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def objects(folder: Path, values: Object) -> list[Object]:
+    return [each for each in yaml.safe_load_all(rendered(folder, values)) if each]
+
+
+def pods(every: list[Object]) -> Iterator[tuple[str, Object, Object]]:
+    """The name, labels and specification of each pod that is made."""
+    for each in every:
+        if each["kind"] in ("Deployment", "Job"):
+            template = each["spec"]["template"]
+            yield each["metadata"]["name"], template["metadata"]["labels"], template["spec"]
+        elif each["kind"] == "Pod":
+            yield each["metadata"]["name"], each["metadata"]["labels"], each["spec"]
+
+
+@CASES
+def test_helm_finds_nothing_to_complain_of(values: Object, tmp_path: Path) -> None:
+    done = helm(tmp_path, values, "lint", "--strict")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@CASES
+def test_every_object_is_one_that_kubernetes_takes(values: Object, tmp_path: Path) -> None:
+    """But for those of Prometheus' operator and KEDA, whose schemas are not in Kubernetes' module."""
+    for needed in ("kubeconform", "kubernetes_schemas"):
+        services.need(needed)
+    place = f"{provision.KUBERNETES_SCHEMAS}/{{{{.ResourceKind}}}}{{{{.KindSuffix}}}}.json"
+    command = [provision.KUBECONFORM / "kubeconform", "-strict", "-summary", "-schema-location", place]
+    done = subprocess.run(
+        [*command, "-skip", "ServiceMonitor,ScaledObject"], input=rendered(tmp_path, values), capture_output=True,
+        text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Valid: 0" not in done.stdout
+
+
+@CASES
+def test_every_pod_keeps_to_the_restricted_standard_and_writes_nothing_of_its_image(
+    values: Object, tmp_path: Path
+) -> None:
+    names = []
+    for name, _, spec in pods(objects(tmp_path, values)):
+        names.append(name)
+        context = spec["securityContext"]
+        assert (context["runAsNonRoot"], context["runAsUser"]) == (True, 10001), name
+        assert context["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert spec["enableServiceLinks"] is False, f"{name}: BUCKETWIRE_… of a service would be unknown settings"
+        assert spec["automountServiceAccountToken"] is (name == "bw-bucketwire-spark" and values is MOST), name
+        for container in spec["containers"]:
+            assert container["securityContext"] == {
+                "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+            }, name  # fmt: skip
+    assert {"bw-bucketwire-api", "bw-bucketwire-beat", "bw-bucketwire-drain", "bw-bucketwire-migrate"} <= set(names)
+
+
+@CASES
+def test_every_pod_runs_a_command_that_there_is_with_settings_that_are_accepted(values: Object, tmp_path: Path) -> None:
+    every = objects(tmp_path, values)
+    settings = {each["metadata"]["name"]: each for each in every if each["kind"] in ("ConfigMap", "Secret")}
+    for name, _, spec in pods(every):
+        for container in spec["containers"]:
+            if "command" in container:  # the test's own
+                continue
+            assert parses(container["args"]), name
+            environment = dict(SECRETS)
+            for source in container["envFrom"]:
+                [reference] = source.values()
+                stored = settings.get(reference["name"], {})  # not one that exists already
+                environment |= stored.get("data", {}) | stored.get("stringData", {})
+            environment |= {each["name"]: each["value"] for each in container.get("env", [])}
+            assert not Settings.from_environ(environment).embedded_database
+
+
+@CASES
+def test_every_selector_finds_the_pods_that_it_is_for(values: Object, tmp_path: Path) -> None:
+    every = objects(tmp_path, values)
+    labels = {name: found for name, found, _ in pods(every)}
+    selected: dict[str, set[str]] = {}
+    for each in every:
+        selector = each.get("spec", {}).get("selector")
+        if each["kind"] in ("Service", "PodDisruptionBudget", "Deployment"):
+            wanted = (selector.get("matchLabels") or selector).items()
+            matches = {name for name, found in labels.items() if wanted <= found.items()}
+            selected[f"{each['kind']} {each['metadata']['name']}"] = matches
+    workers = {name for name in labels if "-pool-" in name}
+    assert workers
+    assert selected.pop("Service bw-bucketwire-workers") == workers
+    assert {name: found for name, found in selected.items() if found != {name.split()[1]}} == {}
+
+
+def test_monitors_find_the_services_and_their_ports(tmp_path: Path) -> None:
+    every = objects(tmp_path, MOST)
+    found = 0
+    for monitor in (each for each in every if each["kind"] == "ServiceMonitor"):
+        wanted = monitor["spec"]["selector"]["matchLabels"].items()
+        [service] = [e for e in every if e["kind"] == "Service" and wanted <= e["metadata"]["labels"].items()]
+        [endpoint] = monitor["spec"]["endpoints"]
+        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
+        found += 1
+    assert found == 2
+
+
+def test_the_migration_comes_first_and_needs_nothing_that_comes_later(tmp_path: Path) -> None:
+    hooks = {
+        (each["kind"], each["metadata"]["name"]): each
+        for each in objects(tmp_path, LEAST)
+        if "pre-install" in each["metadata"].get("annotations", {}).get("helm.sh/hook", "")
+    }
+    job = hooks["Job", "bw-bucketwire-migrate"]["spec"]["template"]["spec"]
+    for source in job["containers"][0]["envFrom"]:
+        assert ("Secret", source["secretRef"]["name"]) in hooks
+    assert "serviceAccountName" not in job
+
+
+@pytest.mark.parametrize(
+    ("values", "complaint"),
+    [
+        ({}, "set secrets.BUCKETWIRE_DATABASE_URL"),
+        ({**LEAST, "replicas": 3}, "replicas"),
+        ({**LEAST, "pools": {"all": {"targets": ["webhook:a' OR 'b"], "replicas": 1, "concurrency": 1}}}, "targets"),
+        ({**LEAST, "api": {"replicas": "many"}}, "replicas"),
+        ({**LEAST, "settings": {"lower": "x"}}, "lower"),
+    ],
+)
+def test_values_that_cannot_work_are_refused(values: Object, complaint: str, tmp_path: Path) -> None:
+    done = helm(tmp_path, values, "template", "bw")
+    assert done.returncode != 0
+    assert complaint in done.stderr
+
+
+def test_every_value_is_in_the_documented_file() -> None:
+    schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+
+    def compare(described: Object, given: Any, path: str) -> None:
+        described = schema["definitions"][described["$ref"].rpartition("/")[2]] if "$ref" in described else described
+        for name, member in described.get("properties", {}).items():
+            if f"{path}.{name}" != ".global":
+                assert name in given, f"{path}.{name}"
+                compare(member, given[name], f"{path}.{name}")
+
+    compare(schema, values, "")
+    compare(schema["definitions"]["pool"], values["pools"]["all"], ".pools.all")
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    [version] = re.findall(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert chart["version"] == chart["appVersion"] == version
+
+
+@pytest.fixture
+def log(postgres_database: str) -> Iterator[Database]:
+    opened = migrated(postgres_database)
+    yield opened
+    opened.close()
+
+
+def test_the_autoscaler_counts_what_is_pending_for_the_pools_targets(log: Database, tmp_path: Path) -> None:
+    [scaled] = [each for each in objects(tmp_path, MOST) if each["kind"] == "ScaledObject"]
+    [trigger] = scaled["spec"]["triggers"]
+    query = sa.text(trigger["metadata"]["query"])
+    with log.reading() as connection:
+        assert connection.execute(query).scalar_one() == 0
+    for name in ("x", "y"):  # the pool serves only the first
+        add_target(log, name)
+    Log(log).append([[event("a"), event("b")]])
+    with log.reading() as connection:
+        assert [entry.pending for entry in read_counters(connection)] == [2, 2]
+        assert connection.execute(query).scalar_one() == 2
