@@ -274,7 +274,8 @@ class PartitionWorker:
         # Later than the previous batch by 2 ms, so that a time in between exists.
         self._moment = max(self._clock(), self._moment + 2)
         if any(isinstance(answer, Suspect) for answer in answers):
-            answers = self._with_decisions(reader, [events[index] for index in sent], answers, refused_before)
+            before = [refused_before[index] for index in sent] if refused_before is not None else None
+            answers = self._with_decisions(reader, [events[index] for index in sent], answers, before)
         results: list[Result] = [verdict if isinstance(verdict, SkipReason) else NOT_ATTEMPTED for verdict in decided]
         for index, answer in zip(sent, answers, strict=True):
             results[index] = answer
