@@ -9,6 +9,7 @@ from app.config.targets.registry import TYPES
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.manifest.document import schema as document_schema
 from app.outbox.audit import ACTIONS
+from app.outbox.delivery.attempts import OUTCOMES
 from app.outbox.delivery.event_states import STATES
 from app.outbox.reconcile.runs import COUNTS
 
@@ -22,6 +23,7 @@ _TARGET = {
     "description": "an ARN or type:name",
 }
 _TIME = {"type": ["string", "null"], "format": "date-time"}
+_SECONDS = {"type": ["number", "null"]}
 _COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
 _COUNTERS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
@@ -78,6 +80,18 @@ _EVENT: dict[str, Any] = {
             },
             waits={**_FLAG, "description": "of one event: it is parked behind an earlier event of its object"},
             next_try={**_TIME, "description": "of one event: null for one that is due, waits, or is not parked"},
+            timeline={
+                "type": "array", "items": _object(
+                    at={**_TIME, "description": "when it was settled"},
+                    outcome={**_TEXT, "enum": list(OUTCOMES)},
+                    attempt={"type": ["integer", "null"], "description": "its number, if it counts as one"},
+                    events={**_NUMBER, "description": "how many had this outcome in the same call"},
+                    duration={"type": "number", "description": "seconds that the target took for the call"},
+                    replay={"type": ["integer", "null"], "description": "the number of the replay that made it"},
+                    reason=_TEXT,
+                ),
+                "description": "of one event: the recorded attempts, oldest first; the record is bounded",
+            },
         ),
     },
     "traceparent": {**_TEXT, "description": "W3C Trace Context, if the event had one"},
@@ -268,6 +282,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "type": ["number", "null"],
                     "description": "seconds since the oldest undelivered event was recorded; 0: none, null: unknown",
                 },
+                p50={**_SECONDS, "description": "seconds from recording to delivery of half of the step's deliveries"},
+                p99={**_SECONDS, "description": "of 99 % of them; both at most 19 % too high; null: no deliveries"},
             )},
         )},
     ),

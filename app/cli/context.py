@@ -14,7 +14,7 @@ from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent
-from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.retries import Retries
 from app.outbox.registry import Registry
@@ -81,6 +81,14 @@ class CommandContext(ServiceContext):
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
 
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
+
+    def event(self, event_id: str) -> RecordedEvent | None:
+        """Return an event with the attempts at it, at `--url` or in the outbox; None if the log does not have it."""
+        if self.remote is None:
+            return find_event(self.database, event_id)
+        from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
+
+        return api_client_log.find_event(self.remote, event_id)
 
     def audit(self, which: AuditFilter, action: str, limit: int) -> list[Entry]:
         """Return the last `limit` entries of the audit log, newest first, at `--url` or in the outbox.

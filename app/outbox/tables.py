@@ -336,6 +336,39 @@ series = sa.Table(
     sa.Column("discarded", sa.BigInteger, nullable=False),
     sa.Column("backlog", sa.BigInteger, nullable=False),
     sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
+    sa.Column("times", sa.Text, nullable=False),  # of deliveries since the sample before: `app.outbox.delivery_times`
     sa.Index(None, "target_id", "step", "at"),
+    **MYSQL,
+)
+
+# Histograms of delivery times that workers have reported since the last sample. No foreign key, as above.
+delivery_times = sa.Table(
+    "delivery_times",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, nullable=False),
+    sa.Column("times", sa.Text, nullable=False),
+    **MYSQL,
+)
+
+# Attempts at events, a bounded number for each target: `app.outbox.delivery.attempts`. No foreign key, as above.
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, nullable=False),
+    sa.Column("ring", sa.SmallInteger, nullable=False),  # 0: settled, 1: failed, 2: unavailable; each has a bound
+    sa.Column("partition", sa.SmallInteger, nullable=False),
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("events", sa.Integer, nullable=False),
+    sa.Column("duration", sa.Integer, nullable=False),  # ms
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("replay_id", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Index(None, "target_id", "partition", "last_seq"),
+    sa.Index(None, "target_id", "ring", "id"),
     **MYSQL,
 )

@@ -177,10 +177,41 @@ def upgrade() -> None:
         sa.Column("discarded", sa.BigInteger(), nullable=False),
         sa.Column("backlog", sa.BigInteger(), nullable=False),
         sa.Column("oldest_age", sa.BigInteger(), nullable=True),
+        sa.Column("times", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("step", "slot", "target_id", name="pk_series"),
         **MYSQL,
     )
     op.create_index("ix_series_target_id_step_at", "series", ["target_id", "step", "at"], unique=False)
+    op.create_table(
+        "delivery_times",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("times", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_delivery_times"),
+        **MYSQL,
+    )
+    op.create_table(
+        "attempts",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("ring", sa.SmallInteger(), nullable=False),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
+        sa.Column("first_seq", sa.BigInteger(), nullable=False),
+        sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("events", sa.Integer(), nullable=False),
+        sa.Column("duration", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("replay_id", sa.Integer(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_attempts"),
+        **MYSQL,
+    )
+    op.create_index(
+        "ix_attempts_target_id_partition_last_seq", "attempts", ["target_id", "partition", "last_seq"], unique=False
+    )
+    op.create_index("ix_attempts_target_id_ring_id", "attempts", ["target_id", "ring", "id"], unique=False)
     op.create_table(
         "targets",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -364,6 +395,8 @@ def downgrade() -> None:
     op.drop_table("tokens")
     op.drop_table("service_settings")
     op.drop_table("targets")
+    op.drop_table("attempts")
+    op.drop_table("delivery_times")
     op.drop_table("series")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")

@@ -15,6 +15,7 @@ from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
 from app.outbox.delivery.redelivery import park_redeliveries
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
+from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery.breaker import back_off
@@ -26,6 +27,8 @@ from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, Se
 from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 from workers.telemetry import metrics
+from workers.telemetry.attempt_recorder import AttemptRecorder
+from workers.telemetry.attempts import attempts_of
 from workers.telemetry.delivery_log import counted, counts_text, failed_attempts, log_batch, log_failed_attempt
 
 log = logging.getLogger("bucketwire.partitions")
@@ -87,7 +90,10 @@ class LeaseSummary:
 
 
 class PartitionWorker:
-    """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds."""
+    """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds.
+
+    `recorder` gets the attempts, for the record.
+    """
 
     def __init__(
         self,
@@ -96,12 +102,14 @@ class PartitionWorker:
         lease: Lease,
         clock: Callable[[], int] = now_ms,
         guard: LeaseCheck = NO_LEASE,
+        recorder: AttemptRecorder | None = None,
     ) -> None:
         self._store = store
         self._work = work
         self._lease = lease
         self._clock = clock
         self._guard = guard
+        self._recorder = recorder
         self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._metrics = metrics.of(work.name)
@@ -339,12 +347,19 @@ class PartitionWorker:
         now = self._clock()
         if DELIVERED in results:
             settlement.delivered_at = self._moment - self._opinion.in_doubt
+        before = dict(self._lease.positions)
         self._store.settle(self._lease, settlement, now)
         self._unsettled = ((), ())
         self._log_results(settlement, events, results, began)
-        if self._metrics is not None and settlement.replay is None:
+        done: list[int] = []
+        if settlement.replay is None:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
+        if self._metrics is not None:
             self._metrics.delivered(done, now)
+        if self._recorder is not None and events:
+            target_id, took = self._lease.target_id, round(self._took * 1000)
+            made = attempts_of(target_id, before, settlement, events, results, at=now, duration=took)
+            self._recorder.add(target_id, made, histogram(done, now))
 
     def _log_results(
         self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float

@@ -1,6 +1,5 @@
 """Read the log: an object's history, a search, and one event with its attempts at each target."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -20,6 +19,7 @@ from app.api.serialization import (
 )
 from app.api.services import services
 from app.events.trace import fields
+from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.event_states import STATES, DeliveryState, RecordedEvent
 from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Selection, checked
@@ -75,7 +75,7 @@ def show(event_id: str) -> Response:
     """Return one event.
     ---
     get:
-      summary: Return an event with its delivery state and its last attempts at each target
+      summary: Return an event with its delivery state and the recorded attempts at each target
       security: [{token: [read]}]
       parameters:
         - {name: event_id, in: path, required: true, schema: {type: string}, description: the event's id}
@@ -154,10 +154,23 @@ def _state_json(state: DeliveryState) -> dict[str, Any]:
     return {"target": arn, "state": state.state, "reason": state.reason}
 
 
-def _attempts(state: DeliveryState) -> Mapping[str, Any]:
+def _attempts(state: DeliveryState) -> dict[str, Any]:
     return {
         "attempts": state.attempts,
         "history": [{"at": format_time(at), "reason": reason} for at, reason in state.history],
         "waits": state.state == "parked" and state.next_try is None,
         "next_try": format_time(state.next_try or 0),
+        "timeline": [_attempt_json(attempt) for attempt in state.timeline],
+    }
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "at": format_time(attempt.at),
+        "outcome": attempt.outcome,
+        "attempt": attempt.attempt or None,
+        "events": attempt.events,
+        "duration": attempt.duration / 1000,
+        "replay": attempt.replay_id or None,
+        "reason": attempt.reason,
     }

@@ -15,6 +15,7 @@ from app.api.serialization import (
     refuse_unknown,
 )
 from app.api.services import services
+from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
 from app.outbox.markers import NEVER
 from app.outbox.series import FINE, RESOLUTIONS, Sample, read_series
@@ -78,5 +79,11 @@ def _sample_json(sample: Sample) -> dict[str, Any]:
         "dead_lettered": sample.dead_lettered,
         "discarded": sample.discarded,
         "backlog": sample.backlog,
-        "oldest_age": None if sample.oldest_age is None else sample.oldest_age / 1000,
+        "oldest_age": _seconds(sample.oldest_age),
+        "p50": _seconds(percentile(sample.times, 0.5)),
+        "p99": _seconds(percentile(sample.times, 0.99)),
     }
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000
