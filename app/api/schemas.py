@@ -23,6 +23,8 @@ _TARGET = {
     "description": "an ARN or type:name",
 }
 _TIME = {"type": ["string", "null"], "format": "date-time"}
+_OPTIONAL_TEXT = {"type": ["string", "null"]}
+_OPTIONAL_NUMBER = {"type": ["integer", "null"]}
 _SECONDS = {"type": ["number", "null"]}
 _COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
 _COUNTERS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
@@ -245,14 +247,33 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         state={
             **_TEXT,
             "enum": [
-                "waiting", "running", "clean", "drift", "repaired", "failed", "backfilling", "backfilled", "unfinished",
+                "waiting", "running", "clean", "drift", "repaired", "failed", "cancelled", "backfilling", "backfilled",
+                "unfinished",
             ],
+        },
+        repair={
+            "type": ["boolean", "null"],
+            "description": "whether its request wants repairs; null: the target's settings decide, or an option",
         },
         started_at=_TIME,
         finished_at=_TIME,
         **dict.fromkeys(COUNTS, _NUMBER),
         report={**_TEXT, "description": "the folder with the findings, on the host of the job"},
         problem=_TEXT,
+    ),
+    "NewReconciliation": _with("target bucket", _object(
+        target=_TARGET, bucket={**_TEXT, "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$"},
+        repair={**_FLAG, "default": False},
+    )) | {"additionalProperties": False},
+    "Findings": _object(
+        findings={"type": "array", "items": _object(
+            number=_NUMBER, kind=_TEXT, key=_TEXT,
+            differs={**_TEXT, "description": "of a stale row: what differs, comma-separated"},
+            **dict.fromkeys(("etag", "version"), _OPTIONAL_TEXT),
+            **dict.fromkeys(("row_name", "row_etag", "row_version", "row_sequencer"), _OPTIONAL_TEXT),
+            **dict.fromkeys(("size", "modified", "row_size", "row_time"), _OPTIONAL_NUMBER),
+        )},
+        next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
     ),
     "Reconciliations": _object(reconciliations=_list("Reconciliation")),
     "AuditLog": _object(

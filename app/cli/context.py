@@ -17,11 +17,13 @@ from app.outbox.delivery.event_states import RecordedEvent
 from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.retries import Retries
+from app.outbox.reconcile.requests import RunRequests
 from app.outbox.registry import Registry
 
 if TYPE_CHECKING:
     from app.cli.api_client import ApiClient
     from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays, RemoteRetries
+    from app.cli.api_client_runs import RemoteReconciliations
 
 R = TypeVar("R")
 
@@ -73,6 +75,15 @@ class CommandContext(ServiceContext):
         from app.cli.api_client_log import RemoteRetries  # noqa: PLC0415 - as `remote`
 
         return RemoteRetries(self.remote)
+
+    @property
+    def reconciliations(self) -> "RunRequests | RemoteReconciliations":
+        """The reconciliations, at `--url` or in the outbox."""
+        if self.remote is None:
+            return RunRequests(self.database, self.registry)
+        from app.cli.api_client_runs import RemoteReconciliations  # noqa: PLC0415 - as `remote`
+
+        return RemoteReconciliations(self.remote)
 
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
         """Return an object's last events, oldest first, at `--url` or in the outbox."""

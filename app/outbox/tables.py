@@ -252,7 +252,7 @@ reconciliations = sa.Table(
     sa.Column("job", sa.String(16), nullable=False, default="reconcile"),  # reconcile (a backfill too) | scan
     sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
     sa.Column("started_at", sa.BigInteger, nullable=False),
-    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead
+    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead; 0: cancelled
     sa.Column("finished_at", sa.BigInteger, nullable=False),
     sa.Column("objects", sa.BigInteger, nullable=False),
     sa.Column("target_rows", sa.BigInteger, nullable=False),
@@ -266,8 +266,20 @@ reconciliations = sa.Table(
     sa.Column("repaired", sa.BigInteger, nullable=False),
     sa.Column("report", sa.Text, nullable=False),  # the folder of the full report
     sa.Column("problem", sa.Text, nullable=False),
+    sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
     sa.Index(None, "type", "name"),
     sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+# The first findings of each reconciliation.
+findings = sa.Table(
+    "findings",
+    metadata,
+    sa.Column("run", sa.CHAR(32), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("facts", LongText, nullable=False),  # JSON object, in ASCII
     **MYSQL,
 )
 

@@ -157,12 +157,22 @@ def upgrade() -> None:
         sa.Column("repaired", sa.BigInteger(), nullable=False),
         sa.Column("report", sa.Text(), nullable=False),
         sa.Column("problem", sa.Text(), nullable=False),
+        sa.Column("repair", sa.String(length=8), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_reconciliations"),
         sa.UniqueConstraint("run", name="uq_reconciliations_run"),
         sqlite_autoincrement=True,
         **MYSQL,
     )
     op.create_index("ix_reconciliations_type_name", "reconciliations", ["type", "name"], unique=False)
+    op.create_table(
+        "findings",
+        sa.Column("run", sa.CHAR(length=32), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("facts", LONG_TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("run", "number", name="pk_findings"),
+        **MYSQL,
+    )
     op.create_table(
         "series",
         sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
@@ -398,6 +408,7 @@ def downgrade() -> None:
     op.drop_table("attempts")
     op.drop_table("delivery_times")
     op.drop_table("series")
+    op.drop_table("findings")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")
     op.drop_table("log_tail")

@@ -57,7 +57,7 @@ def test_a_query_member_that_nobody_looks_at_is_refused(app: Flask) -> None:
     for path, methods in client.get("/openapi.json").get_json()["paths"].items():
         for method, operation in methods.items():
             if path != "/v1/events" and any(each.get("in") == "query" for each in operation.get("parameters", ())):
-                place = path.format(type_name="webhook", name="audit", number=1, event_id="x")
+                place = path.format(type_name="webhook", name="audit", number=1, event_id="x", run="x")
                 headers = {"Authorization": f"Bearer {TOKEN}"}
                 answer = client.open(f"{place}?bukcet=photos", method=method, headers=headers, json={})
                 assert answer.status_code == 400, f"{method} {path}: {answer.text}"
@@ -83,6 +83,7 @@ KNOWS_MORE = {
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
+    "POST /v1/reconciliations",
     "GET /v1/series",
     "GET /v1/retries",
     "POST /v1/retries/now",
