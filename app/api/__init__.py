@@ -9,6 +9,7 @@ from app.api import auth, errors, openapi, services
 from app.api.routes import (
     audit,
     dead_letters,
+    doctor,
     events,
     health,
     manifest,
@@ -42,6 +43,7 @@ _BLUEPRINTS = (
     audit.routes,
     series.routes,
     status.routes,
+    doctor.routes,
     tokens.routes,
     retries.routes,
     health.routes,
@@ -63,6 +65,7 @@ def create_app(settings: Settings) -> Flask:
     errors.install(app)
     auth.install(app)
     health.install(app, opened.database)
+    doctor.install(app, opened)
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)

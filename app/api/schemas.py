@@ -342,6 +342,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         events=_object(**dict.fromkeys(_COUNTERS, _NUMBER)),
         oldest_age={"type": ["number", "null"], "description": "seconds, of the oldest undelivered event; null: none"},
     ),
+    "Diagnosis": _object(
+        checked_at=_TIME,
+        problems=_NUMBER,
+        findings={"type": "array", "items": _object(
+            subject={**_TEXT, "description": "what was checked, or a target as type:name"},
+            grade={**_TEXT, "enum": ["ok", "note", "problem"]},
+            text=_TEXT,
+        )},
+    ),
     "Workers": _object(
         drain=_object(running=_FLAG, age={"type": ["number", "null"], "description": "seconds; null: it never ran"}),
         queues={"type": "array", "items": _object(

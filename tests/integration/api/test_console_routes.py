@@ -199,3 +199,23 @@ def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_rea
         problem(api.client.get(f"/v1/reconciliations/{path}"), 404, "not-found")
     for word in ("repair", "cancel"):
         problem(api.client.post(f"/v1/reconciliations/none/{word}", json={}), 404, "not-found")
+
+
+def test_the_doctors_findings_are_told_and_no_password(log: Database, start: Start) -> None:
+    paused = add_target(log, "paused")
+    registry(log).pause(paused, "for a test")
+    Log(log).append([[event("a")]])
+    api = start(url_of(log), broker_url="redis://:hush-hush@127.0.0.1:9/0")
+    answer = api.client.get("/v1/doctor")
+    found = answer.json()
+    grades = {one["subject"]: one["grade"] for one in found["findings"]}
+    assert grades == {
+        "database": "ok", "broker": "problem", "drain": "problem", "webhook:paused": "note", "counters": "ok",
+    }  # fmt: skip
+    texts = {one["subject"]: one["text"] for one in found["findings"]}
+    assert texts["webhook:paused"] == "paused: for a test"
+    assert "webhook:paused balance: matched 1" in texts["counters"]
+    assert "127.0.0.1:9" in texts["broker"]
+    assert "hush-hush" not in answer.text
+    assert found["problems"] == 2
+    problem(api.client.get("/v1/doctor", params={"deep": "1"}), 400, "bad-value")
