@@ -38,7 +38,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-settings": (400, "Invalid settings"),
     "bad-rule": (400, "Invalid rule"),
     "unauthorized": (401, "A valid token is required"),
-    "forbidden": (403, "The token lacks a scope"),
+    "forbidden": (403, "The token does not allow this"),
     "loopback-only": (403, "Without tokens, only this machine may call the API"),
     "not-found": (404, "Not found"),
     "unknown-target": (404, "Unknown target"),

@@ -105,6 +105,15 @@ _RETRY_FILTER: dict[str, Any] = {
     **{name: _FILTER[name] for name in ("target", "bucket", "prefix", "all")},
 }
 _SCOPES = {"type": "array", "items": {**_TEXT, "enum": list(SCOPES)}, "minItems": 1}
+_LIMITS: dict[str, Any] = {
+    "buckets": {
+        "type": "array", "items": {**_TEXT, "minLength": 1, "maxLength": 255}, "maxItems": 100,
+        "description": "it is limited to events of these buckets",
+    },
+    "targets": {
+        "type": "array", "items": _TARGET, "maxItems": 100, "description": "it is limited to these targets",
+    },
+}  # fmt: skip
 _NAME = {**_TEXT, "minLength": 1, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]+$"}
 _TOKEN_NAME = {**_TEXT, "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -322,11 +331,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "GivenUp": _object(given_up=_NUMBER),
     "Tokens": _object(
         tokens={"type": "array", "items": _object(
-            name=_TEXT, scopes=_SCOPES, origin={**_TEXT, "enum": ["environment", "stored"]}, created_at=_TIME,
+            name=_TEXT, scopes=_SCOPES, **_LIMITS, origin={**_TEXT, "enum": ["environment", "stored"]},
+            created_at=_TIME,
         )},
     ),
-    "NewToken": _with("name scopes", _object(name=_TOKEN_NAME, scopes=_SCOPES)) | {"additionalProperties": False},
-    "CreatedToken": _object(name=_TEXT, scopes=_SCOPES, token={**_TEXT, "description": "it is not stored"}),
+    "NewToken": _with("name scopes", _object(name=_TOKEN_NAME, scopes=_SCOPES, **_LIMITS))
+    | {"additionalProperties": False},
+    "CreatedToken": _object(
+        name=_TEXT, scopes=_SCOPES, **_LIMITS, token={**_TEXT, "description": "it is not stored"}
+    ),
     "MatchedEvent": _with("bucket event", _object(
         bucket=_NAME, key={"$ref": "#/components/schemas/Text"},
         event={**_NAME, "description": "its name, such as s3:ObjectCreated:Put"},

@@ -291,6 +291,8 @@ tokens = sa.Table(
         "digest", sa.CHAR(64), nullable=False, unique=True
     ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
+    # JSON object of `buckets` and `targets`, to which it is limited; "": it is not.
+    sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     **MYSQL,
 )

@@ -259,6 +259,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("digest", sa.CHAR(length=64), nullable=False),
         sa.Column("scopes", sa.String(length=255), nullable=False),
+        sa.Column("limits", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_tokens"),
         sa.UniqueConstraint("digest", name="uq_tokens_digest"),

@@ -6,7 +6,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import event_headers, json_object, read_body
 from app.api.serialization import (
@@ -74,7 +74,7 @@ def show(run: str) -> Response:
 
 
 @routes.post("/v1/reconciliations")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def start() -> Response:
     """Start a reconciliation.
     ---
@@ -90,11 +90,12 @@ def start() -> Response:
         default: Problem
     """
     body = json_object(request)
+    target, bucket = parsed_target("target", body.get("target")), parsed_text("bucket", body.get("bucket"))
+    require_target(target)
     refuse_unknown(body, ("target", "bucket", "repair"))
     repairs = body.get("repair", False)
     if not isinstance(repairs, bool):
         raise bad_value("repair", "is neither true nor false", "omit it, or give true to repair what is found")
-    target, bucket = parsed_target("target", body.get("target")), parsed_text("bucket", body.get("bucket"))
     return json_response(_json(_requests().start(target, bucket, repair=repairs)), 201)
 
 
@@ -178,7 +179,7 @@ def findings(run: str) -> Response:
 
 
 @routes.post("/v1/targets/<type_name>/<name>/events")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def repair(type_name: str, name: str) -> Response:
     """Record events for one target.
     ---

@@ -4,7 +4,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import READ, needs
+from app.api.auth import READ, may_see, needs, require_target
 from app.api.serialization import (
     bad_value,
     format_time,
@@ -26,7 +26,7 @@ _MOST = 50_000  # samples in a response
 
 
 @routes.get("/v1/series")
-@needs(READ)
+@needs(READ, limited=True)
 def show() -> Response:
     """Return time series.
     ---
@@ -54,7 +54,11 @@ def show() -> Response:
     before = parsed_time("before", request.args.get("before"), NEVER)
     registry = services().registry
     name = request.args.get("target")
-    targets = [registry.target(parsed_target("target", name))] if name else registry.targets()
+    if name:
+        require_target(parsed_target("target", name))
+        targets = [registry.target(parsed_target("target", name))]
+    else:
+        targets = [stored for stored in registry.targets() if may_see(stored.target)]
     series, room = [], _MOST
     for stored in targets:
         samples = read_series(
