@@ -14,7 +14,7 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox import audit, series
-from app.outbox.delivery import attempts, heartbeats
+from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
@@ -149,6 +149,7 @@ class Runtime:
                 audit.purge(self.database, self.clock() - int(self.settings.audit_retention * 1000))
                 with self.database.writing() as connection:
                     attempts.forget_removed(connection)
+                    rate_limits.forget_removed(connection)
             removed = purge(
                 self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
             )

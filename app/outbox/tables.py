@@ -386,3 +386,13 @@ attempts = sa.Table(
     sa.Index(None, "target_id", "ring", "id"),
     **MYSQL,
 )
+
+# The token buckets of targets with a rate limit: `app.outbox.delivery.rate_limits`. No foreign key, as above.
+rate_limits = sa.Table(
+    "rate_limits",
+    metadata,
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("used_until", sa.BigInteger, nullable=False),  # microseconds since 1970
+    sa.Column("ready_at", sa.BigInteger, nullable=False),  # when enough tokens are there for a delivery (ms)
+    **MYSQL,
+)

@@ -201,6 +201,14 @@ def upgrade() -> None:
         **MYSQL,
     )
     op.create_table(
+        "rate_limits",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("used_until", sa.BigInteger(), nullable=False),
+        sa.Column("ready_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("target_id", name="pk_rate_limits"),
+        **MYSQL,
+    )
+    op.create_table(
         "attempts",
         sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
         sa.Column("target_id", sa.Integer(), nullable=False),
@@ -407,6 +415,7 @@ def downgrade() -> None:
     op.drop_table("service_settings")
     op.drop_table("targets")
     op.drop_table("attempts")
+    op.drop_table("rate_limits")
     op.drop_table("delivery_times")
     op.drop_table("series")
     op.drop_table("findings")

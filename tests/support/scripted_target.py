@@ -76,6 +76,7 @@ class Courier:
     lease_ms: int = 10_000
     batch: int = 10
     recorder: AttemptRecorder | None = None
+    rate: int = 0
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
@@ -88,8 +89,9 @@ class Courier:
         if lease is None:
             return None
         work = OpenTarget(
-            str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch)
-        )
+            str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
+            rate=self.rate,
+        )  # fmt: skip
         return PartitionWorker(self.store, work, lease, recorder=self.recorder)
 
     def run(self, *, turns: int = 100, now: int | None = None) -> LeaseSummary:

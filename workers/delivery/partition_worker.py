@@ -13,6 +13,7 @@ from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
+from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.redelivery import park_redeliveries
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.delivery_times import histogram
@@ -70,6 +71,7 @@ class OpenTarget:
     sizer: BatchSizer
     opened: bool = False
     quick: bool = False  # whether the last batch took little time
+    rate: int = 0  # most events per second; 0: no limit
     failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """Maps (replay, partition) to the number of consecutive failed turns and the time (ms) of the next turn."""
 
@@ -116,6 +118,8 @@ class PartitionWorker:
         self._took = 0.0  # seconds that the target took for the current batch
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
+        self._limit = RateLimit(store.database, lease.target_id, work.rate, clock) if work.rate else None
+        self._allowed = work.sizer.limit  # events that may be sent in this turn
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
         # Of the last batch of the log: its events, and whether it read all partitions to the end.
         self._events, self._at_end = 0, False
@@ -133,7 +137,8 @@ class PartitionWorker:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.summary.unavailable is None and not stop():
-                if not wait.goes_on(reader, self._events, at_end=self._at_end):
+                # Without tokens it is the next turn that ends the lease: there may be events that were not sent.
+                if self._allowed and not wait.goes_on(reader, self._events, at_end=self._at_end):
                     break
                 reader.expect_changes()
         self.summary.answered = self._opinion.answered
@@ -159,7 +164,13 @@ class PartitionWorker:
         The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
         them is unavailable.
         """
+        if self._limit is not None:
+            self._allowed = self._limit.take(self._work.sizer.size)
+            if not self._allowed:  # the drain offers these partitions again when there are tokens
+                return False
         worked = self._batches(reader)
+        if self._limit is not None and self._allowed:
+            self._limit.give_back(self._allowed)
         self.summary.unavailable = self._opinion.verdict(self._refusals)
         if self.summary.unavailable is not None:
             self._work.target.close()
@@ -171,11 +182,11 @@ class PartitionWorker:
         self._events, self._at_end = 0, False
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
-            if not self._opinion.is_certain:
+            if not self._opinion.is_certain and self._allowed:
                 worked |= self._try_replay(reader, replay)
-            if not self._guard.has_time():  # each replay would make one more request
+            if not self._guard.has_time() or not self._allowed:  # each replay would make one more request
                 break
-        if not self._opinion.is_certain:
+        if not self._opinion.is_certain and self._allowed:
             if worked:
                 reader.expect_changes()
             worked |= self._log(reader)
@@ -270,12 +281,15 @@ class PartitionWorker:
         """Send what needs sending; `refused_before` is set for parked events only (ms since 1970, 0 = never)."""
         decided = decide(events, self._work.policy, reader)
         sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, SkipReason)]
+        if self._limit is not None:  # the rest stays where it is
+            sent = sent[: self._allowed]
+            self._allowed -= len(sent)
         if sent:
             self._guard.check()
             self._unsettled = (events, decided)
         self._took = 0.0
         answers = self._opinion.send(
-            [verdict for verdict in decided if not isinstance(verdict, SkipReason)], self._stop
+            [event for index in sent if isinstance(event := decided[index], Event)], self._stop
         )
         # Events that need no sending count too; otherwise batches of a mirror that is far behind would stay small.
         self._work.sizer.took(len(events), self._took)
