@@ -52,6 +52,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "unknown-encoding": (415, "Unknown content encoding"),
     "not-json": (415, "The body must be JSON"),
     "internal": (500, "Internal error"),
+    "too-many-streams": (503, "Too many streams"),
     "database-unavailable": (503, "The outbox database is unavailable"),
     "queue-full": (503, "A target's queue is full"),
     "spool-unavailable": (503, "The spool folder is not writable"),
@@ -61,6 +62,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
 _RETRY_AFTER = {
     "database-unavailable": 5,
     "queue-full": 10,
+    "too-many-streams": 10,
     "spool-unavailable": 10,
     "database-full": 30,
     "spool-full": 30,

@@ -77,6 +77,7 @@ class Courier:
     batch: int = 10
     recorder: AttemptRecorder | None = None
     rate: int = 0
+    clock: Callable[[], int] = now_ms
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
@@ -92,7 +93,7 @@ class Courier:
             str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
             rate=self.rate,
         )  # fmt: skip
-        return PartitionWorker(self.store, work, lease, recorder=self.recorder)
+        return PartitionWorker(self.store, work, lease, self.clock, recorder=self.recorder)
 
     def run(self, *, turns: int = 100, now: int | None = None) -> LeaseSummary:
         """Work off everything that is due, and give the partitions back."""
