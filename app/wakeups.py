@@ -17,6 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from kombu import Connection, Producer
+from kombu.exceptions import OperationalError
 from kombu.transport.virtual import Channel as VirtualChannel
 
 from app.config.arn import TargetId
@@ -68,6 +69,24 @@ class Ready:
     arn: str
     time_limit: int
     partitions: Collection[int]
+
+
+class BrokerUnavailable(Exception):
+    """The broker does not answer; the message has its address without the password."""
+
+
+def check_broker(broker_url: str) -> str:
+    """Connect to the broker, for five seconds at most, and return its address without the password.
+
+    Raises `BrokerUnavailable`.
+    """
+    with Connection(broker_url, connect_timeout=5) as connection:
+        shown: str = connection.as_uri()
+        try:
+            connection.ensure_connection(max_retries=1, timeout=5)
+        except OperationalError as error:
+            raise BrokerUnavailable(f"{shown} does not answer: {error}") from None
+    return shown
 
 
 def is_rabbitmq(broker_url: str) -> bool:

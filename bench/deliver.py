@@ -23,7 +23,7 @@ import urllib3
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import tables
-from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -35,6 +35,7 @@ from workers.target_pool import policy, schedule, window
 from workers.targets import create
 from workers.targets.payloads import log as log_envelope
 from workers.targets.payloads import records, redis_access
+from workers.telemetry.attempt_recorder import AttemptRecorder
 
 BATCH = 500
 
@@ -114,6 +115,7 @@ class Deliverer:
         self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
         self.row_id = targets.target(target).row_id
         self.adapter = create(target.type, settings)
+        self.recorder = AttemptRecorder(database)
         self.work = OpenTarget(
             str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
             BatchSizer(BATCH, BATCH),
@@ -124,9 +126,18 @@ class Deliverer:
         for partition in partitions:
             lease = self.leases.claim(self.row_id, [partition], f"bench-{partition}", now_ms())
             assert lease is not None
-            delivered += PartitionWorker(self.store, self.work, lease).work_off(lambda: False).counts["delivered"]
+            delivered += self.worker(lease).work_off(lambda: False).counts["delivered"]
             self.leases.release(lease)
         return delivered
+
+    def worker(self, lease: Lease) -> PartitionWorker:
+        """Return a worker of the lease that records its attempts, as in a worker process."""
+        return PartitionWorker(self.store, self.work, lease, recorder=self.recorder)
+
+    def close(self) -> None:
+        """Close the target."""
+        self.adapter.close()
+        self.recorder.close()
 
 
 def fill(database: Database, count: int, first: int = 0) -> list[Event]:
@@ -185,7 +196,7 @@ def main() -> None:
                 delivered: list[int] = []
                 seconds = timed(lambda: delivered.append(deliverer.run(partitions)))  # noqa: B023 - called at once
                 ours.append(seconds / delivered[0])
-            deliverer.adapter.close()
+            deliverer.close()
             rows.append(
                 {
                     "target": case.name,

@@ -140,7 +140,7 @@ def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
                 raise RuntimeError(f"only {delivered:,} of {size:,} events were delivered")
             redis.Redis(port=target.port).flushall()
         rates[size] = best
-        deliverer.adapter.close()
+        deliverer.close()
         database.close()
     return rates
 

@@ -5,20 +5,26 @@ import threading
 from collections.abc import Iterator
 
 from app.outbox.reconcile.runs import Reconciliations
+from spark_jobs import shutdown
 
 LEASE = 60_000  # ms; a run whose lease is not renewed for so long is dead
 
 
 @contextlib.contextmanager
 def renewed(runs: Reconciliations, run: str) -> Iterator[threading.Event]:
-    """Renew the run's lease inside; the event is set if the run was declared dead nevertheless."""
+    """Renew the run's lease inside; the event is set if the run was declared dead nevertheless.
+
+    If the run is cancelled, the process ends as on SIGTERM.
+    """
     stop, lost = threading.Event(), threading.Event()
 
     def renew() -> None:
         while not stop.wait(LEASE / 4000):
             with contextlib.suppress(Exception):  # the next renewal may succeed
-                if not runs.renew(run, lease=LEASE):
+                if not lost.is_set() and not runs.renew(run, lease=LEASE):
                     lost.set()
+                    if runs.is_cancelled(run):
+                        shutdown.begin()
 
     thread = threading.Thread(target=renew, name="run-lease", daemon=True)
     thread.start()

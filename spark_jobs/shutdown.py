@@ -19,6 +19,11 @@ def on_end_of_input() -> None:
     threading.Thread(target=_wait_for_end_of_input, name="input", daemon=True).start()
 
 
+def begin() -> None:
+    """End this process as SIGTERM does. Safe to call from any thread."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _interrupt(*_: Any) -> None:
     # Python ignores an exception that is raised while it forks, and Spark may need long to stop.
     timer = threading.Timer(_EXIT_TIMEOUT, os._exit, (_EXIT_INTERRUPTED,))
@@ -31,4 +36,4 @@ def _wait_for_end_of_input() -> None:
     # Not through `sys.stdin`: its lock would be held when the interpreter exits.
     while os.read(0, 1024):
         pass
-    os.kill(os.getpid(), signal.SIGTERM)
+    begin()

@@ -14,7 +14,7 @@ from app.config.settings import Settings
 from app.config.target_settings import BadSettings
 from app.logs import printable
 from app.outbox import audit, series
-from app.outbox.delivery import heartbeats
+from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
 from app.outbox.delivery.parked import HeadRepair
@@ -37,6 +37,7 @@ from workers.idle_processes import processes
 from workers.target_pool import TargetPool
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
+from workers.telemetry.attempt_recorder import AttemptRecorder
 
 log = logging.getLogger("bucketwire.worker")
 
@@ -73,6 +74,7 @@ class Runtime:
         self._is_unavailable = False
         self._limits: dict[TargetId, tuple[float, int]] = {}  # when each was looked up, and its value
         self.wakeups = WakeUps(settings.broker_url)
+        self.attempts = AttemptRecorder(self.database)
         self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
 
     def drain(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int] = lambda _: 0) -> int:
@@ -145,6 +147,9 @@ class Runtime:
             older_than = self.clock() - int(self.settings.retention * 1000)
             if unused:
                 audit.purge(self.database, self.clock() - int(self.settings.audit_retention * 1000))
+                with self.database.writing() as connection:
+                    attempts.forget_removed(connection)
+                    rate_limits.forget_removed(connection)
             removed = purge(
                 self.database, older_than, seconds=_LONGEST_PURGE, unused=unused, progress=self._purge_progress
             )
@@ -169,6 +174,7 @@ class Runtime:
     def close(self) -> None:
         """Close targets and database; allow some time to record pending redelivery requests."""
         self.redeliveries.close(_SHUTDOWN_PATIENCE)
+        self.attempts.close()
         self.wakeups.close()
         self.pool.close()
         self.database.close()
@@ -247,7 +253,7 @@ class Runtime:
 
     def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
         work = self.pool.work(stored)
-        partitions = PartitionWorker(self.store, work, lease, self.clock, guard)
+        partitions = PartitionWorker(self.store, work, lease, self.clock, guard, self.attempts)
         wait = EventWait(
             lambda: processes.any_idle() and not lease.probing,
             lambda: self._is_unchanged(stored, work),

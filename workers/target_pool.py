@@ -72,6 +72,7 @@ class TargetPool:
             schedule=schedule(settings),
             window=window(settings, sync_events=sync),
             sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
+            rate=settings.rate_limit,
         )
         self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work)
         return work

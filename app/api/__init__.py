@@ -9,6 +9,7 @@ from app.api import auth, errors, openapi, services
 from app.api.routes import (
     audit,
     dead_letters,
+    doctor,
     events,
     health,
     manifest,
@@ -21,6 +22,7 @@ from app.api.routes import (
     series,
     service_settings,
     status,
+    stream,
     targets,
     tokens,
 )
@@ -32,6 +34,7 @@ _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
     events.routes,
     search.routes,
+    stream.routes,
     targets.routes,
     rules.routes,
     manifest.routes,
@@ -42,6 +45,7 @@ _BLUEPRINTS = (
     audit.routes,
     series.routes,
     status.routes,
+    doctor.routes,
     tokens.routes,
     retries.routes,
     health.routes,
@@ -63,6 +67,7 @@ def create_app(settings: Settings) -> Flask:
     errors.install(app)
     auth.install(app)
     health.install(app, opened.database)
+    doctor.install(app, opened)
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
@@ -91,4 +96,5 @@ def _add_signed_apps(app: Flask, opened: services.Services) -> None:
     from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
     from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
-    app.wsgi_app = Front(S3App(opened), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it
+    streams = stream.install(app, opened.database)
+    app.wsgi_app = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -8,7 +8,7 @@ through a proxy. From then on the API always needs a token, even after the last 
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import lru_cache
 from typing import TypeVar
@@ -19,6 +19,7 @@ from flask import Flask, Request, current_app, g, request
 
 from app.api.errors import ApiProblem
 from app.api.services import services
+from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem
 from app.config.networks import is_loopback
 from app.config.settings import ApiToken, Settings
@@ -30,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., object])
 
 PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
 INGEST, READ, ADMIN = "ingest", "read", "admin"
-_SCOPE = "needed_scope"
+_SCOPE, _LIMITED = "needed_scope", "checks_limits"
 # Headers by which proxies and content delivery networks name the client or themselves.
 _FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
 _FORWARDING = frozenset(
@@ -42,11 +43,16 @@ _FORWARDING = frozenset(
 )  # fmt: skip
 
 
-def needs(scope: str) -> Callable[[F], F]:
-    """Declare the scope of a route; use it below the routing decorators."""
+def needs(scope: str, *, limited: bool = False) -> Callable[[F], F]:
+    """Declare the scope of a route; use it below the routing decorators.
+
+    A token that is limited to buckets and targets is refused, unless the route is declared `limited`: its path names a
+    target, which is checked here, or it calls `require_target` or `require_bucket` before it does anything.
+    """
 
     def declare(view: F) -> F:
         setattr(view, _SCOPE, scope)
+        setattr(view, _LIMITED, limited)
         return view
 
     return declare
@@ -67,7 +73,9 @@ def install(app: Flask) -> None:
         scope = scope_of(current_app, request.endpoint)
         if scope == PUBLIC:
             return
-        token = check(request, scope or ADMIN)
+        token = authorize(request, scope or ADMIN)
+        if token is not None and token.is_limited:
+            _check_limits(token, request)
         if scope not in (INGEST, READ):  # what the others change is in the audit log
             g.acting = ExitStack()
             g.acting.enter_context(audit.acting(_actor(request, token)))
@@ -77,6 +85,51 @@ def install(app: Flask) -> None:
         acting: ExitStack | None = g.pop("acting", None)
         if acting is not None:
             acting.close()
+
+
+def authorize(request: Request, scope: str) -> ApiToken | None:
+    """Do as `check`, and remember the token for the limits."""
+    token = check(request, scope)
+    g.token = token
+    return token
+
+
+def require_target(target: TargetId | None) -> None:
+    """Raise `ApiProblem` if the request's token is limited and does not name this target, or none is given."""
+    token = _limited_token()
+    if token is not None and (target is None or str(target) not in token.targets):
+        raise _beyond_limits(token, "targets", token.targets)
+
+
+def require_bucket(bucket: str) -> None:
+    """Raise `ApiProblem` if the request's token is limited and does not name this bucket."""
+    token = _limited_token()
+    if token is not None and bucket not in token.buckets:
+        raise _beyond_limits(token, "buckets", token.buckets)
+
+
+def may_see(target: TargetId) -> bool:
+    """Return whether the request's token allows to read about a target."""
+    token = _limited_token()
+    return token is None or str(target) in token.targets
+
+
+def _limited_token() -> ApiToken | None:
+    token: ApiToken | None = g.get("token")
+    return token if token is not None and token.is_limited else None
+
+
+def _check_limits(token: ApiToken, request: Request) -> None:
+    if not getattr(current_app.view_functions[request.endpoint or ""], _LIMITED, False):
+        raise ApiProblem("forbidden", f"the token {token.name!r} is limited to buckets or targets; this concerns all")
+    path = request.view_args or {}
+    if "type_name" in path:
+        require_target(TargetId(path["type_name"], path["name"]))
+
+
+def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiProblem:
+    names = f"the {kind} {', '.join(allowed)}" if allowed else f"no {kind}"
+    return ApiProblem("forbidden", f"the token {token.name!r} is limited to {names}"[:4096])
 
 
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:

@@ -18,6 +18,8 @@ from app.events.parsing import BadEvents
 from app.outbox.delivery.replays import BadSelection
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
 from app.outbox.engine.db_errors import is_full
+from app.outbox.reconcile.requests import NothingToRepair
+from app.outbox.reconcile.runs import AlreadyRunning, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import StoredTarget, UnknownTarget
 from app.outbox.tokens import TokenExists, TokensUnknown
@@ -36,18 +38,21 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
     "bad-settings": (400, "Invalid settings"),
     "bad-rule": (400, "Invalid rule"),
     "unauthorized": (401, "A valid token is required"),
-    "forbidden": (403, "The token lacks a scope"),
+    "forbidden": (403, "The token does not allow this"),
     "loopback-only": (403, "Without tokens, only this machine may call the API"),
     "not-found": (404, "Not found"),
     "unknown-target": (404, "Unknown target"),
     "wrong-method": (405, "Method not allowed"),
     "target-in-use": (409, "The target is in use"),
+    "already-running": (409, "The target is being reconciled already"),
+    "nothing-to-repair": (409, "The run found no drift"),
     "token-exists": (409, "A token of that name exists"),
     "read-only-target": (409, "The target is configured in the environment"),
     "too-large": (413, "The body is too large"),
     "unknown-encoding": (415, "Unknown content encoding"),
     "not-json": (415, "The body must be JSON"),
     "internal": (500, "Internal error"),
+    "too-many-streams": (503, "Too many streams"),
     "database-unavailable": (503, "The outbox database is unavailable"),
     "queue-full": (503, "A target's queue is full"),
     "spool-unavailable": (503, "The spool folder is not writable"),
@@ -57,6 +62,7 @@ PROBLEM_TYPES: Mapping[str, tuple[int, str]] = {
 _RETRY_AFTER = {
     "database-unavailable": 5,
     "queue-full": 10,
+    "too-many-streams": 10,
     "spool-unavailable": 10,
     "database-full": 30,
     "spool-full": 30,
@@ -132,6 +138,21 @@ def _(error: BadSelection) -> ApiProblem:
 @to_problem.register
 def _(error: UnknownTarget) -> ApiProblem:
     return ApiProblem("unknown-target", str(error))
+
+
+@to_problem.register
+def _(error: UnknownRun) -> ApiProblem:
+    return ApiProblem("not-found", f"{error}; GET /v1/reconciliations shows those there are"[:_LONGEST_DETAIL])
+
+
+@to_problem.register
+def _(error: AlreadyRunning) -> ApiProblem:
+    return ApiProblem("already-running", str(error))
+
+
+@to_problem.register
+def _(error: NothingToRepair) -> ApiProblem:
+    return ApiProblem("nothing-to-repair", str(error))
 
 
 @to_problem.register

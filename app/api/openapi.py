@@ -52,6 +52,7 @@ def described(app: Flask) -> dict[str, Any]:
     )
     for name, place, schema, text in (
         ("target_type", "type_name", {"enum": list(TYPES)}, "the target's type"),
+        ("run", "run", {}, "the run's name"),
         ("target_name", "name", {"pattern": "^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$"}, "its name; _ is the unnamed one"),
     ):
         spec.components.parameter(

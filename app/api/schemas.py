@@ -9,6 +9,7 @@ from app.config.targets.registry import TYPES
 from app.events.names import AGGREGATES, EVERY, KNOWN
 from app.manifest.document import schema as document_schema
 from app.outbox.audit import ACTIONS
+from app.outbox.delivery.attempts import OUTCOMES
 from app.outbox.delivery.event_states import STATES
 from app.outbox.reconcile.runs import COUNTS
 
@@ -22,6 +23,9 @@ _TARGET = {
     "description": "an ARN or type:name",
 }
 _TIME = {"type": ["string", "null"], "format": "date-time"}
+_OPTIONAL_TEXT = {"type": ["string", "null"]}
+_OPTIONAL_NUMBER = {"type": ["integer", "null"]}
+_SECONDS = {"type": ["number", "null"]}
 _COUNTS = {"type": "object", "additionalProperties": _NUMBER, "description": "by ARN"}
 _COUNTERS = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
 
@@ -78,6 +82,18 @@ _EVENT: dict[str, Any] = {
             },
             waits={**_FLAG, "description": "of one event: it is parked behind an earlier event of its object"},
             next_try={**_TIME, "description": "of one event: null for one that is due, waits, or is not parked"},
+            timeline={
+                "type": "array", "items": _object(
+                    at={**_TIME, "description": "when it was settled"},
+                    outcome={**_TEXT, "enum": list(OUTCOMES)},
+                    attempt={"type": ["integer", "null"], "description": "its number, if it counts as one"},
+                    events={**_NUMBER, "description": "how many had this outcome in the same call"},
+                    duration={"type": "number", "description": "seconds that the target took for the call"},
+                    replay={"type": ["integer", "null"], "description": "the number of the replay that made it"},
+                    reason=_TEXT,
+                ),
+                "description": "of one event: the recorded attempts, oldest first; the record is bounded",
+            },
         ),
     },
     "traceparent": {**_TEXT, "description": "W3C Trace Context, if the event had one"},
@@ -89,6 +105,15 @@ _RETRY_FILTER: dict[str, Any] = {
     **{name: _FILTER[name] for name in ("target", "bucket", "prefix", "all")},
 }
 _SCOPES = {"type": "array", "items": {**_TEXT, "enum": list(SCOPES)}, "minItems": 1}
+_LIMITS: dict[str, Any] = {
+    "buckets": {
+        "type": "array", "items": {**_TEXT, "minLength": 1, "maxLength": 255}, "maxItems": 100,
+        "description": "it is limited to events of these buckets",
+    },
+    "targets": {
+        "type": "array", "items": _TARGET, "maxItems": 100, "description": "it is limited to these targets",
+    },
+}  # fmt: skip
 _NAME = {**_TEXT, "minLength": 1, "maxLength": MAX_TEXT_LENGTH, "pattern": "^[^\\u0000]+$"}
 _TOKEN_NAME = {**_TEXT, "pattern": "^[A-Za-z0-9_.-]{1,64}$"}
 SCHEMAS: dict[str, dict[str, Any]] = {
@@ -231,14 +256,33 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         state={
             **_TEXT,
             "enum": [
-                "waiting", "running", "clean", "drift", "repaired", "failed", "backfilling", "backfilled", "unfinished",
+                "waiting", "running", "clean", "drift", "repaired", "failed", "cancelled", "backfilling", "backfilled",
+                "unfinished",
             ],
+        },
+        repair={
+            "type": ["boolean", "null"],
+            "description": "whether its request wants repairs; null: the target's settings decide, or an option",
         },
         started_at=_TIME,
         finished_at=_TIME,
         **dict.fromkeys(COUNTS, _NUMBER),
         report={**_TEXT, "description": "the folder with the findings, on the host of the job"},
         problem=_TEXT,
+    ),
+    "NewReconciliation": _with("target bucket", _object(
+        target=_TARGET, bucket={**_TEXT, "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$"},
+        repair={**_FLAG, "default": False},
+    )) | {"additionalProperties": False},
+    "Findings": _object(
+        findings={"type": "array", "items": _object(
+            number=_NUMBER, kind=_TEXT, key=_TEXT,
+            differs={**_TEXT, "description": "of a stale row: what differs, comma-separated"},
+            **dict.fromkeys(("etag", "version"), _OPTIONAL_TEXT),
+            **dict.fromkeys(("row_name", "row_etag", "row_version", "row_sequencer"), _OPTIONAL_TEXT),
+            **dict.fromkeys(("size", "modified", "row_size", "row_time"), _OPTIONAL_NUMBER),
+        )},
+        next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
     ),
     "Reconciliations": _object(reconciliations=_list("Reconciliation")),
     "AuditLog": _object(
@@ -268,6 +312,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
                     "type": ["number", "null"],
                     "description": "seconds since the oldest undelivered event was recorded; 0: none, null: unknown",
                 },
+                p50={**_SECONDS, "description": "seconds from recording to delivery of half of the step's deliveries"},
+                p99={**_SECONDS, "description": "of 99 % of them; both at most 19 % too high; null: no deliveries"},
             )},
         )},
     ),
@@ -285,11 +331,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "GivenUp": _object(given_up=_NUMBER),
     "Tokens": _object(
         tokens={"type": "array", "items": _object(
-            name=_TEXT, scopes=_SCOPES, origin={**_TEXT, "enum": ["environment", "stored"]}, created_at=_TIME,
+            name=_TEXT, scopes=_SCOPES, **_LIMITS, origin={**_TEXT, "enum": ["environment", "stored"]},
+            created_at=_TIME,
         )},
     ),
-    "NewToken": _with("name scopes", _object(name=_TOKEN_NAME, scopes=_SCOPES)) | {"additionalProperties": False},
-    "CreatedToken": _object(name=_TEXT, scopes=_SCOPES, token={**_TEXT, "description": "it is not stored"}),
+    "NewToken": _with("name scopes", _object(name=_TOKEN_NAME, scopes=_SCOPES, **_LIMITS))
+    | {"additionalProperties": False},
+    "CreatedToken": _object(
+        name=_TEXT, scopes=_SCOPES, **_LIMITS, token={**_TEXT, "description": "it is not stored"}
+    ),
     "MatchedEvent": _with("bucket event", _object(
         bucket=_NAME, key={"$ref": "#/components/schemas/Text"},
         event={**_NAME, "description": "its name, such as s3:ObjectCreated:Put"},
@@ -304,6 +354,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         targets={"type": "object", "additionalProperties": _NUMBER, "description": "their number by state"},
         events=_object(**dict.fromkeys(_COUNTERS, _NUMBER)),
         oldest_age={"type": ["number", "null"], "description": "seconds, of the oldest undelivered event; null: none"},
+    ),
+    "Diagnosis": _object(
+        checked_at=_TIME,
+        problems=_NUMBER,
+        findings={"type": "array", "items": _object(
+            subject={**_TEXT, "description": "what was checked, or a target as type:name"},
+            grade={**_TEXT, "enum": ["ok", "note", "problem"]},
+            text=_TEXT,
+        )},
     ),
     "Workers": _object(
         drain=_object(running=_FLAG, age={"type": ["number", "null"], "description": "seconds; null: it never ran"}),

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "dead-letter": "app.cli.commands.dead_letters",
         "retry": "app.cli.commands.retries",
         "replay": "app.cli.commands.replays",
+        "reconciliation": "app.cli.commands.reconciliations",
         "reconcile": "app.cli.commands.reconcile",
         "backfill": "app.cli.commands.reconcile",
         "scan": "app.cli.commands.reconcile",

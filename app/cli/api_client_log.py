@@ -10,6 +10,7 @@ from app.cli_common.param_types import milliseconds
 from app.config.arn import TargetId, parse_arn
 from app.events.trace import trace_of
 from app.outbox.audit import Actor, AuditFilter, Entry
+from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
 from app.outbox.delivery.replays import Replay, Selection
@@ -23,6 +24,11 @@ def object_history(remote: ApiClient, bucket: str, key: str, *, limit: int) -> l
     """Return the object's last `limit` events, oldest first."""
     body = remote.request("GET", "/v1/events", params={"bucket": bucket, "key": key, "limit": limit})
     return [_recorded(event) for event in body["events"]]
+
+
+def find_event(remote: ApiClient, event_id: str) -> RecordedEvent:
+    """Return the event of this id with the attempts at it. Raises `CommandError` if the log does not have it."""
+    return _recorded(remote.request("GET", f"/v1/events/{event_id}"))
 
 
 def audit_entries(remote: ApiClient, which: AuditFilter, action: str, *, limit: int) -> list[Entry]:
@@ -229,6 +235,13 @@ def _entry(body: dict[str, Any]) -> Entry:
     return Entry(body["id"], milliseconds(body["at"]), actor, body["action"], body["resource"], body["details"])
 
 
+def _attempt(body: dict[str, Any]) -> Attempt:
+    return Attempt(
+        0, 0, 0, 0, milliseconds(body["at"]), body["outcome"], body["events"], round(body["duration"] * 1000),
+        body["attempt"] or 0, body["replay"] or 0, body["reason"],
+    )  # fmt: skip
+
+
 def _recorded(body: dict[str, Any]) -> RecordedEvent:
     return RecordedEvent(
         event_id=body["id"],
@@ -238,7 +251,12 @@ def _recorded(body: dict[str, Any]) -> RecordedEvent:
         time=milliseconds(body["time"]),
         received_at=milliseconds(body["received_at"]),
         delivery_states=[
-            DeliveryState(parse_arn(state["target"])[1], state["state"], state["reason"])
+            DeliveryState(
+                parse_arn(state["target"])[1],
+                state["state"],
+                state["reason"],
+                timeline=[_attempt(attempt) for attempt in state.get("timeline", ())],
+            )
             for state in body["delivery_states"]
         ],
         record=orjson.dumps(body["record"]).decode(),

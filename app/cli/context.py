@@ -14,14 +14,16 @@ from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent
-from app.outbox.delivery.object_history import object_history
+from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.retries import Retries
+from app.outbox.reconcile.requests import RunRequests
 from app.outbox.registry import Registry
 
 if TYPE_CHECKING:
     from app.cli.api_client import ApiClient
     from app.cli.api_client_log import RemoteDeadLetters, RemoteReplays, RemoteRetries
+    from app.cli.api_client_runs import RemoteReconciliations
 
 R = TypeVar("R")
 
@@ -74,6 +76,15 @@ class CommandContext(ServiceContext):
 
         return RemoteRetries(self.remote)
 
+    @property
+    def reconciliations(self) -> "RunRequests | RemoteReconciliations":
+        """The reconciliations, at `--url` or in the outbox."""
+        if self.remote is None:
+            return RunRequests(self.database, self.registry)
+        from app.cli.api_client_runs import RemoteReconciliations  # noqa: PLC0415 - as `remote`
+
+        return RemoteReconciliations(self.remote)
+
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
         """Return an object's last events, oldest first, at `--url` or in the outbox."""
         if self.remote is None:
@@ -81,6 +92,14 @@ class CommandContext(ServiceContext):
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
 
         return api_client_log.object_history(self.remote, bucket, key, limit=limit)
+
+    def event(self, event_id: str) -> RecordedEvent | None:
+        """Return an event with the attempts at it, at `--url` or in the outbox; None if the log does not have it."""
+        if self.remote is None:
+            return find_event(self.database, event_id)
+        from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
+
+        return api_client_log.find_event(self.remote, event_id)
 
     def audit(self, which: AuditFilter, action: str, limit: int) -> list[Entry]:
         """Return the last `limit` entries of the audit log, newest first, at `--url` or in the outbox.

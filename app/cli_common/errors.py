@@ -8,6 +8,8 @@ import sqlalchemy as sa
 
 from app.config.errors import BadSettings, BadValue
 from app.outbox.engine.database import DatabaseUnavailable, describe_error
+from app.outbox.reconcile.requests import NothingToRepair
+from app.outbox.reconcile.runs import AlreadyRunning, UnknownRun
 from app.outbox.registry import ReadOnlyTarget, TargetInUse
 from app.outbox.targets import UnknownTarget
 from app.outbox.tokens import TokenExists, UnknownToken
@@ -18,7 +20,10 @@ class CommandError(Exception):
 
 
 # The messages of these say what is wrong and what to do.
-_SELF_DESCRIBING = (CommandError, ReadOnlyTarget, TargetInUse, TokenExists, UnknownTarget, UnknownToken)
+_SELF_DESCRIBING = (
+    CommandError, AlreadyRunning, NothingToRepair, ReadOnlyTarget, TargetInUse, TokenExists, UnknownRun, UnknownTarget,
+    UnknownToken,
+)  # fmt: skip
 
 
 def describe_exception(error: Exception) -> str:

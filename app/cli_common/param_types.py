@@ -86,17 +86,6 @@ def iso(at: int) -> str | None:
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-def format_age(at: int, now: int) -> str:
-    """Format how long ago a time was, in a suitable unit; empty for 0, which means never."""
-    if not at:
-        return ""
-    seconds = max(0, now - at) / 1000
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.1f} s"
-
-
 def split_words(text: str) -> list[str]:
     """Split a comma-separated list into its words."""
     return [word for word in (part.strip() for part in text.split(",")) if word]

@@ -36,11 +36,21 @@ _MAX_SOCKET_PATH = 107  # bytes
 
 
 class ApiToken(NamedTuple):
-    """A bearer token by its SHA-256; the token itself is not kept."""
+    """A bearer token by its SHA-256; the token itself is not kept.
+
+    With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets.
+    """
 
     name: str
     scopes: frozenset[str]
     digest: str
+    buckets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it allows only what concerns its buckets and targets."""
+        return bool(self.buckets or self.targets)
 
 
 class ApiTokens(FieldType[tuple[ApiToken, ...]]):

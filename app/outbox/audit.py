@@ -29,6 +29,8 @@ ACTIONS = (
     "bucket.remove",
     "dead_letter.purge",
     "dead_letter.replay",
+    "reconciliation.cancel",
+    "reconciliation.start",
     "replay.begin",
     "replay.cancel",
     "retry.give_up",

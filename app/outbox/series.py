@@ -6,14 +6,16 @@ for, and removes no others. The places of a removed target are freed in the same
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import sqlalchemy as sa
 
 from app.outbox import tables
 from app.outbox.delivery.counters import oldest_undelivered
+from app.outbox.delivery_times import Histogram, decode, encode, take_reports
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
 
@@ -47,7 +49,8 @@ class Sample:
 
     `backlog` and `oldest_age` (ms) are values of the moment, or the greatest ones in the 5 minutes; an age of 0 means
     that no event waits, None that it was not measured. All others are totals, of which two samples differ by what
-    happened between them: `failed` counts attempts, `dead_lettered` events that became dead letters.
+    happened between them: `failed` counts attempts, `dead_lettered` events that became dead letters. `times` are the
+    delivery times that workers have reported since the sample before, without those of replays.
     """
 
     target_id: int
@@ -60,6 +63,7 @@ class Sample:
     discarded: int
     backlog: int
     oldest_age: int | None
+    times: Histogram = field(default_factory=Counter)
 
 
 def take_sample(database: Database, *, seconds: float = 0.2) -> bool:
@@ -76,6 +80,8 @@ def take_sample(database: Database, *, seconds: float = 0.2) -> bool:
         samples = _measure(connection, at, now, seconds)
     try:
         with database.writing() as connection:
+            times = take_reports(connection)
+            samples = [replace(one, times=times.get(one.target_id, Counter())) for one in samples]
             _clear(connection, FINE, at, but=at)
             _insert(connection, FINE, at, samples)
             begin = COARSE.begin(at)
@@ -93,7 +99,8 @@ def merged(before: Sample | None, sample: Sample, begin: int) -> Sample:
         return replace(sample, at=begin)
     ages = [age for age in (before.oldest_age, sample.oldest_age) if age is not None]
     greatest = {name: max(getattr(before, name), getattr(sample, name)) for name in (*_TOTALS, "backlog")}
-    return replace(sample, at=begin, oldest_age=max(ages, default=None), **greatest)
+    times = before.times + sample.times
+    return replace(sample, at=begin, oldest_age=max(ages, default=None), times=times, **greatest)
 
 
 def read_series(
@@ -129,9 +136,19 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
             in_time = time.monotonic() < until
             oldest = oldest_undelivered(connection, row.id, pending=True) if in_time else None
             age = max(1, now - oldest) if oldest else oldest
-        totals = {name: int(getattr(row, name)) for name in _TOTALS if name != "recorded"}
         samples.append(
-            Sample(row.id, at, recorded=row.recorded + int(row.replayed), backlog=backlog, oldest_age=age, **totals)
+            Sample(
+                target_id=row.id,
+                at=at,
+                recorded=row.recorded + int(row.replayed),
+                delivered=int(row.delivered),
+                superseded=int(row.superseded),
+                failed=int(row.failed),
+                dead_lettered=int(row.dead_lettered),
+                discarded=row.discarded,
+                backlog=backlog,
+                oldest_age=age,
+            )
         )
     # All writers of these rows use this order.
     return sorted(samples, key=lambda sample: sample.target_id)
@@ -179,10 +196,13 @@ def _clear(connection: sa.Connection, resolution: Resolution, at: int, *, but: i
 
 def _insert(connection: sa.Connection, resolution: Resolution, at: int, samples: Sequence[Sample]) -> None:
     place = {"step": resolution.step, "slot": resolution.slot(at)}
-    rows = [place | {name: getattr(sample, name) for name in Sample.__slots__} for sample in samples]
+    rows = [
+        place | {name: getattr(sample, name) for name in Sample.__slots__} | {"times": encode(sample.times)}
+        for sample in samples
+    ]
     if rows:
         connection.execute(tables.series.insert(), rows)
 
 
 def _sample(row: Any) -> Sample:
-    return Sample(**{name: getattr(row, name) for name in Sample.__slots__})
+    return Sample(**{name: getattr(row, name) for name in Sample.__slots__} | {"times": decode(row.times)})

@@ -252,7 +252,7 @@ reconciliations = sa.Table(
     sa.Column("job", sa.String(16), nullable=False, default="reconcile"),  # reconcile (a backfill too) | scan
     sa.Column("state", sa.String(16), nullable=False),  # running | clean | drift | repaired | failed
     sa.Column("started_at", sa.BigInteger, nullable=False),
-    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead
+    sa.Column("alive_until", sa.BigInteger, nullable=False),  # a run that is not renewed before is dead; 0: cancelled
     sa.Column("finished_at", sa.BigInteger, nullable=False),
     sa.Column("objects", sa.BigInteger, nullable=False),
     sa.Column("target_rows", sa.BigInteger, nullable=False),
@@ -266,8 +266,20 @@ reconciliations = sa.Table(
     sa.Column("repaired", sa.BigInteger, nullable=False),
     sa.Column("report", sa.Text, nullable=False),  # the folder of the full report
     sa.Column("problem", sa.Text, nullable=False),
+    sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
     sa.Index(None, "type", "name"),
     sqlite_autoincrement=True,
+    **MYSQL,
+)
+
+# The first findings of each reconciliation.
+findings = sa.Table(
+    "findings",
+    metadata,
+    sa.Column("run", sa.CHAR(32), primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("kind", sa.String(16), nullable=False),
+    sa.Column("facts", LongText, nullable=False),  # JSON object, in ASCII
     **MYSQL,
 )
 
@@ -279,6 +291,8 @@ tokens = sa.Table(
         "digest", sa.CHAR(64), nullable=False, unique=True
     ),  # SHA-256 of the token; tokens are random, so a plain hash is enough
     sa.Column("scopes", sa.String(255), nullable=False),
+    # JSON object of `buckets` and `targets`, to which it is limited; "": it is not.
+    sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
     **MYSQL,
 )
@@ -336,6 +350,49 @@ series = sa.Table(
     sa.Column("discarded", sa.BigInteger, nullable=False),
     sa.Column("backlog", sa.BigInteger, nullable=False),
     sa.Column("oldest_age", sa.BigInteger),  # ms; 0: nothing waits, NULL: not measured
+    sa.Column("times", sa.Text, nullable=False),  # of deliveries since the sample before: `app.outbox.delivery_times`
     sa.Index(None, "target_id", "step", "at"),
+    **MYSQL,
+)
+
+# Histograms of delivery times that workers have reported since the last sample. No foreign key, as above.
+delivery_times = sa.Table(
+    "delivery_times",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, nullable=False),
+    sa.Column("times", sa.Text, nullable=False),
+    **MYSQL,
+)
+
+# Attempts at events, a bounded number for each target: `app.outbox.delivery.attempts`. No foreign key, as above.
+attempts = sa.Table(
+    "attempts",
+    metadata,
+    sa.Column("id", BigId, primary_key=True, autoincrement=True),
+    sa.Column("target_id", sa.Integer, nullable=False),
+    sa.Column("ring", sa.SmallInteger, nullable=False),  # 0: settled, 1: failed, 2: unavailable; each has a bound
+    sa.Column("partition", sa.SmallInteger, nullable=False),
+    sa.Column("first_seq", sa.BigInteger, nullable=False),
+    sa.Column("last_seq", sa.BigInteger, nullable=False),
+    sa.Column("at", sa.BigInteger, nullable=False),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("events", sa.Integer, nullable=False),
+    sa.Column("duration", sa.Integer, nullable=False),  # ms
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("replay_id", sa.Integer, nullable=False),
+    sa.Column("reason", sa.Text, nullable=False),
+    sa.Index(None, "target_id", "partition", "last_seq"),
+    sa.Index(None, "target_id", "ring", "id"),
+    **MYSQL,
+)
+
+# The token buckets of targets with a rate limit: `app.outbox.delivery.rate_limits`. No foreign key, as above.
+rate_limits = sa.Table(
+    "rate_limits",
+    metadata,
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("used_until", sa.BigInteger, nullable=False),  # microseconds since 1970
+    sa.Column("ready_at", sa.BigInteger, nullable=False),  # when enough tokens are there for a delivery (ms)
     **MYSQL,
 )

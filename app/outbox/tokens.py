@@ -8,6 +8,7 @@ no such row.
 
 import contextlib
 import hmac
+import json
 import logging
 import os
 import re
@@ -19,16 +20,19 @@ from pathlib import Path
 import orjson
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.config.errors import BadValue, did_you_mean
 from app.config.settings import SCOPES, ApiToken, hash_token
 from app.outbox import audit, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
+from app.rules.model import EVERY_BUCKET
 
 log = logging.getLogger("bucketwire.tokens")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _RECORD, _NO_DIGEST = "*", "-" * 64  # of the row that the module's docstring describes
+_MOST_LIMITS, _LONGEST_BUCKET = 100, 255
 _PREFIX = "bw_"  # makes tokens recognizable to people and secret scanners
 
 
@@ -52,6 +56,8 @@ class StoredToken:
     scopes: frozenset[str]
     origin: str
     created_at: int
+    buckets: Sequence[str] = ()
+    targets: Sequence[str] = ()
 
 
 class Tokens:
@@ -71,8 +77,13 @@ class Tokens:
             self._record, age=60.0, patience=0.0
         )  # in a thread of its own: the request never waits for it
 
-    def create(self, name: str, scopes: Collection[str]) -> str:
-        """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`."""
+    def create(
+        self, name: str, scopes: Collection[str], *, buckets: Sequence[str] = (), targets: Sequence[TargetId] = ()
+    ) -> str:
+        """Create a token and return it; it cannot be shown again. Raises `BadValue` or `TokenExists`.
+
+        With buckets or targets it is limited to these; neither has to exist.
+        """
         if not _NAME.fullmatch(name):
             raise BadValue("is not a valid name of a token", "use 1 to 64 letters, digits, _ - or .")
         if not scopes:
@@ -80,15 +91,24 @@ class Tokens:
         for scope in scopes:
             if scope not in SCOPES:
                 raise BadValue(f"{scope!r} is not a scope", did_you_mean(scope, SCOPES))
+        if len(buckets) > _MOST_LIMITS or len(targets) > _MOST_LIMITS:
+            raise BadValue(f"names more than {_MOST_LIMITS} buckets or targets", "create several tokens")
+        if not all(0 < len(bucket) <= _LONGEST_BUCKET and bucket != EVERY_BUCKET for bucket in buckets):
+            raise BadValue(
+                "names a bucket that cannot be", f"give names of 1 to {_LONGEST_BUCKET} characters, and no *"
+            )
         if any(token.name == name for token in self._configured):
             raise TokenExists(f"BUCKETWIRE_API_TOKENS has a token {name!r}; choose another name")
         token = _PREFIX + secrets.token_urlsafe(32)
+        limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
+        limited = {kind: names for kind, names in limits.items() if names}
         row = {"name": name, "digest": hash_token(token), "scopes": " ".join(sorted(set(scopes)))}
+        row["limits"] = json.dumps(limited) if limited else ""  # ASCII, which every database takes
         self._record()
         try:
             with self._database.writing() as connection:
                 connection.execute(tables.tokens.insert().values(created_at=now_ms(), **row))
-                audit.record(connection, "token.create", f"token:{name}", {"scopes": sorted(set(scopes))})
+                audit.record(connection, "token.create", f"token:{name}", {"scopes": sorted(set(scopes)), **limited})
         except sa.exc.IntegrityError:
             raise TokenExists(f"the token {name!r} exists; revoke it first, or choose another name") from None
         return token
@@ -103,7 +123,8 @@ class Tokens:
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
         return configured + [
-            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at) for row in rows
+            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, **_limits(row.limits))
+            for row in rows
         ]
 
     def revoke(self, name: str) -> None:
@@ -151,19 +172,19 @@ class Tokens:
         if self._memory is None or not self._memory.exists():
             raise TokensUnknown("the tokens are in the database, which cannot be read") from result.error
         rows = orjson.loads(self._memory.read_bytes())
-        return [ApiToken(name, frozenset(scopes), digest) for name, scopes, digest in rows]
+        return [ApiToken(name, frozenset(scopes), digest, **_limits(limits)) for name, scopes, digest, limits in rows]
 
     def _read(self) -> Sequence[ApiToken]:
         with self._database.reading() as connection:
             rows = connection.execute(
-                sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest)
+                sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest, tables.tokens.c.limits)
             ).all()
-        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest) for row in rows]
+        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest, **_limits(row.limits)) for row in rows]
         if tokens and all(token.name != _RECORD for token in tokens):
             self._recorded.get()  # an earlier version created them
         if self._memory is not None and tokens != self._remembered:
             try:
-                _write(self._memory, orjson.dumps([[one.name, sorted(one.scopes), one.digest] for one in tokens]))
+                _write(self._memory, orjson.dumps(_remembered(tokens)))
             except OSError as error:
                 log.warning("the tokens cannot be remembered in %s: %s", self._memory, error)
             self._remembered = tokens
@@ -177,6 +198,18 @@ class Tokens:
         row = {"name": _RECORD, "digest": _NO_DIGEST, "scopes": "", "created_at": now_ms()}
         with contextlib.suppress(sa.exc.IntegrityError), self._database.writing() as connection:  # inserted by another
             connection.execute(tables.tokens.insert().values(**row))
+
+
+def _limits(text: str) -> dict[str, tuple[str, ...]]:
+    """Return the buckets and targets to which a token is limited, without those to which it is not."""
+    return {kind: tuple(names) for kind, names in orjson.loads(text or "{}").items()}
+
+
+def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
+    return [
+        [one.name, sorted(one.scopes), one.digest, json.dumps({"buckets": one.buckets, "targets": one.targets})]
+        for one in tokens
+    ]
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -157,12 +157,22 @@ def upgrade() -> None:
         sa.Column("repaired", sa.BigInteger(), nullable=False),
         sa.Column("report", sa.Text(), nullable=False),
         sa.Column("problem", sa.Text(), nullable=False),
+        sa.Column("repair", sa.String(length=8), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_reconciliations"),
         sa.UniqueConstraint("run", name="uq_reconciliations_run"),
         sqlite_autoincrement=True,
         **MYSQL,
     )
     op.create_index("ix_reconciliations_type_name", "reconciliations", ["type", "name"], unique=False)
+    op.create_table(
+        "findings",
+        sa.Column("run", sa.CHAR(length=32), nullable=False),
+        sa.Column("number", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("facts", LONG_TEXT, nullable=False),
+        sa.PrimaryKeyConstraint("run", "number", name="pk_findings"),
+        **MYSQL,
+    )
     op.create_table(
         "series",
         sa.Column("step", sa.Integer(), autoincrement=False, nullable=False),
@@ -177,10 +187,49 @@ def upgrade() -> None:
         sa.Column("discarded", sa.BigInteger(), nullable=False),
         sa.Column("backlog", sa.BigInteger(), nullable=False),
         sa.Column("oldest_age", sa.BigInteger(), nullable=True),
+        sa.Column("times", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("step", "slot", "target_id", name="pk_series"),
         **MYSQL,
     )
     op.create_index("ix_series_target_id_step_at", "series", ["target_id", "step", "at"], unique=False)
+    op.create_table(
+        "delivery_times",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("times", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_delivery_times"),
+        **MYSQL,
+    )
+    op.create_table(
+        "rate_limits",
+        sa.Column("target_id", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("used_until", sa.BigInteger(), nullable=False),
+        sa.Column("ready_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("target_id", name="pk_rate_limits"),
+        **MYSQL,
+    )
+    op.create_table(
+        "attempts",
+        sa.Column("id", BIG_ID, autoincrement=True, nullable=False),
+        sa.Column("target_id", sa.Integer(), nullable=False),
+        sa.Column("ring", sa.SmallInteger(), nullable=False),
+        sa.Column("partition", sa.SmallInteger(), nullable=False),
+        sa.Column("first_seq", sa.BigInteger(), nullable=False),
+        sa.Column("last_seq", sa.BigInteger(), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("outcome", sa.String(length=16), nullable=False),
+        sa.Column("events", sa.Integer(), nullable=False),
+        sa.Column("duration", sa.Integer(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("replay_id", sa.Integer(), nullable=False),
+        sa.Column("reason", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("id", name="pk_attempts"),
+        **MYSQL,
+    )
+    op.create_index(
+        "ix_attempts_target_id_partition_last_seq", "attempts", ["target_id", "partition", "last_seq"], unique=False
+    )
+    op.create_index("ix_attempts_target_id_ring_id", "attempts", ["target_id", "ring", "id"], unique=False)
     op.create_table(
         "targets",
         sa.Column("id", sa.Integer(), nullable=False),
@@ -218,6 +267,7 @@ def upgrade() -> None:
         sa.Column("name", sa.String(length=64), nullable=False),
         sa.Column("digest", sa.CHAR(length=64), nullable=False),
         sa.Column("scopes", sa.String(length=255), nullable=False),
+        sa.Column("limits", sa.Text(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("name", name="pk_tokens"),
         sa.UniqueConstraint("digest", name="uq_tokens_digest"),
@@ -364,7 +414,11 @@ def downgrade() -> None:
     op.drop_table("tokens")
     op.drop_table("service_settings")
     op.drop_table("targets")
+    op.drop_table("attempts")
+    op.drop_table("rate_limits")
+    op.drop_table("delivery_times")
     op.drop_table("series")
+    op.drop_table("findings")
     op.drop_table("reconciliations")
     op.drop_table("object_versions")
     op.drop_table("log_tail")

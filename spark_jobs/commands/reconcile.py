@@ -70,12 +70,14 @@ def reconcile(
 
 
 def may_repair(context: ServiceContext, target: TargetId, run: str) -> bool:
-    """Return whether a scheduled run repairs: if the target's settings say so, but never the first run.
+    """Return whether a waiting run repairs: as it was requested, or if the target's settings say so, but not the first.
 
     Raises `AlreadyRunning` if the run does not wait any more.
     """
     waiting = next((waiting for waiting in Schedule(context.database).waiting() if waiting.run == run), None)
     if waiting is None:
         raise AlreadyRunning(f"the run {run} has already been started")
+    if waiting.repair is not None:
+        return waiting.repair
     settings = context.registry.settings(context.registry.target(target))
     return isinstance(settings, NamespaceSettings) and settings.reconcile_repair and not waiting.first

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
+from app.outbox.reconcile.findings import MOST, store_findings
 from app.outbox.registry import Registry
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
@@ -139,6 +141,8 @@ def _run(
         "objects": object_count, "target_rows": target_rows, "unreadable": unreadable, "repaired": 0,
     }  # fmt: skip
     drift = sum(counts[kind] for kind in DRIFT)
+    listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
+    store_findings(database, run, (row.asDict() for row in listed.toLocalIterator()))
     problem = _listing_problem(listing, unreadable)
     if config.repair and drift:
         counts["repaired"], repair_problem = _repair(

@@ -152,6 +152,35 @@ def test_a_worker_tells_its_figures_and_they_are_so(watched: Watched) -> None:
     assert watched.figures("away")["bucketwire_worker_breaker_openings_total"] == 1
 
 
+def test_attempts_and_delivery_times_of_a_real_worker_are_on_record(watched: Watched) -> None:
+    key = uuid4().hex
+    for name in ("good", "failing"):
+        watched.whole.ask("POST", "/v1/events", content=event(key, bucket=name).record.encode())
+
+    def timeline(name: str) -> list[Members]:
+        [found] = watched.whole.ask("GET", "/v1/events", params={"bucket": name, "key": key}).json()["events"]
+        [state] = watched.whole.ask("GET", f"/v1/events/{found['id']}").json()["delivery_states"]
+        made: list[Members] = state["timeline"]
+        return made
+
+    until(lambda: len(timeline("good")) == 1 and len(timeline("failing")) == 3, PATIENCE, what="its attempts")
+    [delivered] = timeline("good")
+    assert (delivered["outcome"], delivered["reason"]) == ("delivered", "")
+    assert delivered["duration"] >= 0
+    failures = timeline("failing")
+    assert [(one["outcome"], one["attempt"]) for one in failures] == [("failed", number) for number in (1, 2, 3)]
+    assert all("it broke" in one["reason"] for one in failures)
+
+    def sampled() -> Members | None:
+        [series] = watched.whole.ask("GET", "/v1/series", params={"target": "webhook:good"}).json()["series"]
+        return next((sample for sample in series["samples"] if sample["p50"] is not None), None)
+
+    until(sampled, PATIENCE, what="a sample with a delivery time")
+    sample = sampled()
+    assert sample is not None
+    assert 0 < sample["p50"] <= sample["p99"] < PATIENCE
+
+
 def test_every_figure_of_a_worker_that_dashboard_alerts_and_guide_use_exists(watched: Watched) -> None:
     used = {name for text in expressions() for name in re.findall(r"\bbucketwire_worker_\w+", text)}
     assert len(used) >= 6

@@ -8,6 +8,7 @@ import pytest
 
 from app.cli_common.context import ServiceContext
 from app.outbox.engine.database import now_ms
+from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.commands.reconcile import may_repair
@@ -46,5 +47,8 @@ def test_a_scheduled_run_repairs_if_it_is_not_the_first_and_the_settings_say_so(
     runs.end(runs.begin(other, "bkt", lease=MINUTE), "failed", {}, problem="no such bucket")
     assert repairing(now + 2 * MINUTE)["other"] is False  # its first run has not finished
     assert repairs in {each.target for each in schedule.waiting()}
+    for wanted in (True, False):
+        asked = RunRequests(database, context.registry).start(compares, f"asked-{wanted}".lower(), repair=wanted)
+        assert may_repair(context, compares, asked.run) is wanted  # though it is the first
     context.close()
     database.close()

@@ -33,13 +33,13 @@ class Delivery:
         variables |= {f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()}
         self.context = Runtime(Settings.from_environ(variables))
 
-    def serve(self, target: Target, schedule: RetrySchedule, *, batch: int = 16) -> None:
+    def serve(self, target: Target, schedule: RetrySchedule, *, batch: int = 16, rate: int = 0) -> None:
         """Deliver to this target object, whatever the settings of a target say."""
         works: dict[int, OpenTarget] = {}
 
         def work(stored: StoredTarget) -> OpenTarget:
             name = stored.target.arn("")
-            made = OpenTarget(name, target, Policy.LOG, schedule, 1, BatchSizer(batch, batch))
+            made = OpenTarget(name, target, Policy.LOG, schedule, 1, BatchSizer(batch, batch), rate=rate)
             return works.setdefault(stored.row_id, made)
 
         self.context.pool.work = work  # type: ignore[method-assign]

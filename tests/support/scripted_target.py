@@ -22,6 +22,7 @@ from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Outcome, Rejecte
 from workers.delivery.partition_worker import BatchSizer, LeaseSummary, OpenTarget, PartitionWorker
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
+from workers.telemetry.attempt_recorder import AttemptRecorder
 
 Script = Callable[[Event], Outcome]
 
@@ -74,6 +75,9 @@ class Courier:
     schedule: RetrySchedule = field(default_factory=lambda: RetrySchedule(base=0, cap=0))
     lease_ms: int = 10_000
     batch: int = 10
+    recorder: AttemptRecorder | None = None
+    rate: int = 0
+    clock: Callable[[], int] = now_ms
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
@@ -86,9 +90,10 @@ class Courier:
         if lease is None:
             return None
         work = OpenTarget(
-            str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch)
-        )
-        return PartitionWorker(self.store, work, lease)
+            str(self.target), self.scripted, self.policy, self.schedule, 1000, BatchSizer(self.batch, self.batch),
+            rate=self.rate,
+        )  # fmt: skip
+        return PartitionWorker(self.store, work, lease, self.clock, recorder=self.recorder)
 
     def run(self, *, turns: int = 100, now: int | None = None) -> LeaseSummary:
         """Work off everything that is due, and give the partitions back."""

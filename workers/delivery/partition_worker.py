@@ -13,8 +13,10 @@ from app.outbox.delivery.leases import Lease, LeaseLost, ReplayPartition
 from app.outbox.delivery.logged_events import LoggedEvent, LogPosition
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.delivery.partition_reader import Batch, PartitionReader, Refusals
+from app.outbox.delivery.rate_limits import RateLimit
 from app.outbox.delivery.redelivery import park_redeliveries
 from app.outbox.delivery.settlement_store import Settlement, SettlementStore
+from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery.breaker import back_off
@@ -26,6 +28,8 @@ from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, Se
 from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 from workers.telemetry import metrics
+from workers.telemetry.attempt_recorder import AttemptRecorder
+from workers.telemetry.attempts import attempts_of
 from workers.telemetry.delivery_log import counted, counts_text, failed_attempts, log_batch, log_failed_attempt
 
 log = logging.getLogger("bucketwire.partitions")
@@ -67,6 +71,7 @@ class OpenTarget:
     sizer: BatchSizer
     opened: bool = False
     quick: bool = False  # whether the last batch took little time
+    rate: int = 0  # most events per second; 0: no limit
     failing_replays: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     """Maps (replay, partition) to the number of consecutive failed turns and the time (ms) of the next turn."""
 
@@ -87,7 +92,10 @@ class LeaseSummary:
 
 
 class PartitionWorker:
-    """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds."""
+    """Works off one lease. `clock` returns milliseconds since 1970; `guard` checks that the lease still holds.
+
+    `recorder` gets the attempts, for the record.
+    """
 
     def __init__(
         self,
@@ -96,18 +104,22 @@ class PartitionWorker:
         lease: Lease,
         clock: Callable[[], int] = now_ms,
         guard: LeaseCheck = NO_LEASE,
+        recorder: AttemptRecorder | None = None,
     ) -> None:
         self._store = store
         self._work = work
         self._lease = lease
         self._clock = clock
         self._guard = guard
+        self._recorder = recorder
         self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._metrics = metrics.of(work.name)
         self._took = 0.0  # seconds that the target took for the current batch
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
+        self._limit = RateLimit(store.database, lease.target_id, work.rate, clock) if work.rate else None
+        self._allowed = work.sizer.limit  # events that may be sent in this turn
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
         # Of the last batch of the log: its events, and whether it read all partitions to the end.
         self._events, self._at_end = 0, False
@@ -125,7 +137,8 @@ class PartitionWorker:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.summary.unavailable is None and not stop():
-                if not wait.goes_on(reader, self._events, at_end=self._at_end):
+                # Without tokens it is the next turn that ends the lease: there may be events that were not sent.
+                if self._allowed and not wait.goes_on(reader, self._events, at_end=self._at_end):
                     break
                 reader.expect_changes()
         self.summary.answered = self._opinion.answered
@@ -151,7 +164,13 @@ class PartitionWorker:
         The next kind serves as the second opinion on what was refused in one. A target that is in doubt after all of
         them is unavailable.
         """
+        if self._limit is not None:
+            self._allowed = self._limit.take(self._work.sizer.size)
+            if not self._allowed:  # the drain offers these partitions again when there are tokens
+                return False
         worked = self._batches(reader)
+        if self._limit is not None and self._allowed:
+            self._limit.give_back(self._allowed)
         self.summary.unavailable = self._opinion.verdict(self._refusals)
         if self.summary.unavailable is not None:
             self._work.target.close()
@@ -163,11 +182,11 @@ class PartitionWorker:
         self._events, self._at_end = 0, False
         worked = bool(due) and self._parked(reader, due)
         for replay in list(self._lease.replays):
-            if not self._opinion.is_certain:
+            if not self._opinion.is_certain and self._allowed:
                 worked |= self._try_replay(reader, replay)
-            if not self._guard.has_time():  # each replay would make one more request
+            if not self._guard.has_time() or not self._allowed:  # each replay would make one more request
                 break
-        if not self._opinion.is_certain:
+        if not self._opinion.is_certain and self._allowed:
             if worked:
                 reader.expect_changes()
             worked |= self._log(reader)
@@ -262,19 +281,23 @@ class PartitionWorker:
         """Send what needs sending; `refused_before` is set for parked events only (ms since 1970, 0 = never)."""
         decided = decide(events, self._work.policy, reader)
         sent = [index for index, verdict in enumerate(decided) if not isinstance(verdict, SkipReason)]
+        if self._limit is not None:  # the rest stays where it is
+            sent = sent[: self._allowed]
+            self._allowed -= len(sent)
         if sent:
             self._guard.check()
             self._unsettled = (events, decided)
         self._took = 0.0
         answers = self._opinion.send(
-            [verdict for verdict in decided if not isinstance(verdict, SkipReason)], self._stop
+            [event for index in sent if isinstance(event := decided[index], Event)], self._stop
         )
         # Events that need no sending count too; otherwise batches of a mirror that is far behind would stay small.
         self._work.sizer.took(len(events), self._took)
         # Later than the previous batch by 2 ms, so that a time in between exists.
         self._moment = max(self._clock(), self._moment + 2)
         if any(isinstance(answer, Suspect) for answer in answers):
-            answers = self._with_decisions(reader, [events[index] for index in sent], answers, refused_before)
+            before = [refused_before[index] for index in sent] if refused_before is not None else None
+            answers = self._with_decisions(reader, [events[index] for index in sent], answers, before)
         results: list[Result] = [verdict if isinstance(verdict, SkipReason) else NOT_ATTEMPTED for verdict in decided]
         for index, answer in zip(sent, answers, strict=True):
             results[index] = answer
@@ -338,12 +361,19 @@ class PartitionWorker:
         now = self._clock()
         if DELIVERED in results:
             settlement.delivered_at = self._moment - self._opinion.in_doubt
+        before = dict(self._lease.positions)
         self._store.settle(self._lease, settlement, now)
         self._unsettled = ((), ())
         self._log_results(settlement, events, results, began)
-        if self._metrics is not None and settlement.replay is None:
+        done: list[int] = []
+        if settlement.replay is None:
             done = [event.received_at for event, result in zip(events, results, strict=True) if result is DELIVERED]
+        if self._metrics is not None:
             self._metrics.delivered(done, now)
+        if self._recorder is not None and events:
+            target_id, took = self._lease.target_id, round(self._took * 1000)
+            made = attempts_of(target_id, before, settlement, events, results, at=now, duration=took)
+            self._recorder.add(target_id, made, histogram(done, now))
 
     def _log_results(
         self, settlement: Settlement, events: Sequence[LoggedEvent], results: Sequence[Result], began: float

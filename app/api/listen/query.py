@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.api.listen.wire_format import JSON_LINES, JsonLines
 from app.api.s3.errors import S3Error
 from app.config.arn import TargetId
 from app.events.names import UnknownEventName, expand
@@ -14,7 +15,7 @@ RESUME = "resume-after"
 _LONGEST_FILTER = 1024
 _LONGEST_PING = 24 * 3600
 _EVENT_ID = re.compile(r"[0-9a-f]{32}")
-_NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter is used
+NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter is used
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class StreamQuery:
     rule: Rule
     ping: int = 0
     resume_after: str = ""
+    wire_format: JsonLines = JSON_LINES
 
 
 def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
@@ -37,7 +39,7 @@ def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
     rule = Rule(
         bucket=bucket or EVERY_BUCKET,
         events=names,
-        target=_NO_TARGET,
+        target=NO_TARGET,
         prefix=_filter("prefix", query),
         suffix=_filter("suffix", query),
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.api.listen.query import StreamQuery
-from app.api.listen.wire_format import PING, SPACE, Line, frame, gap_marker, head
+from app.api.listen.wire_format import LAST_CHUNK, Line, frame, head
 from app.rules.matching import Matcher, compile_rules
 
 MOST_WAITING = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
@@ -24,6 +24,8 @@ class Stream(asyncio.Protocol):
         "_chunked",
         "_closed",
         "_due",
+        "_ends",
+        "_format",
         "_head",
         "_opened",
         "_transport",
@@ -49,6 +51,8 @@ class Stream(asyncio.Protocol):
         self.position = position
         self.live = False
         self.resumed = bool(query.resume_after)
+        self._format = query.wire_format
+        self._ends: float | None = None
         self._chunked = chunked
         self._head = head(chunked=chunked, number=number)
         self._opened = opened
@@ -61,7 +65,11 @@ class Stream(asyncio.Protocol):
         """Send the headers immediately: the client then knows that it will miss no event from now on."""
         self._transport = transport
         self._transport.write(self._head)
-        self._due = asyncio.get_running_loop().time() + (self.query.ping or LEGACY_PING)
+        if self._format.greeting:
+            self._write(self._format.greeting)
+        now = asyncio.get_running_loop().time()
+        self._due = now + (self.query.ping or LEGACY_PING)
+        self._ends = None if self._format.longest is None else now + self._format.longest
         self._opened(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -74,21 +82,31 @@ class Stream(asyncio.Protocol):
         for sent, line in enumerate(lines):
             if bounded and self.waiting > MOST_WAITING:
                 return sent
-            self._write(line.content)
+            self._write(self._format.event(line))
             self._after = line.event_id
         return len(lines)
 
     def send_gap_marker(self, missed: int) -> None:
         """Send the marker of a gap."""
-        self._write(gap_marker(missed, self._after))
+        self._write(self._format.gap(missed, self._after))
 
     def keep_alive(self, now: float) -> None:
-        """Send a ping, or MinIO's space, if it is due."""
+        """Send a ping, or MinIO's space, if it is due; end a stream that has lasted as long as its format allows."""
+        if self._ends is not None and now >= self._ends:
+            self._end()
+            return
         if now < self._due - _EARLY:
             return
         self._due = now + (self.query.ping or LEGACY_PING)
         if self.waiting <= MOST_WAITING:
-            self._write(PING if self.query.ping else SPACE)
+            self._write(self._format.ping(self.query.ping))
+
+    def _end(self) -> None:
+        if self._transport:
+            if self._chunked:
+                self._transport.write(LAST_CHUNK)
+            self._transport.close()  # after what is buffered
+            self._transport = None
 
     @property
     def waiting(self) -> int:

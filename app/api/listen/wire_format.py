@@ -1,4 +1,7 @@
-"""The bytes sent to a listener: the response head, and lines of JSON, each in an HTTP chunk if chunking is used."""
+"""The bytes sent to a listener: the response head, and what a format makes of events, in HTTP chunks if they are used.
+
+There are two formats: MinIO's lines of JSON, and server-sent events, which browsers understand (`EventSource`).
+"""
 
 from typing import NamedTuple
 
@@ -31,6 +34,51 @@ def gap_marker(missed: int, after: str) -> bytes:
     """Write the line that reports to a slow reader how many events it missed at most, and which id to resume after."""
     dropped = {"atMost": missed} | ({"resumeAfter": after} if after else {})
     return orjson.dumps({"Records": None, "Dropped": dropped}) + b"\n"
+
+
+class JsonLines:
+    """MinIO's format. A stream lasts as long as its connection."""
+
+    greeting = b""
+    longest: float | None = None  # seconds that a stream lasts
+
+    def event(self, line: Line) -> bytes:
+        """Write an event."""
+        return line.content
+
+    def gap(self, missed: int, after: str) -> bytes:
+        """Write the marker of a gap."""
+        return gap_marker(missed, after)
+
+    def ping(self, interval: int) -> bytes:
+        """Write a ping for a listener that asked for one at this interval, 0 if it did not."""
+        return PING if interval else SPACE
+
+
+class ServerSentEvents(JsonLines):
+    """The format of `EventSource`: each event has its id, after which a browser resumes when it connects again.
+
+    It has to do so after some minutes: a token that has been revoked opens no further stream.
+    """
+
+    greeting = b"retry: 1000\n\n"
+    longest = 300.0
+
+    def event(self, line: Line) -> bytes:
+        """Write an event."""
+        return b"id: %b\ndata: %b\n" % (line.event_id.encode(), line.content)
+
+    def gap(self, missed: int, after: str) -> bytes:
+        """Write the marker of a gap as an event of its own type."""
+        return b"event: gap\ndata: %b\n" % gap_marker(missed, after)
+
+    def ping(self, interval: int) -> bytes:  # noqa: ARG002 - see the class above
+        """Write a comment."""
+        return b": ping\n\n"
+
+
+JSON_LINES, SERVER_SENT_EVENTS = JsonLines(), ServerSentEvents()
+LAST_CHUNK = b"0\r\n\r\n"
 
 
 def head(*, chunked: bool, number: str) -> bytes:

@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.request_body import json_object
 from app.api.serialization import (
     bad_value,
@@ -30,7 +30,7 @@ _MOST = 1000
 
 
 @routes.get("/v1/dead-letters")
-@needs(READ)
+@needs(READ, limited=True)
 def ls() -> Response:
     """List dead letters.
     ---
@@ -64,7 +64,7 @@ def ls() -> Response:
 
 
 @routes.post("/v1/dead-letters/replay")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def replay() -> Response:
     """Replay dead letters.
     ---
@@ -85,7 +85,7 @@ def replay() -> Response:
 
 
 @routes.post("/v1/dead-letters/purge")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def purge() -> Response:
     """Delete dead letters.
     ---
@@ -108,10 +108,11 @@ def _filter(filters: Mapping[str, Any]) -> Filter:
     ids = filters.get("ids", [])
     if not isinstance(ids, list):
         raise bad_value("ids", "is not a list", "write [17, 18]")
-    target = filters.get("target")
+    target = parsed_target("target", filters["target"]) if filters.get("target") else None
+    require_target(target)
     return Filter(
         ids=[parsed_number("ids", each, 0, least=1, most=NEVER) for each in ids],
-        target=parsed_target("target", target) if target else None,
+        target=target,
         bucket=parsed_text("bucket", filters.get("bucket")),
         prefix=parsed_text("prefix", filters.get("prefix")),
         reason=parsed_text("reason", filters.get("reason")),

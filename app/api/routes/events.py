@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
 
-from app.api.auth import INGEST, PUBLIC, needs
+from app.api.auth import INGEST, PUBLIC, needs, require_bucket
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.serialization import (
@@ -35,7 +35,7 @@ _PATIENCE, _PATIENCE_WITH_SPOOL = 9.0, 2.5
 
 
 @routes.post("/v1/events")
-@needs(INGEST)
+@needs(INGEST, limited=True)
 def record() -> Response:
     """Record events.
     ---
@@ -60,6 +60,8 @@ def record() -> Response:
         default: Problem
     """
     parsed = _parsed()
+    for bucket in {event.bucket for event in parsed.events}:
+        require_bucket(bucket)
     if parsed.confirmation is not None:
         return _confirmation(parsed.confirmation)
     if not parsed.events:

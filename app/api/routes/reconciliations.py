@@ -1,20 +1,31 @@
-"""List reconciliations, and record the events that repair drift."""
+"""Start, cancel and list reconciliations and their findings, and record the events that repair drift."""
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.errors import ApiProblem, check_active
-from app.api.request_body import event_headers, read_body
-from app.api.serialization import bad_value, format_time, json_response, parsed_number, refuse_unknown
+from app.api.request_body import event_headers, json_object, read_body
+from app.api.serialization import (
+    bad_value,
+    format_time,
+    json_response,
+    parsed_number,
+    parsed_target,
+    parsed_text,
+    refuse_unknown,
+)
 from app.api.services import services
 from app.config.arn import TargetId
 from app.events.parsing import parse
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import Receipt
 from app.outbox.log.recorder import Recorder
+from app.outbox.reconcile.findings import MOST, read_findings
+from app.outbox.reconcile.requests import RunRequests
 from app.outbox.reconcile.runs import Reconciliation, Reconciliations, unchanged_since
 
 logger = logging.getLogger("bucketwire.api")
@@ -22,6 +33,7 @@ routes = Blueprint("reconciliations", __name__)
 _LOGGED = 100  # refused events of one request that are logged
 _MOST = 1000
 _LAST_SEQ = 2**63 - 1
+_KINDS = ("missing", "stale", "orphaned", "malformed")
 
 
 @routes.get("/v1/reconciliations")
@@ -45,8 +57,129 @@ def ls() -> Response:
     return json_response({"reconciliations": [_json(each) for each in runs]})
 
 
-@routes.post("/v1/targets/<type_name>/<name>/events")
+@routes.get("/v1/reconciliations/<run>")
+@needs(READ)
+def show(run: str) -> Response:
+    """Return one run.
+    ---
+    get:
+      summary: Return a run
+      security: [{token: [read]}]
+      parameters: [run]
+      responses:
+        200: {description: the run, content: {application/json: {schema: Reconciliation}}}
+        default: Problem
+    """
+    return _one(Reconciliations(services().database).get, run)
+
+
+@routes.post("/v1/reconciliations")
+@needs(ADMIN, limited=True)
+def start() -> Response:
+    """Start a reconciliation.
+    ---
+    post:
+      summary: Compare a target with a bucket, and repair the drift if `repair` is true
+      description: >
+        The run waits until a Spark worker is free (`bucketwire worker --only spark`). Without `repair` it repairs
+        nothing, whatever the target's settings say.
+      security: [{token: [admin]}]
+      requestBody: {required: true, content: {application/json: {schema: NewReconciliation}}}
+      responses:
+        201: {description: the run, content: {application/json: {schema: Reconciliation}}}
+        default: Problem
+    """
+    body = json_object(request)
+    target, bucket = parsed_target("target", body.get("target")), parsed_text("bucket", body.get("bucket"))
+    require_target(target)
+    refuse_unknown(body, ("target", "bucket", "repair"))
+    repairs = body.get("repair", False)
+    if not isinstance(repairs, bool):
+        raise bad_value("repair", "is neither true nor false", "omit it, or give true to repair what is found")
+    return json_response(_json(_requests().start(target, bucket, repair=repairs)), 201)
+
+
+@routes.post("/v1/reconciliations/<run>/repair")
 @needs(ADMIN)
+def approve(run: str) -> Response:
+    """Repair the drift that a run found.
+    ---
+    post:
+      summary: Start a run that compares again what a run with drift compared, and repairs the drift
+      description: >
+        The findings may be out of date, so they are not repaired as they are: the new run repairs what differs when it
+        runs, within the limits of `bucketwire reconcile`.
+      security: [{token: [admin]}]
+      parameters: [run]
+      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
+      responses:
+        201: {description: the new run, content: {application/json: {schema: Reconciliation}}}
+        default: Problem
+    """
+    refuse_unknown(json_object(request), ())
+    return _one(_requests().repair, run, 201)
+
+
+@routes.post("/v1/reconciliations/<run>/cancel")
+@needs(ADMIN)
+def cancel(run: str) -> Response:
+    """Cancel a run.
+    ---
+    post:
+      summary: Cancel a run that waits or runs
+      description: >
+        Repairs that it has posted are kept. Its process ends within about 15 seconds. A finished run does not change.
+      security: [{token: [admin]}]
+      parameters: [run]
+      requestBody: {required: true, content: {application/json: {schema: Nothing}}}
+      responses:
+        200: {description: the run, content: {application/json: {schema: Reconciliation}}}
+        default: Problem
+    """
+    refuse_unknown(json_object(request), ())
+    return _one(_requests().cancel, run)
+
+
+@routes.get("/v1/reconciliations/<run>/findings")
+@needs(READ)
+def findings(run: str) -> Response:
+    """List what a run found.
+    ---
+    get:
+      summary: List the differences that a run found, at most the first 10,000
+      description: Its report has every difference, also those in flight and those that no rule matches.
+      security: [{token: [read]}]
+      parameters:
+        - run
+        - {name: kind, in: query, schema: {type: string, enum: [missing, stale, orphaned, malformed]},
+           description: only those of this kind}
+        - {name: limit, in: query, schema: {type: integer, default: 100, minimum: 1, maximum: 1000},
+           description: the most to return}
+        - {name: after, in: query, schema: {type: integer, default: 0, minimum: 0, maximum: 10000},
+           description: the `next` of the previous page}
+      responses:
+        200: {description: the differences, content: {application/json: {schema: Findings}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ("kind", "limit", "after"))
+    kind = parsed_text("kind", request.args.get("kind"))
+    if kind and kind not in _KINDS:
+        raise bad_value("kind", "is not a kind of difference", f"give one of {', '.join(_KINDS)}")
+    limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=_MOST)
+    after = parsed_number("after", request.args.get("after"), 0, least=0, most=MOST)
+    database = services().database
+    found = Reconciliations(database).get(parsed_text("run", run))
+    page = read_findings(database, found.run, kind=kind, limit=limit + 1, after=after)
+    return json_response(
+        {
+            "findings": [{"number": one.number, **one.facts} for one in page[:limit]],
+            "next": page[limit - 1].number if len(page) > limit else None,
+        }
+    )
+
+
+@routes.post("/v1/targets/<type_name>/<name>/events")
+@needs(ADMIN, limited=True)
 def repair(type_name: str, name: str) -> Response:
     """Record events for one target.
     ---
@@ -95,6 +228,14 @@ def repair(type_name: str, name: str) -> Response:
     return json_response(counts | {"refused": len(refused)}, 202)
 
 
+def _requests() -> RunRequests:
+    return RunRequests(services().database, services().registry)
+
+
+def _one(operation: Callable[[str], Reconciliation], run: str, status: int = 200) -> Response:
+    return json_response(_json(operation(parsed_text("run", run))), status)
+
+
 def _json(run: Reconciliation) -> dict[str, Any]:
     return {
         "run": run.run,
@@ -102,6 +243,7 @@ def _json(run: Reconciliation) -> dict[str, Any]:
         "bucket": run.bucket,
         "job": run.job,
         "state": run.state,
+        "repair": run.repair,
         "started_at": format_time(run.started_at),
         "finished_at": format_time(run.finished_at),
         **run.counts,

@@ -5,7 +5,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import (
@@ -58,7 +58,7 @@ def show(number: int) -> Response:
 
 
 @routes.post("/v1/replays")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def begin() -> Response:
     """Begin a replay.
     ---
@@ -74,6 +74,8 @@ def begin() -> Response:
         default: Problem
     """
     body = json_object(request)
+    target = parsed_target("target", body.get("target"))
+    require_target(target)
     refuse_unknown(body, ("target", "since", "before", "bucket", "prefix", "events", "all"))
     names = body.get("events") or []
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -87,9 +89,7 @@ def begin() -> Response:
     )
     if selection == Selection() and body.get("all") is not True:
         raise bad_value("all", "is not set, and no selection is", 'give a selection, or {"all": true}')
-    return json_response(
-        _replay_json(services().replays.begin(parsed_target("target", body.get("target")), selection)), 201
-    )
+    return json_response(_replay_json(services().replays.begin(target, selection)), 201)
 
 
 @routes.delete("/v1/replays/<int:number>")

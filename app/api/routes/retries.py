@@ -5,7 +5,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, needs, require_target
 from app.api.request_body import json_object
 from app.api.serialization import (
     bad_value,
@@ -28,7 +28,7 @@ _MOST_IDS = 1000
 
 
 @routes.get("/v1/retries")
-@needs(READ)
+@needs(READ, limited=True)
 def ls() -> Response:
     """List retried events.
     ---
@@ -60,7 +60,7 @@ def ls() -> Response:
 
 
 @routes.post("/v1/retries/now")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def now() -> Response:
     """Try events now.
     ---
@@ -79,7 +79,7 @@ def now() -> Response:
 
 
 @routes.post("/v1/retries/give-up")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def give_up() -> Response:
     """Give events up.
     ---
@@ -103,10 +103,11 @@ def _filter(filters: Mapping[str, Any]) -> RetryFilter:
     ids = filters.get("ids", [])
     if not isinstance(ids, list) or len(ids) > _MOST_IDS:
         raise bad_value("ids", "is not a list of ids", f"give at most {_MOST_IDS} ids of events")
-    target = filters.get("target")
+    target = parsed_target("target", filters["target"]) if filters.get("target") else None
+    require_target(target)
     return RetryFilter(
         ids=[parsed_text("ids", each) for each in ids],
-        target=parsed_target("target", target) if target else None,
+        target=target,
         bucket=parsed_text("bucket", filters.get("bucket")),
         prefix=parsed_text("prefix", filters.get("prefix")),
     )

@@ -1,12 +1,11 @@
 """Read the log: an object's history, a search, and one event with its attempts at each target."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from flask import Blueprint, Response, request
 
-from app.api.auth import PUBLIC, READ, check, needs
+from app.api.auth import PUBLIC, READ, authorize, may_see, needs, require_bucket, require_target
 from app.api.errors import ApiProblem
 from app.api.serialization import (
     bad_value,
@@ -20,6 +19,7 @@ from app.api.serialization import (
 )
 from app.api.services import services
 from app.events.trace import fields
+from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.event_states import STATES, DeliveryState, RecordedEvent
 from app.outbox.delivery.object_history import find_event, object_history
 from app.outbox.delivery.replays import Selection, checked
@@ -65,17 +65,18 @@ def events() -> Response:
     """
     if not request.args:
         return json_response({"status": "ok"})
-    check(request, READ)
+    authorize(request, READ)
+    require_bucket(parsed_text("bucket", request.args.get("bucket")))
     return _history() if "key" in request.args else _search()
 
 
 @routes.get("/v1/events/<event_id>")
-@needs(READ)
+@needs(READ, limited=True)
 def show(event_id: str) -> Response:
     """Return one event.
     ---
     get:
-      summary: Return an event with its delivery state and its last attempts at each target
+      summary: Return an event with its delivery state and the recorded attempts at each target
       security: [{token: [read]}]
       parameters:
         - {name: event_id, in: path, required: true, schema: {type: string}, description: the event's id}
@@ -84,15 +85,14 @@ def show(event_id: str) -> Response:
         default: Problem
     """
     event = find_event(services().database, parsed_text("event_id", event_id))
+    if event is not None:
+        require_bucket(event.bucket)
     if event is None:
         raise ApiProblem(
             "not-found", "the log has no event of this id; BUCKETWIRE_RETENTION sets how long it keeps them"
         )
-    body = _event_json(event)
-    states = [
-        state | _attempts(each) for state, each in zip(body["delivery_states"], event.delivery_states, strict=True)
-    ]
-    return json_response({**body, "delivery_states": states, "record": orjson.Fragment(event.record)})
+    states = [_state_json(state) | _attempts(state) for state in event.delivery_states if may_see(state.target)]
+    return json_response({**_event_json(event), "delivery_states": states, "record": orjson.Fragment(event.record)})
 
 
 def _history() -> Response:
@@ -120,8 +120,10 @@ def _search() -> Response:
         prefix=parsed_text("prefix", request.args.get("prefix")),
         names=tuple(filter(None, names)),
     )
-    target = request.args.get("target")
-    which = EventFilter(checked(selection), parsed_target("target", target) if target else None, state)
+    target = parsed_target("target", request.args["target"]) if request.args.get("target") else None
+    if target or state:
+        require_target(target)
+    which = EventFilter(checked(selection), target, state)
     limit = parsed_number("limit", request.args.get("limit"), 100, least=1, most=1000)
     after = parsed_number("after", request.args.get("after"), 0, least=0, most=NEVER)
     page = search(services().database, which, limit=limit, after=after)
@@ -144,7 +146,7 @@ def _event_json(event: RecordedEvent) -> dict[str, Any]:
         "version": event.version,
         "time": format_time(event.time),
         "received_at": format_time(event.received_at),
-        "delivery_states": [_state_json(state) for state in event.delivery_states],
+        "delivery_states": [_state_json(state) for state in event.delivery_states if may_see(state.target)],
         **dict(fields(event.trace)),
     }
 
@@ -154,10 +156,23 @@ def _state_json(state: DeliveryState) -> dict[str, Any]:
     return {"target": arn, "state": state.state, "reason": state.reason}
 
 
-def _attempts(state: DeliveryState) -> Mapping[str, Any]:
+def _attempts(state: DeliveryState) -> dict[str, Any]:
     return {
         "attempts": state.attempts,
         "history": [{"at": format_time(at), "reason": reason} for at, reason in state.history],
         "waits": state.state == "parked" and state.next_try is None,
         "next_try": format_time(state.next_try or 0),
+        "timeline": [_attempt_json(attempt) for attempt in state.timeline],
+    }
+
+
+def _attempt_json(attempt: Attempt) -> dict[str, Any]:
+    return {
+        "at": format_time(attempt.at),
+        "outcome": attempt.outcome,
+        "attempt": attempt.attempt or None,
+        "events": attempt.events,
+        "duration": attempt.duration / 1000,
+        "replay": attempt.replay_id or None,
+        "reason": attempt.reason,
     }

@@ -4,7 +4,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import READ, needs
+from app.api.auth import READ, may_see, needs, require_target
 from app.api.serialization import (
     bad_value,
     format_time,
@@ -15,6 +15,7 @@ from app.api.serialization import (
     refuse_unknown,
 )
 from app.api.services import services
+from app.outbox.delivery_times import percentile
 from app.outbox.engine.database import now_ms
 from app.outbox.markers import NEVER
 from app.outbox.series import FINE, RESOLUTIONS, Sample, read_series
@@ -25,7 +26,7 @@ _MOST = 50_000  # samples in a response
 
 
 @routes.get("/v1/series")
-@needs(READ)
+@needs(READ, limited=True)
 def show() -> Response:
     """Return time series.
     ---
@@ -53,7 +54,11 @@ def show() -> Response:
     before = parsed_time("before", request.args.get("before"), NEVER)
     registry = services().registry
     name = request.args.get("target")
-    targets = [registry.target(parsed_target("target", name))] if name else registry.targets()
+    if name:
+        require_target(parsed_target("target", name))
+        targets = [registry.target(parsed_target("target", name))]
+    else:
+        targets = [stored for stored in registry.targets() if may_see(stored.target)]
     series, room = [], _MOST
     for stored in targets:
         samples = read_series(
@@ -78,5 +83,11 @@ def _sample_json(sample: Sample) -> dict[str, Any]:
         "dead_lettered": sample.dead_lettered,
         "discarded": sample.discarded,
         "backlog": sample.backlog,
-        "oldest_age": None if sample.oldest_age is None else sample.oldest_age / 1000,
+        "oldest_age": _seconds(sample.oldest_age),
+        "p50": _seconds(percentile(sample.times, 0.5)),
+        "p99": _seconds(percentile(sample.times, 0.99)),
     }
+
+
+def _seconds(ms: int | None) -> float | None:
+    return None if ms is None else ms / 1000

@@ -6,7 +6,7 @@ from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs
+from app.api.auth import ADMIN, READ, may_see, needs
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
 from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
@@ -27,7 +27,7 @@ routes = Blueprint("targets", __name__)
 
 
 @routes.get("/v1/targets")
-@needs(READ)
+@needs(READ, limited=True)
 def ls() -> Response:
     """List the targets.
     ---
@@ -42,7 +42,7 @@ def ls() -> Response:
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
-@needs(READ)
+@needs(READ, limited=True)
 def show(type_name: str, name: str) -> Response:
     """Show a target.
     ---
@@ -58,7 +58,7 @@ def show(type_name: str, name: str) -> Response:
 
 
 @routes.put("/v1/targets/<type_name>/<name>")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def put(type_name: str, name: str) -> Response:
     """Create or change a target.
     ---
@@ -87,7 +87,7 @@ def put(type_name: str, name: str) -> Response:
 
 
 @routes.delete("/v1/targets/<type_name>/<name>")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def remove(type_name: str, name: str) -> Response:
     """Remove a target.
     ---
@@ -112,7 +112,7 @@ def remove(type_name: str, name: str) -> Response:
 
 
 @routes.post("/v1/targets/<type_name>/<name>/pause")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def pause(type_name: str, name: str) -> Response:
     """Pause a target.
     ---
@@ -133,7 +133,7 @@ def pause(type_name: str, name: str) -> Response:
 
 
 @routes.post("/v1/targets/<type_name>/<name>/resume")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def resume(type_name: str, name: str) -> Response:
     """Resume a target.
     ---
@@ -153,7 +153,7 @@ def resume(type_name: str, name: str) -> Response:
 
 
 @routes.post("/v1/targets/<type_name>/<name>/test")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def test(type_name: str, name: str) -> Response:
     """Send a test event.
     ---
@@ -209,7 +209,7 @@ def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
         statuses = read_status(connection, target)
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
     now = now_ms()
-    return [_target_json(status, service, now) for status in statuses]
+    return [_target_json(status, service, now) for status in statuses if may_see(status.stored.target)]
 
 
 def _target_json(status: TargetStatus, service: SyncEvents, now: int) -> dict[str, Any]:

@@ -1,11 +1,14 @@
 """Create, list and revoke bearer tokens of the API."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, needs
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
-from app.api.serialization import bad_value, format_time, json_response, parsed_text, refuse_unknown
+from app.api.serialization import bad_value, format_time, json_response, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
 from app.config.errors import BadValue
 from app.outbox.tokens import UnknownToken
@@ -29,6 +32,8 @@ def ls() -> Response:
         {
             "name": stored.name,
             "scopes": sorted(stored.scopes),
+            "buckets": list(stored.buckets),
+            "targets": list(stored.targets),
             "origin": stored.origin,
             "created_at": format_time(stored.created_at),
         }
@@ -45,7 +50,8 @@ def create() -> Response:
     post:
       summary: Create a token and return it; it cannot be shown again
       description: >
-        Valid within a second. After the first token has been created, every request needs one.
+        Valid within a second. After the first token has been created, every request needs one. With `buckets` or
+        `targets` it is limited to what concerns only these.
       security: [{token: [admin]}]
       requestBody: {required: true, content: {application/json: {schema: NewToken}}}
       responses:
@@ -53,15 +59,25 @@ def create() -> Response:
         default: Problem
     """
     body = json_object(request)
-    refuse_unknown(body, ("name", "scopes"))
-    name, scopes = parsed_text("name", body.get("name")), body.get("scopes")
-    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
-        raise bad_value("scopes", "is not a list of scopes", 'write ["read"]')
+    refuse_unknown(body, ("name", "scopes", "buckets", "targets"))
+    name = parsed_text("name", body.get("name"))
+    scopes, buckets = _texts(body, "scopes", '["read"]'), _texts(body, "buckets", '["images"]')
+    targets = [parsed_target("targets", target) for target in _texts(body, "targets", '["webhook:audit"]')]
     try:
-        token = services().tokens.create(name, scopes)
+        token = services().tokens.create(name, scopes, buckets=buckets, targets=targets)
     except BadValue as error:
         raise ApiProblem("bad-value", f"the token {error.problem}; {error.hint}", {"field": "name"}) from None
-    return json_response({"name": name, "scopes": sorted(set(scopes)), "token": token}, 201)
+    limits = {"buckets": sorted(set(buckets)), "targets": sorted(set(map(str, targets)))}
+    return json_response({"name": name, "scopes": sorted(set(scopes)), **limits, "token": token}, 201)
+
+
+def _texts(body: Mapping[str, Any], field: str, example: str) -> list[str]:
+    texts = body.get(field, [])
+    if not isinstance(texts, list):
+        raise bad_value(field, "is not a list", f"write {example}")
+    if not all(isinstance(text, str) for text in texts):
+        raise bad_value(field, "has a member that is not a string", f"write {example}")
+    return [parsed_text(field, text) for text in texts]
 
 
 @routes.delete("/v1/tokens/<name>")

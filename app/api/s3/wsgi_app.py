@@ -64,9 +64,9 @@ def is_s3_request(environ: Environ) -> bool:
 class S3App(SignedApp):
     """The S3 API of one process, as a WSGI application."""
 
-    def __init__(self, parts: Services) -> None:
+    def __init__(self, parts: Services, streams: Streams) -> None:
         super().__init__(parts)
-        self._listening = Streams(parts.database)
+        self._listening = streams
 
     def answer(self, request: Request, received: Received, number: str) -> Response:
         """Verify the signature and run the operation."""

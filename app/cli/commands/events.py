@@ -1,12 +1,16 @@
 """`bucketwire events BUCKET KEY`: an object's events and their delivery states."""
 
+from typing import Any
+
 import click
 import orjson
 
 from app.cli.context import CommandContext, with_context_or_url
+from app.cli_common.output import columns
 from app.cli_common.param_types import iso
 from app.events.trace import fields
-from app.outbox.delivery.event_states import DeliveryState
+from app.outbox.delivery.attempts import Attempt
+from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
 
 _ACTIONS = ("add", "list", "ls", "remove", "rm")  # of `mc event`, which was `mc events` until 2018
 
@@ -34,9 +38,18 @@ class _History(click.Command):
 @click.option(
     "--history", "_history", is_flag=True, help="Needed for a bucket that is called add, list, ls, remove or rm."
 )
+@click.option("--attempts", is_flag=True, help="Show the recorded attempts at each event instead.")
 @with_context_or_url
-def events(context: CommandContext, bucket: str, key: str, limit: int, _history: bool) -> None:
+def events(context: CommandContext, bucket: str, key: str, limit: int, _history: bool, attempts: bool) -> None:
     """Show an object's events, oldest first, and their delivery state at each target."""
+    history = context.history(bucket, key, limit)
+    nothing = f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
+    if attempts:
+        found = [event for each in history if (event := context.event(each.event_id)) is not None]
+        rows = [_attempt_row(event, *each) for event in found for each in _attempts(event)]
+        headers = ("at", "event", "id", "target", "outcome", "events", "attempt", "seconds", "reason")
+        context.rows(rows, columns(*headers), "no attempt is on record" if history else nothing)
+        return
     rows = [
         {
             "id": event.event_id,
@@ -53,15 +66,33 @@ def events(context: CommandContext, bucket: str, key: str, limit: int, _history:
             **dict(fields(event.trace)),
             "record": orjson.loads(event.record),
         }
-        for event in context.history(bucket, key, limit)
+        for event in history
     ]
-    columns = {
+    shown = {
         "received": "received_at", "event": "name", "version": "version", "id": "id",
         "delivery state": "delivery_state",
     }  # fmt: skip
-    context.rows(
-        rows, columns, f"no events of {bucket}/{key} in the event log; BUCKETWIRE_RETENTION sets how long it keeps them"
-    )
+    context.rows(rows, shown, nothing)
+
+
+def _attempts(event: RecordedEvent) -> list[tuple[DeliveryState, Attempt]]:
+    made = [(state, attempt) for state in event.delivery_states for attempt in state.timeline]
+    return sorted(made, key=lambda pair: pair[1].at)
+
+
+def _attempt_row(event: RecordedEvent, state: DeliveryState, attempt: Attempt) -> dict[str, Any]:
+    return {
+        "at": iso(attempt.at),
+        "event": event.name,
+        "id": event.event_id,
+        "target": str(state.target),
+        "outcome": attempt.outcome,
+        "events": attempt.events,
+        "attempt": attempt.attempt or None,
+        "seconds": attempt.duration / 1000,
+        "replay": attempt.replay_id or None,
+        "reason": attempt.reason,
+    }
 
 
 def _format_state(delivery: DeliveryState) -> str:

@@ -4,8 +4,9 @@ from typing import Any
 
 import click
 
+from app.ages import format_age
 from app.cli.context import CommandContext, with_context_or_url
-from app.cli_common.param_types import format_age, iso
+from app.cli_common.param_types import iso
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.outbox.delivery.counters import TargetStatus, read_status
 from app.outbox.engine.database import now_ms

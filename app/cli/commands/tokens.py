@@ -3,7 +3,8 @@
 import click
 
 from app.cli.context import CommandContext, with_context
-from app.cli_common.param_types import iso, split_words
+from app.cli_common.param_types import TARGET, iso, split_words
+from app.config.arn import TargetId
 from app.config.settings import SCOPES
 from app.outbox.tokens import Tokens
 
@@ -19,12 +20,22 @@ def token() -> None:
     "--scope", "scope_options", multiple=True, default=["ingest"], show_default=True,
     help=f"One of {', '.join(SCOPES)}; several comma-separated, or by repeating the option.",
 )  # fmt: skip
+@click.option("--bucket", "buckets", multiple=True, help="Limit it to events of this bucket. Can be repeated.")
+@click.option("--target", "targets", type=TARGET, multiple=True, help="Limit it to this target. Can be repeated.")
 @with_context
-def create(context: CommandContext, name: str, scope_options: tuple[str, ...]) -> None:
-    """Create a token and print it; it cannot be shown again, because only its digest is stored."""
+def create(
+    context: CommandContext, name: str, scope_options: tuple[str, ...], buckets: tuple[str, ...],
+    targets: tuple[TargetId, ...],
+) -> None:  # fmt: skip
+    """Create a token and print it; it cannot be shown again, because only its digest is stored.
+
+    With --bucket or --target it allows only what concerns the named buckets' events and the named targets.
+    """
     scopes = split_words(",".join(scope_options))
-    created = _tokens(context).create(name, scopes)
-    context.done(created, name=name, scopes=scopes, token=created)
+    created = _tokens(context).create(name, scopes, buckets=buckets, targets=targets)
+    context.done(
+        created, name=name, scopes=scopes, buckets=list(buckets), targets=list(map(str, targets)), token=created
+    )
 
 
 @token.command()
@@ -35,12 +46,17 @@ def ls(context: CommandContext) -> None:
         {
             "name": stored.name,
             "scopes": sorted(stored.scopes),
+            "buckets": list(stored.buckets),
+            "targets": list(stored.targets),
             "origin": stored.origin,
             "created_at": iso(stored.created_at),
         }
         for stored in _tokens(context).list()
     ]
-    columns = {"name": "name", "scopes": "scopes", "from": "origin", "created": "created_at"}
+    columns = {
+        "name": "name", "scopes": "scopes", "buckets": "buckets", "targets": "targets", "from": "origin",
+        "created": "created_at",
+    }  # fmt: skip
     context.rows(rows, columns, _describe_no_tokens(context))
 
 

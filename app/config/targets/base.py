@@ -59,6 +59,9 @@ class TargetSettings(Declared):
         Number(1, 50_000), default="1000", about="most unconfirmed requests when not in sync mode"
     )
     batch_size: int = setting(Number(1, 10_000), default="500", about="events read and settled in one batch")
+    rate_limit: int = setting(
+        Number(0, 1_000_000), default="0", about="most events per second, of all workers together; 0: no limit"
+    )
     max_attempts: int = setting(
         Number(1, 1_000_000), default="20", about="attempts of an event before it becomes a dead letter"
     )

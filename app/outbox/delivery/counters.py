@@ -128,24 +128,30 @@ class Audit:
     """One target's counters, compared with its events counted in the log."""
 
     counters: TargetCounters
-    counted: int  # events in the log after its cursors
+    counted: int | None  # events in the log after its cursors; None: not counted
 
     @property
     def difference(self) -> int:
         """Pending events by the counters minus those counted; if not 0, the counters do not balance."""
-        return self.counters.pending - self.counted
+        return 0 if self.counted is None else self.counters.pending - self.counted
 
 
-def audit(database: Database) -> list[Audit]:
+def audit(database: Database, *, most: int | None = None) -> list[Audit]:
     """Count the pending events in the log itself and compare them with the counters.
 
-    Reads a snapshot, so that concurrent deliveries do not cause a difference. The cost grows with the backlog.
+    Reads a snapshot, so that concurrent deliveries do not cause a difference. The cost grows with the backlog; with
+    `most`, targets after whose cursors the log has more sequence numbers than that, in all partitions together, are not
+    counted.
     """
     with database.snapshot() as connection:
-        return [
-            Audit(status.counters, _pending(connection, status.stored.row_id))
-            for status in _statuses(connection, None, oldest=False)
-        ]
+        head = log_head.read(connection).last_seq
+        audits = []
+        for status in _statuses(connection, None, oldest=False):
+            target_id = status.stored.row_id
+            ahead = sum(head - position for _, position in _positions(connection, target_id)) if most else 0
+            counted = None if most and ahead > most else _pending(connection, target_id)
+            audits.append(Audit(status.counters, counted))
+        return audits
 
 
 def _pending(connection: sa.Connection, target_id: int) -> int:

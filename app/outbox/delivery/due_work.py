@@ -12,6 +12,7 @@ from app.outbox import tables
 from app.outbox.delivery.isolation import TargetIsolation
 from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead
 from app.outbox.delivery.parked import first_due
+from app.outbox.delivery.rate_limits import LONGEST_WAIT
 from app.outbox.engine.database import Database
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -29,6 +30,7 @@ class DuePartition:
     waiting: bool  # has events that were never attempted
     probing: bool
     offered: int  # when its untaken offer expired (ms); 0 if it was not offered
+    limited: bool = False  # the target has a rate limit, whose tokens its partitions share
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
 
     Searches one window of the log after each cursor: events after more events of other targets are found after the
     cursor has been moved over those. More is due when a parked event of a free partition is, when a circuit breaker
-    lets a probe pass, or when a lease or an offer expires.
+    lets a probe pass, when a lease or an offer expires, or when a target with a rate limit may get events again.
     """
     with database.reading() as connection:
         head, *times = connection.execute(_HEAD, {"now": now}).one()
@@ -78,18 +80,21 @@ def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
     busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
     offered = row.leased_until if row.lease_token == OFFERED else 0
     target = (row.id, TargetId(row.type, row.name))
-    return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered)
+    limited = row.ready_at is not None
+    return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered, limited)
 
 
 def _head() -> sa.Select[Any]:
-    """Build the query for the log's head, the next probe of a circuit breaker, and the next expiry of a lease."""
+    """Build the query for the log's head, and when next a breaker is probed, a lease expires or a rate limit ends."""
     t, c, now = tables.targets.c, tables.cursors.c, sa.bindparam("now", type_=sa.BigInteger)
+    limit = tables.rate_limits.c.ready_at
     probe = sa.select(sa.func.min(t.resume_at)).where(t.enabled, sa.not_(t.paused), t.problem == "")
     expiry = sa.select(sa.func.min(c.leased_until) + 1).where(c.replay_id == WHOLE_LOG, c.leased_until >= now)
     return sa.select(
         tables.log_head.c.last_seq,
         probe.where(t.breaker != "closed", t.resume_at > now).scalar_subquery(),
         expiry.scalar_subquery(),
+        sa.select(sa.func.min(limit)).where(limit > now, limit <= now + LONGEST_WAIT).scalar_subquery(),
     )
 
 
@@ -98,7 +103,7 @@ def _free() -> sa.Select[Any]:
 
     It reads a few index rows for each partition.
     """
-    c, t, r = tables.cursors.c, tables.targets.c, tables.redeliveries.c
+    c, t, r, limit = tables.cursors.c, tables.targets.c, tables.redeliveries.c, tables.rate_limits.c
     now = sa.bindparam("now", type_=sa.BigInteger)
     other = tables.cursors.alias()
     redelivery = sa.exists().where(r.target_id == c.target_id, r.partition == c.partition).correlate(tables.cursors)
@@ -116,8 +121,10 @@ def _free() -> sa.Select[Any]:
     )
     return (
         sa.select(t.id, t.type, t.name, t.breaker, c.partition, c.position, c.lease_token, c.leased_until)
-        .add_columns(redelivery.label("redelivery"), replay.label("replay"))
+        .add_columns(redelivery.label("redelivery"), replay.label("replay"), limit.ready_at)
         .join_from(tables.cursors, tables.targets, c.target_id == t.id)
+        .outerjoin(tables.rate_limits, limit.target_id == t.id)
+        .where(sa.or_(sa.func.coalesce(limit.ready_at, 0) <= now, limit.ready_at > now + LONGEST_WAIT))
         .where(t.enabled, sa.not_(t.paused), t.problem == "", c.replay_id == WHOLE_LOG, c.leased_until < now)
         .where(sa.or_(t.breaker == "closed", sa.and_(t.resume_at <= now, ~leased)))
         .order_by(t.id, c.partition)

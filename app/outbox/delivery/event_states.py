@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import tables
+from app.outbox.delivery.attempts import Attempt
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER, WHOLE_LOG
 
@@ -22,7 +23,8 @@ class DeliveryState:
 
     `reason` is the result of its last attempt; empty for a parked event that waits behind another one of its object.
     `history` has the last attempts of a parked or dead event, as (time in ms, reason), and `next_try` (ms) is when a
-    parked one is due: 0 at once, None if it waits behind another one.
+    parked one is due: 0 at once, None if it waits behind another one. `timeline` has the recorded attempts, oldest
+    first, if they were read.
     """
 
     target: TargetId
@@ -31,6 +33,7 @@ class DeliveryState:
     attempts: int = 0
     history: Sequence[tuple[int, str]] = ()
     next_try: int | None = None
+    timeline: Sequence[Attempt] = ()
 
 
 @dataclass(frozen=True, slots=True)

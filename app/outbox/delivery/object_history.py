@@ -1,8 +1,11 @@
 """Read an object's history: its events in the log, and each event's delivery state at each of its targets."""
 
+from dataclasses import replace
+
 import sqlalchemy as sa
 
 from app.outbox import tables
+from app.outbox.delivery.attempts import timelines
 from app.outbox.delivery.event_states import RecordedEvent, recorded_events
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import key_hash
@@ -22,7 +25,12 @@ def object_history(database: Database, bucket: str, key: str, *, limit: int = 10
 
 
 def find_event(database: Database, event_id: str) -> RecordedEvent | None:
-    """Return the event of this id; None if the log does not have it (any more)."""
+    """Return the event of this id with the attempts at it; None if the log does not have it (any more)."""
     with database.snapshot() as connection:
-        rows = connection.execute(sa.select(tables.events).where(tables.events.c.id == event_id)).all()
-        return next(iter(recorded_events(connection, rows)), None)
+        row = connection.execute(sa.select(tables.events).where(tables.events.c.id == event_id)).one_or_none()
+        if row is None:
+            return None
+        [event] = recorded_events(connection, [row])
+        found = timelines(connection, row)
+    states = [replace(state, timeline=found.get(state.target, ())) for state in event.delivery_states]
+    return replace(event, delivery_states=states)

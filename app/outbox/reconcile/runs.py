@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import uuid4
 
 import sqlalchemy as sa
@@ -26,7 +27,8 @@ COUNTS = (
 )  # fmt: skip
 RUNNING, CLEAN, DRIFT, REPAIRED, FAILED = "running", "clean", "drift", "repaired", "failed"
 RECONCILE, SCAN = "reconcile", "scan"  # the jobs
-WAITING = "waiting"  # registered by the schedule, not started yet
+WAITING = "waiting"  # registered by the schedule or on request, not started yet
+CANCELLED = "cancelled"
 # Backfills are runs too, with states of their own; the next run continues an unfinished one.
 BACKFILLING, BACKFILLED, UNFINISHED = "backfilling", "backfilled", "unfinished"
 
@@ -39,13 +41,23 @@ STOPPED_EARLY = "the run was stopped before it finished"
 LEASE_LOST = "Another run has taken over, because this run's lease expired."
 
 
+class UnknownRun(LookupError):
+    """There is no run of this name."""
+
+    def __init__(self, run: str) -> None:
+        super().__init__(f"there is no reconciliation {run}")
+
+
 class AlreadyRunning(Exception):
     """Another run reconciles or backfills this target with this bucket; the message says when it started."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reconciliation:
-    """One run. `counts` has every member of `COUNTS`; times are milliseconds since 1970, 0 for unset."""
+    """One run. `counts` has every member of `COUNTS`; times are milliseconds since 1970, 0 for unset.
+
+    `repair` says whether the one who requested it wants repairs; None if the target's settings decide, or an option.
+    """
 
     run: str
     target: TargetId
@@ -57,6 +69,7 @@ class Reconciliation:
     counts: Mapping[str, int]
     report: str
     problem: str
+    repair: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,14 +138,19 @@ class Reconciliations:
             return bool(connection.execute(statement.values(alive_until=database_now(connection) + lease)).rowcount)
 
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
-        """Record the result of a run."""
-        numbers = {name: counts.get(name, 0) for name in COUNTS}
+        """Record the result of a run, unless it was cancelled."""
+        r, numbers = tables.reconciliations.c, {name: counts.get(name, 0) for name in COUNTS}
         with self._database.writing() as connection:
             now = database_now(connection)
             values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000], **numbers}
-            connection.execute(
-                tables.reconciliations.update().where(tables.reconciliations.c.run == run).values(**values)
-            )
+            connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
+
+    def is_cancelled(self, run: str) -> bool:
+        """Return whether the run was cancelled after it began."""
+        r = tables.reconciliations.c
+        with self._database.reading() as connection:
+            cancelled = sa.select(r.id).where(r.run == run, r.alive_until == 0)
+            return connection.execute(cancelled).first() is not None
 
     def delete_old(self, target: TargetId, bucket: str, before: int, *, job: str = RECONCILE) -> Mapping[str, str]:
         """Delete the job's runs for a target and a bucket that ended before a time (ms), except the last of each state.
@@ -146,20 +164,34 @@ class Reconciliations:
             kept = connection.execute(last).scalars().all()
             old = (*same, r.finished_at > 0, r.finished_at < before, r.id.not_in(kept))
             rows = connection.execute(sa.select(r.id, r.run, r.report).where(*old)).all()
-            connection.execute(tables.reconciliations.delete().where(r.id.in_([row.id for row in rows])))
+            f = tables.findings.c
+            for some in chunks(rows):
+                connection.execute(tables.findings.delete().where(f.run.in_([row.run for row in some])))
+                connection.execute(tables.reconciliations.delete().where(r.id.in_([row.id for row in some])))
         return {row.run: row.report for row in rows}
 
     def list(self, *, limit: int = 100) -> Sequence[Reconciliation]:
         """Return the last runs, newest first."""
         query = sa.select(tables.reconciliations).order_by(tables.reconciliations.c.id.desc()).limit(limit)
         with self._database.reading() as connection:
-            return [
-                Reconciliation(
-                    row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at,
-                    row.finished_at, {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
-                )
-                for row in connection.execute(query)
-            ]  # fmt: skip
+            return [_reconciliation(row) for row in connection.execute(query)]
+
+    def get(self, run: str) -> Reconciliation:
+        """Return one run. Raises `UnknownRun`."""
+        query = sa.select(tables.reconciliations).where(tables.reconciliations.c.run == run)
+        with self._database.reading() as connection:
+            row = connection.execute(query).one_or_none()
+        if row is None:
+            raise UnknownRun(run)
+        return _reconciliation(row)
+
+
+def _reconciliation(row: Any) -> Reconciliation:
+    return Reconciliation(
+        row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at, row.finished_at,
+        {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
+        {"yes": True, "no": False}.get(row.repair),
+    )  # fmt: skip
 
 
 def latest_results(connection: sa.Connection) -> Sequence[tuple[TargetId, str, int, int]]:

@@ -48,7 +48,7 @@ _SCANNER = expand("s3:Scanner:*") | {EVERY}
 
 @dataclass(frozen=True, slots=True)
 class WaitingRun:
-    """A registered run that has not started. `first`: no run of the same target and bucket has ever finished."""
+    """A scheduled or requested run that has not started. `first`: no run of its target and bucket has ever finished."""
 
     run: str
     target: TargetId
@@ -56,6 +56,7 @@ class WaitingRun:
     registered_at: int  # ms since 1970
     first: bool
     job: str = RECONCILE
+    repair: bool | None = None  # whether it repairs; None: the target's settings decide
 
 
 def describe_unscheduled(number: int) -> str:
@@ -79,9 +80,11 @@ class Schedule:
         self._database = database
 
     def exists(self) -> bool:
-        """Return whether any target has a schedule."""
+        """Return whether any target has a schedule, or a run waits that was requested."""
+        r = tables.reconciliations.c
+        waiting = sa.select(r.id).where(r.state == WAITING).limit(1)
         with self._database.reading() as connection:
-            return bool(_expressions(connection))
+            return bool(_expressions(connection)) or connection.execute(waiting).first() is not None
 
     def register(self, now: int) -> int:
         """Register the runs that are due at `now` (ms) and neither wait nor run already; return their number."""
@@ -118,6 +121,7 @@ class Schedule:
                     row.started_at,
                     not _has_finished(connection, row),
                     row.job,
+                    {"yes": True, "no": False}.get(row.repair),
                 )
                 for row in rows
             ]

@@ -7,6 +7,8 @@ import pytest
 from app.outbox.delivery import heartbeats
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.reconcile.findings import store_findings
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.services import until
@@ -155,3 +157,65 @@ def test_the_log_is_searched_and_one_event_shown_with_its_attempts(api: Api, dat
         problem(api.client.get("/v1/events", params=params), 400, "bad-value")
     problem(api.client.get("/v1/events", params={"target": "webhook:none"}), 404, "unknown-target")
     assert api.client.get("/v1/events").json() == {"status": "ok"}
+
+
+def test_a_reconciliation_is_started_approved_cancelled_and_its_findings_are_read_in_pages(
+    api: Api, database: Database
+) -> None:
+    values = {"address": "127.0.0.1:9", "key": "rows"}
+    target = add_target(database, "rows", type_name="redis", values=values)
+    add_target(database, "log")
+    body = {"target": "redis:rows", "bucket": "images"}
+    begun = api.client.post("/v1/reconciliations", json=body)
+    assert begun.status_code == 201, begun.text
+    run = begun.json()["run"]
+    assert (begun.json()["state"], begun.json()["repair"]) == ("waiting", False)
+    assert api.client.get(f"/v1/reconciliations/{run}").json() == begun.json()
+    problem(api.client.post("/v1/reconciliations", json=body), 409, "already-running")
+    problem(api.client.post(f"/v1/reconciliations/{run}/repair", json={}), 409, "nothing-to-repair")
+    for wrong in ({"target": "webhook:log"}, {"bucket": "a/b"}, {"repair": "yes"}, {"more": 1}):
+        problem(api.client.post("/v1/reconciliations", json=body | wrong), 400, "bad-value")
+    problem(api.client.post("/v1/reconciliations", json=body | {"target": "redis:none"}), 404, "unknown-target")
+
+    runs = Reconciliations(database)
+    runs.begin(target, "images", lease=60_000, run=run)
+    runs.end(run, "drift", {"missing": 5})
+    facts = [{"kind": "missing" if number % 2 else "stale", "key": f"k{number}"} for number in range(5)]
+    store_findings(database, run, facts)
+    at = f"/v1/reconciliations/{run}/findings"
+    page = api.client.get(at, params={"limit": 2}).json()
+    assert ([one["key"] for one in page["findings"]], page["next"]) == (["k0", "k1"], 2)
+    page = api.client.get(at, params={"after": page["next"]}).json()
+    assert ([one["key"] for one in page["findings"]], page["next"]) == (["k2", "k3", "k4"], None)
+    assert len(api.client.get(at, params={"kind": "missing"}).json()["findings"]) == 2
+    problem(api.client.get(at, params={"kind": "odd"}), 400, "bad-value")
+
+    approved = api.client.post(f"/v1/reconciliations/{run}/repair", json={})
+    assert approved.status_code == 201, approved.text
+    assert approved.json()["repair"] is True
+    cancelled = api.client.post(f"/v1/reconciliations/{approved.json()['run']}/cancel", json={})
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+    for path in ("none", "none/findings"):
+        problem(api.client.get(f"/v1/reconciliations/{path}"), 404, "not-found")
+    for word in ("repair", "cancel"):
+        problem(api.client.post(f"/v1/reconciliations/none/{word}", json={}), 404, "not-found")
+
+
+def test_the_doctors_findings_are_told_and_no_password(log: Database, start: Start) -> None:
+    paused = add_target(log, "paused")
+    registry(log).pause(paused, "for a test")
+    Log(log).append([[event("a")]])
+    api = start(url_of(log), broker_url="redis://:hush-hush@127.0.0.1:9/0")
+    answer = api.client.get("/v1/doctor")
+    found = answer.json()
+    grades = {one["subject"]: one["grade"] for one in found["findings"]}
+    assert grades == {
+        "database": "ok", "broker": "problem", "drain": "problem", "webhook:paused": "note", "counters": "ok",
+    }  # fmt: skip
+    texts = {one["subject"]: one["text"] for one in found["findings"]}
+    assert texts["webhook:paused"] == "paused: for a test"
+    assert "webhook:paused balance: matched 1" in texts["counters"]
+    assert "127.0.0.1:9" in texts["broker"]
+    assert "hush-hush" not in answer.text
+    assert found["problems"] == 2
+    problem(api.client.get("/v1/doctor", params={"deep": "1"}), 400, "bad-value")

@@ -57,7 +57,7 @@ def test_a_query_member_that_nobody_looks_at_is_refused(app: Flask) -> None:
     for path, methods in client.get("/openapi.json").get_json()["paths"].items():
         for method, operation in methods.items():
             if path != "/v1/events" and any(each.get("in") == "query" for each in operation.get("parameters", ())):
-                place = path.format(type_name="webhook", name="audit", number=1, event_id="x")
+                place = path.format(type_name="webhook", name="audit", number=1, event_id="x", run="x")
                 headers = {"Authorization": f"Bearer {TOKEN}"}
                 answer = client.open(f"{place}?bukcet=photos", method=method, headers=headers, json={})
                 assert answer.status_code == 400, f"{method} {path}: {answer.text}"
@@ -83,6 +83,7 @@ KNOWS_MORE = {
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
+    "POST /v1/reconciliations",
     "GET /v1/series",
     "GET /v1/retries",
     "POST /v1/retries/now",
@@ -96,6 +97,8 @@ def test_every_answer_is_as_described(description: schemathesis.BaseSchema, mode
     failures, probed = [], 0
     for found in description.get_all_operations():
         operation = found.ok()
+        if operation.path == "/v1/events/stream":
+            continue  # it takes the connection, which only gunicorn has: test_listen
         try:
             _probe(operation, mode)
             probed += 1

@@ -10,6 +10,8 @@ import pytest
 from app.config.arn import TargetId
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
+from app.outbox.reconcile.findings import store_findings
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
 from tests import services
 from tests.integration.cli.conftest import Cli, Result, deliver
@@ -156,6 +158,32 @@ def test_retried_events_are_tried_and_given_up_from_afar(
     assert there("retry", "give-up").code == 2
     assert there("retry", "give-up", "--all", "--json").json == {"given_up": 2}
     assert there("retry", "ls").out == "nothing is retried\n"
+
+
+def test_reconciliations_are_started_cancelled_and_shown_from_afar(
+    there: Cli, service: tuple[Api, Database, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, database, _ = service
+    monkeypatch.setenv("BUCKETWIRE_DATA_DIR", api.settings["BUCKETWIRE_DATA_DIR"])
+    there("target", "set", "redis:rows", "address=127.0.0.1:9", "key=rows")
+    begun = there("reconciliation", "start", "redis:rows", "images", "--json").json
+    assert (begun["state"], begun["repair"]) == ("waiting", False)
+    assert "is waiting already" in there("reconciliation", "start", "redis:rows", "images").err
+    assert "only a reconciliation that found drift" in there("reconciliation", "repair", begun["run"]).err
+    runs = Reconciliations(database)
+    runs.begin(TargetId("redis", "rows"), "images", lease=60_000, run=begun["run"])
+    runs.end(begun["run"], "drift", {"missing": 2})
+    store_findings(database, begun["run"], [{"kind": "missing", "key": "a"}, {"kind": "stale", "key": "b"}])
+    for words in (("ls",), ("findings", begun["run"]), ("findings", begun["run"], "--kind", "stale")):
+        from_afar = there("reconciliation", *words, "--json").json
+        assert from_afar
+        assert from_afar == there("reconciliation", *words, "--json", "--url", "").json
+    approved = there("reconciliation", "repair", begun["run"], "--json").json
+    assert approved["repair"] is True
+    assert there("reconciliation", "cancel", approved["run"], "--json").json["state"] == "cancelled"
+    for word in ("repair", "cancel", "findings"):
+        assert "there is no reconciliation ../x" in there("reconciliation", word, "../x", "--url", "").err
+        assert there("reconciliation", word, "none").code == 1
 
 
 def test_what_cannot_be_asked_from_afar_says_so(there: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

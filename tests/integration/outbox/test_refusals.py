@@ -17,7 +17,8 @@ from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
 from tests.support.builders import add_target, event, registry
 from tests.support.delivery import Delivery, delivery
-from tests.support.scripted_target import ScriptedTarget, assert_counters_balance, assert_in_order
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
+from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.targets.base import NO_LEASE, LeaseCheck
@@ -250,3 +251,20 @@ def test_one_objects_retry_after_holds_up_no_other_object(database: Database, at
     at_work.turn()
     record(database, spread(8))
     at_work.until(lambda: len(target.got) == 8, 30, what="every healthy event delivered")
+
+
+def test_a_retry_that_is_refused_beside_one_that_is_superseded_is_parked_again(database: Database) -> None:
+    courier = Courier(database, add_target(database), policy=Policy.MIRROR)
+    record(database, ["a", "b"])
+    courier.scripted.script = lambda _: Failed("later")
+    courier.run(turns=1)
+    record(database, ["a"])
+    courier.scripted.script = lambda one: REFUSED if one.key == "b" else DELIVERED
+    courier.run(turns=1)
+    assert courier.scripted.keys() == ["a"]
+    courier.scripted.script = lambda _: DELIVERED
+    with database.writing() as connection:
+        connection.execute(tables.parked.update().values(not_before=0))
+    courier.run()
+    assert courier.scripted.keys() == ["a", "b"]
+    assert_counters_balance(database)

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import series, tables
+from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
@@ -165,3 +166,42 @@ def test_a_sample_does_not_grow_with_what_is_parked_and_dead(database: Database,
         costs.append(cost.rows)
         clock.now += 10_000
     assert costs[1] <= 2 * costs[0] + 100
+
+
+def test_a_step_has_the_delivery_times_since_the_one_before_and_five_minutes_have_their_sum(
+    database: Database, clock: Clock
+) -> None:
+    target, gone = add_target(database, "audit"), add_target(database, "gone")
+    row_id, other = (registry(database).target(each).row_id for each in (target, gone))
+    registry(database).remove(gone, force=True)
+    for times in ((10, 20), (), (4_000,)):
+        for each in times:  # each by another worker
+            with database.writing() as connection:
+                report(connection, {row_id: histogram([0] * 3, each), other: histogram([0], 1)})
+        assert take_sample(database)
+        clock.now += 10_000
+    found = [[percentile(one.times, share) for share in (0.5, 0.99)] for one in samples(database, target)]
+    assert found == [[10, 20], [None, None], [4096, 4096]]
+    [five] = samples(database, target, series.COARSE)
+    assert (five.times.total(), percentile(five.times, 0.5), percentile(five.times, 0.99)) == (9, 20, 4096)
+    with database.reading() as connection:
+        assert connection.execute(sa.select(tables.delivery_times.c.id)).all() == []
+
+
+def test_delivery_times_are_counted_once_whoever_takes_the_sample(
+    database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(database, "audit")
+    row_id = registry(database).target(target).row_id
+    monkeypatch.setattr(series, "_is_taken", lambda *_: False)
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(5):
+            with database.writing() as connection:
+                report(connection, {row_id: histogram([0] * 7, 5)})
+            stored = [pool.submit(take_sample, database) for _ in range(2)]
+            with database.writing() as connection:
+                report(connection, {row_id: histogram([0] * 2, 5)})
+            [one.result() for one in stored]
+            clock.now += 10_000
+    assert take_sample(database)
+    assert sum(one.times.total() for one in samples(database, target)) == 5 * 9

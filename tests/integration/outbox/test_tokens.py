@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.config.settings import ApiToken, hash_token
 from app.outbox import tables
 from app.outbox.engine.database import Database
@@ -86,3 +88,18 @@ def test_several_may_make_the_first_token_at_once(database: Database) -> None:
 def _rows(database: Database) -> int:
     with database.reading() as connection:
         return connection.execute(sa.select(sa.func.count()).select_from(tables.tokens)).scalar_one()
+
+
+def test_a_token_keeps_its_limits_also_where_the_database_is_away(database: Database, tmp_path: Path) -> None:
+    made = Tokens(database).create("team", ["read"], buckets=["b", "a\u00e9", "b"], targets=[TargetId("webhook", "x")])
+    other = Tokens(database).create("other", ["read"])
+    memory = tmp_path / "tokens.json"
+    assert Tokens(database, memory=memory).find(made) is not None
+    away = Database("sqlite:////nowhere/outbox.db")
+    for tokens in (Tokens(database), Tokens(away, memory=memory)):
+        found, free = tokens.find(made), tokens.find(other)
+        assert found is not None
+        assert free is not None
+        assert (set(found.buckets), found.targets, found.is_limited) == ({"a\u00e9", "b"}, ("webhook:x",), True)
+        assert not free.is_limited
+    away.close()

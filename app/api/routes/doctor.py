@@ -1,0 +1,68 @@
+"""Run the doctor's checks of the service."""
+
+from dataclasses import asdict
+from typing import Any
+
+from flask import Blueprint, Flask, Response, current_app, request
+
+from app.api.auth import READ, needs
+from app.api.errors import to_problem
+from app.api.serialization import format_time, json_response, refuse_unknown
+from app.api.services import Services
+from app.config.errors import BadSettings
+from app.doctor.checks import SHORT_CHECKS, run_checks
+from app.doctor.findings import Finding
+from app.outbox.engine.cached_probe import CachedProbe
+from app.outbox.engine.database import now_ms
+
+routes = Blueprint("doctor", __name__)
+_PROBE = "bucketwire_doctor"
+
+
+def install(app: Flask, opened: Services) -> None:
+    """Add the checks to the app: they run in one thread of the process, at most every ten seconds."""
+    app.extensions[_PROBE] = CachedProbe(lambda: _examine(opened), age=10.0, patience=8.0)
+
+
+@routes.get("/v1/doctor")
+@needs(READ)
+def doctor() -> Response:
+    """Run the doctor's checks.
+    ---
+    get:
+      summary: Check database, broker, drain, queues, schedule, targets and counters
+      description: >
+        The checks of `bucketwire doctor` that need nothing but the database and the broker. The result is up to ten
+        seconds old. Targets with a very large backlog are not counted; the command counts them, and checks frontends.
+      security: [{token: [read]}]
+      responses:
+        200: {description: what was found, content: {application/json: {schema: Diagnosis}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ())
+    result = current_app.extensions[_PROBE].get()
+    diagnosis: dict[str, Any] | None = result.value
+    if result.error is not None or diagnosis is None:  # the checks have not ended in time, or never
+        slow = Finding("doctor", "problem", f"the checks do not end: {result.error}")
+        diagnosis = _diagnosis([slow])
+    return json_response(diagnosis)
+
+
+def _examine(opened: Services) -> dict[str, Any]:
+    return _diagnosis(list(run_checks(opened, _describe, SHORT_CHECKS)))
+
+
+def _diagnosis(findings: list[Finding]) -> dict[str, Any]:
+    return {
+        "checked_at": format_time(now_ms()),
+        "problems": sum(finding.grade == "problem" for finding in findings),
+        "findings": [asdict(finding) for finding in findings],
+    }
+
+
+def _describe(error: Exception) -> str:
+    """Describe why a check failed, as a problem would: what may contain an address is in the log only."""
+    if isinstance(error, BadSettings):
+        return str(error)
+    found = to_problem(error)
+    return f"{found.detail} ({found.members['id']})" if "id" in found.members else found.detail

@@ -1,0 +1,108 @@
+"""Stream events to browsers and programs as server-sent events."""
+
+import re
+import secrets
+from typing import Any
+
+from flask import Blueprint, Flask, Response, current_app, request
+
+from app.api.auth import READ, needs, require_bucket
+from app.api.errors import ApiProblem
+from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.api.listen.query import NO_TARGET, StreamQuery
+from app.api.listen.streams import Streams
+from app.api.listen.wire_format import SERVER_SENT_EVENTS
+from app.api.s3.errors import S3Error
+from app.api.serialization import bad_value, parsed_text, refuse_unknown
+from app.events.names import EVERY, UnknownEventName, expand
+from app.outbox.engine.database import Database
+from app.rules.model import EVERY_BUCKET, Rule
+
+routes = Blueprint("stream", __name__)
+_STREAMS = "bucketwire_streams"
+_PING = 15  # seconds
+_EVENT_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class _HandOver(Response):
+    """A response that hands its connection over, once Flask has ended the request."""
+
+    handed_over: SocketHandedOver
+
+    def __call__(self, environ: Any, start_response: Any) -> Any:  # noqa: ARG002 - WSGI's signature
+        """Leave gunicorn's worker with the connection. Raises `SocketHandedOver`."""
+        raise self.handed_over
+
+
+def install(app: Flask, database: Database) -> Streams:
+    """Add the streams of this process to the app, and return them."""
+    streams: Streams = app.extensions.setdefault(_STREAMS, Streams(database))
+    return streams
+
+
+@routes.get("/v1/events/stream")
+@needs(READ, limited=True)
+def stream() -> Response:
+    """Stream events.
+    ---
+    get:
+      summary: Stream events as they are recorded, as server-sent events
+      description: >
+        Each event has its `id`, and as `data` the JSON object `{"Records": […], "EventId": …}`, as the stream of the
+        S3 API. A reader that is too slow gets an event of the type `gap` for those that it missed. A stream ends after
+        five minutes; `EventSource` connects again, and resumes after the last event that it got.
+      security: [{token: [read]}]
+      parameters:
+        - {name: bucket, in: query, schema: Text, description: "the bucket; every bucket unless given"}
+        - {name: prefix, in: query, schema: Text, description: the key's prefix}
+        - {name: suffix, in: query, schema: Text, description: the key's suffix}
+        - {name: events, in: query, schema: {type: string},
+           description: "event names, comma-separated, with wildcards such as s3:ObjectCreated:*"}
+        - {name: after, in: query, schema: {type: string},
+           description: "the id of an event, to begin after it; events from now on unless given"}
+      responses:
+        200: {description: the stream, content: {text/event-stream: {schema: {type: string}}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ("bucket", "prefix", "suffix", "events", "after"))
+    bucket, prefix, suffix, events = (
+        parsed_text(name, request.args.get(name)) for name in ("bucket", "prefix", "suffix", "events")
+    )
+    require_bucket(bucket)
+    rule = Rule(bucket=bucket or EVERY_BUCKET, events=_names(events), target=NO_TARGET, prefix=prefix, suffix=suffix)
+    after = parsed_text("after", request.args.get("after"))
+    if after and not _EVENT_ID.fullmatch(after):
+        raise bad_value("after", "is not the id of an event", "give 32 hexadecimal digits")
+    last = request.headers.get("Last-Event-ID", "")
+    resume = last if _EVENT_ID.fullmatch(last) else after
+    if request.method == "HEAD":
+        return Response(mimetype="text/event-stream")
+    response = _HandOver()
+    try:
+        response.handed_over = _begin(StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS))
+    except S3Error as error:
+        if error.code == "SlowDown":
+            raise ApiProblem(
+                "too-many-streams", "this process has as many streams as it can; try again later"
+            ) from None
+        if last:  # a browser that was away for longer than the retention must not stop for ever
+            response.handed_over = _begin(StreamQuery(rule, _PING, "", SERVER_SENT_EVENTS))
+        else:
+            raise bad_value("after", "is not in the event log (any more)", "leave it out to begin now") from None
+    return response
+
+
+def _begin(query: StreamQuery) -> SocketHandedOver:
+    streams: Streams = current_app.extensions[_STREAMS]
+    chunked = request.environ.get("SERVER_PROTOCOL") != "HTTP/1.0"
+    return streams.begin(query, chunked=chunked, number=secrets.token_hex(8).upper())
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, (part.strip() for part in text.split(","))))
+    for name in names:
+        try:
+            expand(name)
+        except UnknownEventName:
+            raise bad_value("events", "has a name that is unknown", "write s3:ObjectCreated:*, or omit it") from None
+    return names or (EVERY,)

@@ -1,0 +1,1 @@
+"""Check the service: `bucketwire doctor` and `GET /v1/doctor` run the same checks."""

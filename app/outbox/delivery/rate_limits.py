@@ -1,0 +1,76 @@
+"""Limit how many events a second a target gets, by a token bucket that the workers of all machines share.
+
+The bucket is one row: the time up to which its tokens are used. It holds those of one second at most, so a target that
+was idle gets as many at once. Workers take tokens before they deliver and give back those that they did not need; a
+target without a limit has no row. A worker that gets none releases its lease, and the drain offers nothing of the
+target before tokens are there again.
+"""
+
+from collections.abc import Callable
+
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.engine.database import Database
+
+_SECOND = 1_000_000  # in the unit of the bucket, microseconds
+LONGEST_WAIT = 2_000  # ms; a longer one is due to a clock that has been set back
+_SHARE = 10  # tokens are taken when there are at least a tenth of a second's, so that batches do not get tiny
+
+
+class RateLimit:
+    """One target's bucket. `rate` is events a second; `clock` returns ms since 1970, by the database's clock."""
+
+    def __init__(self, database: Database, target_id: int, rate: int, clock: Callable[[], int]) -> None:
+        self._database = database
+        self._target_id = target_id
+        self._rate = rate
+        self._clock = clock
+
+    def take(self, wanted: int) -> int:
+        """Take up to `wanted` tokens, and return how many; 0 if there are too few now."""
+        try:
+            return self._take(wanted)
+        except sa.exc.IntegrityError:  # another worker has just created the row
+            return self._take(wanted)
+
+    def give_back(self, events: int) -> None:
+        """Give back tokens that were not needed."""
+        r, time = tables.rate_limits.c, events * _SECOND // self._rate
+        with self._database.writing() as connection:
+            connection.execute(
+                tables.rate_limits.update()
+                .where(r.target_id == self._target_id)
+                .values(used_until=r.used_until - time, ready_at=r.ready_at - time // 1000)
+            )
+
+    def _take(self, wanted: int) -> int:
+        r = tables.rate_limits.c
+        mine = r.target_id == self._target_id
+        with self._database.writing() as connection:
+            row = connection.execute(sa.select(r.used_until).where(mine).with_for_update()).one_or_none()
+            now = self._clock() * 1000
+            # Tokens are used up to now at most: a later time is that of a clock that has been set back since.
+            known = row is not None and row.used_until <= now + _SECOND
+            used = max(row.used_until, now - _SECOND) if row is not None and known else now - _SECOND
+            least = min(wanted, max(1, self._rate // _SHARE))
+            available = max(0, now - used) * self._rate // _SECOND
+            taken = min(wanted, available) if available >= least else 0
+            used += self._time(taken)
+            ready_at = -(-(used + self._time(max(1, self._rate // _SHARE))) // 1000)
+            values = {"used_until": used, "ready_at": ready_at}
+            if row is None:
+                connection.execute(tables.rate_limits.insert().values(target_id=self._target_id, **values))
+            else:
+                connection.execute(tables.rate_limits.update().where(mine).values(**values))
+        return taken
+
+    def _time(self, events: int) -> int:
+        """Return the time in which so many tokens arise, rounded up."""
+        return -(-events * _SECOND // self._rate)
+
+
+def forget_removed(connection: sa.Connection) -> None:
+    """Delete the buckets of targets that do not exist any more."""
+    known = sa.select(tables.targets.c.id)
+    connection.execute(tables.rate_limits.delete().where(tables.rate_limits.c.target_id.not_in(known)))

@@ -1,0 +1,118 @@
+"""Start and cancel reconciliations by request. A requested run waits, as a scheduled one does, for a Spark worker."""
+
+from collections.abc import Sequence
+from uuid import uuid4
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.config.errors import BadValue
+from app.config.targets.base import NamespaceSettings
+from app.events.buckets import is_bucket_name
+from app.outbox import audit, log_head, tables
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER
+from app.outbox.reconcile.findings import Finding, read_findings
+from app.outbox.reconcile.runs import (
+    BACKFILLING,
+    CANCELLED,
+    COUNTS,
+    DRIFT,
+    RECONCILE,
+    RUNNING,
+    UNFINISHED,
+    WAITING,
+    AlreadyRunning,
+    Reconciliation,
+    Reconciliations,
+    UnknownRun,
+)
+from app.outbox.registry import Registry
+
+CANCELLED_BY_REQUEST = "cancelled on request"
+_CANCELLED_STATE = {WAITING: CANCELLED, RUNNING: CANCELLED, BACKFILLING: UNFINISHED}
+
+
+class NothingToRepair(Exception):
+    """The run has not ended with drift."""
+
+
+class RunRequests:
+    """Requests for runs of reconciliations."""
+
+    def __init__(self, database: Database, registry: Registry) -> None:
+        self._database = database
+        self._registry = registry
+        self._runs = Reconciliations(database)
+
+    def start(self, target: TargetId, bucket: str, *, repair: bool) -> Reconciliation:
+        """Register a run that starts when a Spark worker is free; with `repair` it repairs the drift that it finds.
+
+        Raises `AlreadyRunning` if one waits or runs, `UnknownTarget`, `BadSettings`, and `BadValue` if the target has
+        nothing to compare, or no bucket can have this name.
+        """
+        settings = self._registry.settings(self._registry.target(target))
+        if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
+            raise BadValue(f"{target} has no rows to compare", "name a target with format=namespace")
+        if not is_bucket_name(bucket):
+            raise BadValue(f"{bucket[:300]!r} is not the name of a bucket", "name a bucket that the target mirrors")
+        return self._register(target, bucket, {"repair": repair})
+
+    def repair(self, run: str) -> Reconciliation:
+        """Register a run that compares again what a run compared, and repairs the drift that there is then.
+
+        Raises `UnknownRun`, `NothingToRepair`, and what `start` raises.
+        """
+        found = self._runs.get(run)
+        if found.state != DRIFT or found.job != RECONCILE:
+            raise NothingToRepair(f"the run {run} is {found.state}: only a reconciliation that found drift is repaired")
+        self._registry.settings(self._registry.target(found.target))
+        return self._register(found.target, found.bucket, {"repair": True, "approved": run})
+
+    def cancel(self, run: str) -> Reconciliation:
+        """Cancel a run that waits or runs; its process ends within about 15 s. Others stay as they are.
+
+        Raises `UnknownRun`.
+        """
+        r = tables.reconciliations.c
+        with self._database.writing() as connection:
+            state = connection.execute(sa.select(r.state).where(r.run == run).with_for_update()).scalar_one_or_none()
+            if state is None:
+                raise UnknownRun(run)
+            if state in _CANCELLED_STATE:
+                values = {"state": _CANCELLED_STATE[state], "problem": CANCELLED_BY_REQUEST, "alive_until": 0}
+                here = tables.reconciliations.update().where(r.run == run)
+                connection.execute(here.values(finished_at=database_now(connection), **values))
+                audit.record(connection, "reconciliation.cancel", f"reconciliation:{run}")
+        return self._runs.get(run)
+
+    def list(self, *, limit: int = 100) -> Sequence[Reconciliation]:
+        """Return the last runs, newest first."""
+        return self._runs.list(limit=limit)
+
+    def findings(self, run: str, *, kind: str = "", limit: int = 100) -> Sequence[Finding]:
+        """Return the first findings of a run. Raises `UnknownRun`."""
+        return read_findings(self._database, self._runs.get(run).run, kind=kind, limit=limit)
+
+    def _register(self, target: TargetId, bucket: str, details: dict[str, object]) -> Reconciliation:
+        r = tables.reconciliations.c
+        run = uuid4().hex
+        with self._database.writing() as connection:
+            log_head.lock(connection)  # if two are requested at once, the second one sees the first
+            now = database_now(connection)
+            same = (r.type == target.type, r.name == target.name, r.bucket == bucket, r.job == RECONCILE)
+            active = sa.select(r.state).where(*same, r.finished_at == 0, r.alive_until > now).limit(1)
+            state = connection.execute(active).scalar_one_or_none()
+            if state is not None:
+                raise AlreadyRunning(f"a run of {target} with {bucket} is {state} already; cancel it first, or wait")
+            connection.execute(
+                tables.reconciliations.insert().values(
+                    run=run, type=target.type, name=target.name, bucket=bucket, state=WAITING, started_at=now,
+                    alive_until=NEVER, finished_at=0, report="", problem="", **dict.fromkeys(COUNTS, 0),
+                    repair="yes" if details["repair"] else "no",
+                )
+            )  # fmt: skip
+            facts = {"target": str(target), "bucket": bucket, **details}
+            audit.record(connection, "reconciliation.start", f"reconciliation:{run}", facts)
+        return self._runs.get(run)

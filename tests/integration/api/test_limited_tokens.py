@@ -1,0 +1,164 @@
+"""Tokens that are limited to buckets and targets: what they allow, and that everything else is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import httpx
+import pytest
+
+from app.config.arn import TargetId
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from app.outbox.tokens import Tokens
+from tests.integration.api.conftest import Start, keys, problem, token, url_of
+from tests.services import until
+from tests.support.builders import add_target, event
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import DELIVERED, Failed, Rejected
+
+SCOPES = ("ingest", "read", "admin")
+MINE, OTHER = TargetId("webhook", "mine"), TargetId("webhook", "other")
+
+
+@pytest.fixture
+def limited(log: Database, start: Start) -> Iterator[Callable[..., httpx.Client]]:
+    """Start an API over `log`, which has two targets, and return a client whose token is limited."""
+    with ExitStack() as stack:
+
+        def made(**limits: Any) -> httpx.Client:
+            for target in (MINE, OTHER):
+                add_target(log, target.name)
+            token = Tokens(log).create("limited", SCOPES, **limits)  # first: an API knows tokens for a second
+            headers = {"Authorization": f"Bearer {token}"}
+            api = start(url_of(log))
+            client = stack.enter_context(httpx.Client(base_url=api.url, headers=headers, timeout=60))
+            tokens_known(client)
+            return client
+
+        yield made
+
+
+def tokens_known(client: httpx.Client) -> None:
+    """Wait until every process of the API has read the tokens: on a busy machine the first request may be too early."""
+    until(lambda: all(client.get("/v1/targets").status_code != 503 for _ in range(8)), 60)
+
+
+def body(*names: tuple[str, str]) -> dict[str, Any]:
+    records = [
+        {
+            "eventVersion": "2.0", "eventSource": "minio:s3", "eventTime": "2026-11-21T00:33:56.082Z",
+            "eventName": "s3:ObjectCreated:Put",
+            "s3": {"bucket": {"name": bucket}, "object": {"key": key, "sequencer": "18E9E833E5D35C00"}},
+        }
+        for bucket, key in names
+    ]  # fmt: skip
+    return {"Records": records}
+
+
+# What a token without any bucket or target of its own may do besides: probes, and lists that are empty for it.
+OPEN = {
+    "GET /", "GET /healthz", "GET /readyz", "GET /openapi.json", "GET /v1/events", "GET /v1/targets", "GET /v1/series",
+}  # fmt: skip
+
+
+def test_every_route_refuses_a_limited_token_that_names_none_of_its_own(limited: Callable[..., httpx.Client]) -> None:
+    values = {"type_name": "webhook", "name": "other", "number": 1, "event_id": "x", "run": "x"}
+    client = limited(buckets=["elsewhere"])
+    for path, methods in client.get("/openapi.json").json()["paths"].items():
+        for method in methods:
+            if f"{method.upper()} {path}" not in OPEN:
+                answer = client.request(method, path.format(**values), json={} if method != "get" else None)
+                assert answer.status_code in (400, 403, 404), f"{method} {path}: {answer.text}"
+    assert client.get("/v1/targets").json() == {"targets": []}
+    assert client.get("/v1/series").json()["series"] == []
+    problem(client.get("/v1/events", params={"limit": 5}), 403, "forbidden")
+
+
+def test_events_are_posted_and_read_for_its_buckets_only(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    client = limited(buckets=["images", "films"])
+    assert client.post("/v1/events", json=body(("images", "a"), ("films", "b"))).status_code == 202
+    refused = problem(client.post("/v1/events", json=body(("images", "c"), ("salaries", "d"))), 403, "forbidden")
+    assert "images" in refused["detail"]
+    assert keys(log) == ["a", "b"]
+    other = event("secret", bucket="salaries")
+    Log(log).append([[other]])
+    [found] = client.get("/v1/events", params={"bucket": "images"}).json()["events"]
+    assert found["key"] == "a"
+    assert found["delivery_states"] == [], "it is limited to buckets, and has no target"
+    assert client.get("/v1/events", params={"bucket": "images", "key": "a"}).json()["events"]
+    assert client.get(f"/v1/events/{found['id']}").json()["delivery_states"] == []
+    problem(client.get(f"/v1/events/{other.id}"), 403, "forbidden")
+    for query in ({"bucket": "salaries"}, {"prefix": "s"}, {"bucket": "images", "target": "webhook:other"},
+                  {"bucket": "images", "state": "dead"}):  # fmt: skip
+        problem(client.get("/v1/events", params=query), 403, "forbidden")
+    problem(client.get("/v1/targets/webhook/mine"), 403, "forbidden")
+
+
+def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: Callable[..., httpx.Client]) -> None:
+    def answer(one: object) -> Any:
+        return {"dead": Rejected("no"), "slow": Failed("later", retry_after=60)}.get(getattr(one, "key", ""), DELIVERED)
+
+    client = limited(targets=[MINE])
+    Log(log).append([[event("dead"), event("slow")]])
+    for target in (MINE, OTHER):
+        Courier(log, target, ScriptedTarget(answer)).run(turns=1)
+    assert [one["name"] for one in client.get("/v1/targets").json()["targets"]] == ["mine"]
+    [series] = client.get("/v1/series").json()["series"]
+    assert series["target"] == MINE.arn("")
+    for path, params in (
+        ("/v1/targets/webhook/mine", {}),
+        ("/v1/dead-letters", {"target": "webhook:mine"}),
+        ("/v1/retries", {"target": MINE.arn("")}),
+        ("/v1/series", {"target": "webhook:mine"}),
+    ):
+        assert client.get(path, params=params).status_code == 200, path
+        other = dict.fromkeys(params, "webhook:other")
+        problem(client.get(path.replace("mine", "other"), params=other), 403, "forbidden")
+    for path, content in (
+        ("/v1/targets/webhook/mine/pause", {"reason": "x"}),
+        ("/v1/targets/webhook/mine/resume", {}),
+        ("/v1/retries/now", {"target": "webhook:mine"}),
+        ("/v1/dead-letters/replay", {"target": "webhook:mine"}),
+        ("/v1/replays", {"target": "webhook:mine", "bucket": "images"}),
+    ):
+        problem(client.post(path.replace("mine", "other"), json=_of_other(content)), 403, "forbidden")
+        assert client.post(path, json=content).status_code in (200, 201), path
+    for path in ("/v1/dead-letters", "/v1/retries"):
+        problem(client.get(path), 403, "forbidden")
+    for path in ("/v1/dead-letters/purge", "/v1/retries/give-up"):
+        problem(client.post(path, json={"all": True}), 403, "forbidden")
+    changed = client.put("/v1/targets/webhook/mine", json={"endpoint": "http://127.0.0.1:9/new"})
+    assert changed.status_code == 200, changed.text
+    problem(client.put("/v1/targets/webhook/third", json={"endpoint": "http://127.0.0.1:9/"}), 403, "forbidden")
+    problem(client.post("/v1/events", json=body(("images", "a"))), 403, "forbidden")
+    problem(client.post("/v1/tokens", json={"name": "more", "scopes": ["admin"]}), 403, "forbidden")
+
+
+def _of_other(content: dict[str, str]) -> dict[str, str]:
+    return {name: value.replace("mine", "other") for name, value in content.items()}
+
+
+def test_a_limited_token_is_created_and_listed_with_its_limits(log: Database, start: Start) -> None:
+    admin = token(log, "admin")
+    api = start(url_of(log))
+    tokens_known(api.client)
+    limits = {"buckets": ["images"], "targets": ["webhook:mine"]}
+    wanted = {"name": "team", "scopes": ["read"], **limits}
+    made = api.client.post("/v1/tokens", json=wanted, headers=admin)
+    assert made.status_code == 201, made.text
+    listed = {one["name"]: one for one in api.client.get("/v1/tokens", headers=admin).json()["tokens"]}
+    for found in (made.json(), listed["team"]):
+        assert {name: found[name] for name in limits} == limits
+    assert (listed["admin"]["buckets"], listed["admin"]["targets"]) == ([], [])
+    for names in ("images", [1], [""], ["*"], ["b"] * 101):
+        problem(
+            api.client.post("/v1/tokens", json=wanted | {"name": "x", "buckets": names}, headers=admin),
+            400,
+            "bad-value",
+        )
+    for names in ("webhook:mine", ["nowhere"]):
+        wrong = wanted | {"name": "x", "targets": names}
+        problem(api.client.post("/v1/tokens", json=wrong, headers=admin), 400, "bad-value")

@@ -1,0 +1,186 @@
+"""Rate limits: never more events than tokens, whoever takes them, and no order lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.delivery import rate_limits
+from app.outbox.delivery.leases import Leases
+from app.outbox.delivery.rate_limits import RateLimit
+from app.outbox.delivery.replays import Replays, Selection
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from tests.support.builders import add_target, event, registry
+from tests.support.delivery import Delivery, delivery
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome
+from workers.delivery.retry import RetrySchedule
+
+HOUR = 3_600_000
+
+
+class Clock:
+    """The database's clock as the test sets it."""
+
+    def __init__(self) -> None:
+        self.now = now_ms()
+
+    def __call__(self) -> int:
+        return self.now
+
+
+def test_tokens_arise_at_the_rate_and_those_of_a_second_are_kept(database: Database) -> None:
+    clock = Clock()
+    bucket = RateLimit(database, 7, 100, clock)
+    assert [bucket.take(60), bucket.take(60), bucket.take(60)] == [60, 40, 0]
+    clock.now += 90
+    assert bucket.take(60) == 0, "a batch of nine is not worth it"
+    clock.now += 10
+    assert bucket.take(60) == 10
+    clock.now += 5
+    assert bucket.take(1) == 0
+    clock.now += 5
+    assert bucket.take(1) == 1
+    clock.now += HOUR
+    assert bucket.take(1000) == 100
+    assert bucket.take(1) == 0
+
+
+def test_what_was_not_needed_is_given_back(database: Database) -> None:
+    bucket = RateLimit(database, 7, 10, clock := Clock())
+    assert bucket.take(10) == 10
+    bucket.give_back(4)
+    assert [bucket.take(10), bucket.take(10)] == [4, 0]
+    clock.now += 100
+    assert bucket.take(1) == 1
+
+
+def test_a_rate_of_one_and_a_very_high_one_are_kept(database: Database) -> None:
+    clock = Clock()
+    slow, fast = RateLimit(database, 1, 1, clock), RateLimit(database, 2, 1_000_000, clock)
+    assert [slow.take(500), slow.take(500)] == [1, 0]
+    assert [fast.take(500_000) for _ in range(3)] == [500_000, 500_000, 0]
+
+
+@pytest.mark.parametrize("jump", [-HOUR, HOUR])
+def test_a_clock_that_is_set_costs_a_second_of_tokens_and_stops_nothing(database: Database, jump: int) -> None:
+    bucket = RateLimit(database, 7, 10, clock := Clock())
+    assert bucket.take(10) == 10
+    clock.now += jump
+    assert bucket.take(100) == 10
+    assert bucket.take(100) == 0
+    clock.now += 500
+    assert bucket.take(100) == 5
+
+
+def test_workers_share_the_tokens(database: Database) -> None:
+    clock = Clock()
+
+    def take(_: int) -> int:
+        return sum(RateLimit(database, 7, 200, clock).take(7) for _ in range(10))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(take, range(4))) == 28 * 7
+
+
+def test_the_drain_offers_nothing_without_tokens_and_knows_when_there_will_be_some(database: Database) -> None:
+    limited, free = add_target(database, "limited", rate_limit=1), add_target(database, "free")
+    Log(database).append([[event("a"), event("b")]])
+    leases, row_id = Leases(database, 10_000), registry(database).target(limited).row_id
+    clock = Clock()
+    assert RateLimit(database, row_id, 1, clock).take(1) == 1
+    assert {offer.target for offer in leases.offer(clock.now)} == {free}
+    assert clock.now < leases.next_at <= clock.now + 1_001
+    assert {offer.target for offer in leases.offer(clock.now + 1_001)} == {limited}
+
+
+def test_a_clock_that_is_set_back_does_not_keep_a_target_from_being_offered(database: Database) -> None:
+    limited = add_target(database, "limited", rate_limit=1)
+    Log(database).append([[event("a")]])
+    clock = Clock()
+    RateLimit(database, registry(database).target(limited).row_id, 1, clock).take(1)
+    leases = Leases(database, 10_000)
+    assert [offer.target for offer in leases.offer(clock.now - HOUR)] == [limited]
+
+
+def test_a_lease_ends_when_the_tokens_do_and_what_was_not_sent_stays_as_it_was(database: Database) -> None:
+    target = add_target(database, "audit")
+    events = [event(f"k{number % 5}") for number in range(40)]
+    Log(database).append([events])
+    courier = Courier(database, target, rate=3, batch=16, clock=Clock())
+    courier.run()
+    assert len(courier.scripted.got) == 3
+    assert_counters_balance(database)
+    with database.reading() as connection:
+        assert connection.execute(sa.select(sa.func.count()).select_from(tables.parked)).scalar() == 0
+    courier.rate = 0
+    courier.run()
+    assert_in_order(events, courier.scripted.got)
+
+
+def test_retries_and_replays_need_tokens_too(database: Database) -> None:
+    target = add_target(database, "audit")
+    row_id = registry(database).target(target).row_id
+    courier = Courier(database, target, batch=16)
+    events = [event(f"k{number}") for number in range(6)]
+    Log(database).append([events])
+    courier.scripted.script = lambda _: Failed("not yet")
+    courier.run(turns=1)
+    courier.rate, courier.clock, courier.scripted.script = 4, Clock(), lambda _: DELIVERED
+    courier.run()
+    assert len(courier.scripted.got) == 4, "parked events"
+    courier.rate = 0
+    courier.run()
+    assert len(courier.scripted.got) == 6
+    Replays(database).begin(target, Selection())
+    with database.writing() as connection:
+        connection.execute(tables.rate_limits.delete().where(tables.rate_limits.c.target_id == row_id))
+    courier.rate = 4
+    courier.run()
+    assert len(courier.scripted.got) == 6 + 4
+    courier.rate = 0
+    courier.run()
+    assert len(courier.scripted.got) == 12
+    assert_counters_balance(database)
+
+
+def test_a_removed_targets_bucket_is_removed(database: Database) -> None:
+    kept = registry(database).target(add_target(database, "kept")).row_id
+    for row_id in (kept, 999):
+        RateLimit(database, row_id, 5, Clock()).take(1)
+    with database.writing() as connection:
+        rate_limits.forget_removed(connection)
+        assert connection.execute(sa.select(tables.rate_limits.c.target_id)).scalars().all() == [kept]
+
+
+@pytest.fixture
+def at_work(database: Database, outbox_url: str, tmp_path: Path) -> Iterator[Delivery]:
+    with delivery(outbox_url, tmp_path) as made:
+        yield made
+
+
+def test_no_more_than_the_rate_arrive_and_all_of_them_in_order(database: Database, at_work: Delivery) -> None:
+    rate = 100
+    add_target(database, "audit", rate_limit=rate)
+    arrived: list[float] = []
+
+    def note(_: object) -> Outcome:
+        arrived.append(time.monotonic())
+        return DELIVERED
+
+    target = ScriptedTarget(note)
+    at_work.serve(target, RetrySchedule(base=1, cap=1), batch=50, rate=rate)
+    events = [event(f"k{number % 7}") for number in range(250)]
+    Log(database).append([events])
+    begun = time.monotonic()
+    at_work.until(lambda: len(target.got) == len(events))
+    assert_in_order(events, target.got)
+    for number, at in enumerate(arrived, 1):
+        assert number <= rate + 1.1 * rate * (at - begun) + 1, f"{number} events within {at - begun:.3f} s"

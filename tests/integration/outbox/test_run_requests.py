@@ -1,0 +1,157 @@
+"""Reconciliations on request: started once, approved, cancelled; and what they found, in pages."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from app.config.arn import TargetId
+from app.config.errors import BadValue
+from app.outbox.audit import AuditFilter, entries
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.reconcile import findings
+from app.outbox.reconcile.findings import read_findings, store_findings
+from app.outbox.reconcile.requests import NothingToRepair, RunRequests
+from app.outbox.reconcile.runs import BACKFILLING, AlreadyRunning, Reconciliations, UnknownRun
+from app.outbox.reconcile.schedule import Schedule
+from app.outbox.targets import UnknownTarget
+from tests.support.builders import add_target, registry
+
+ROWS = {"address": "127.0.0.1:9", "key": "rows"}
+MINUTE = 60_000
+
+
+def mirror(database: Database, **values: str) -> TargetId:
+    return add_target(database, "rows", type_name="redis", values=ROWS | values, bucket="images")
+
+
+def requests(database: Database) -> RunRequests:
+    return RunRequests(database, registry(database))
+
+
+def test_a_requested_run_waits_as_a_scheduled_one_does_and_repairs_as_requested(database: Database) -> None:
+    target = mirror(database)
+    assert not Schedule(database).exists()
+    run = requests(database).start(target, "images", repair=True)
+    assert (run.state, run.bucket, run.repair) == ("waiting", "images", True)
+    [waiting] = Schedule(database).waiting()
+    assert (waiting.run, waiting.target, waiting.repair) == (run.run, target, True)
+    assert Schedule(database).exists(), "so that `up` starts a worker for it"
+    [entry] = [one for one in entries(database, AuditFilter(), limit=100) if one.action == "reconciliation.start"]
+    assert entry.resource == f"reconciliation:{run.run}"
+    assert entry.details == {"target": "redis:rows", "bucket": "images", "repair": True}
+
+
+def test_of_several_requests_at_once_one_registers_a_run(database: Database) -> None:
+    target = mirror(database)
+
+    def start(_: int) -> bool:
+        try:
+            requests(database).start(target, "images", repair=False)
+        except AlreadyRunning:
+            return False
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(start, range(4))) == [False, False, False, True]
+    requests(database).start(target, "films", repair=False)
+    assert len(Schedule(database).waiting()) == 2
+
+
+def test_nothing_is_started_while_a_run_is_active_and_a_dead_one_hinders_nobody(database: Database) -> None:
+    target, runs = mirror(database, reconcile="* * * * *"), Reconciliations(database)
+    runs.begin(target, "images", lease=-1)
+    run = requests(database).start(target, "images", repair=False)
+    assert Schedule(database).register(now_ms()) == 0, "the request counts for the schedule"
+    runs.begin(target, "images", lease=MINUTE, run=run.run)
+    with pytest.raises(AlreadyRunning, match="redis:rows with images is running already"):
+        requests(database).start(target, "images", repair=False)
+
+
+def test_what_has_no_rows_and_what_is_no_bucket_is_not_compared(database: Database) -> None:
+    target, log = mirror(database), add_target(database, "log")
+    asked = requests(database)
+    with pytest.raises(BadValue, match="webhook:log has no rows"):
+        asked.start(log, "images", repair=False)
+    for name in ("", "..", "-rf", "a/b", "x" * 5000):
+        with pytest.raises(BadValue, match="not the name of a bucket"):
+            asked.start(target, name, repair=False)
+    with pytest.raises(UnknownTarget):
+        asked.start(TargetId("redis", "none"), "images", repair=False)
+    assert Schedule(database).waiting() == []
+
+
+def test_a_repair_is_approved_only_for_a_run_that_found_drift(database: Database) -> None:
+    target, runs, asked = mirror(database), Reconciliations(database), requests(database)
+    run = asked.start(target, "images", repair=False)
+    with pytest.raises(NothingToRepair, match="is waiting"):
+        asked.repair(run.run)
+    runs.begin(target, "images", lease=MINUTE, run=run.run)
+    runs.end(run.run, "drift", {"missing": 3})
+    approved = asked.repair(run.run)
+    assert (approved.state, approved.repair, approved.run != run.run) == ("waiting", True, True)
+    with pytest.raises(AlreadyRunning):
+        asked.repair(run.run)
+    with pytest.raises(UnknownRun):
+        asked.repair("none")
+
+
+def test_a_cancelled_run_does_not_begin_and_one_that_runs_is_told_and_keeps_its_state(database: Database) -> None:
+    target, runs, asked = mirror(database), Reconciliations(database), requests(database)
+    waiting = asked.start(target, "images", repair=False)
+    assert asked.cancel(waiting.run).state == "cancelled"
+    assert Schedule(database).waiting() == []
+    with pytest.raises(AlreadyRunning):
+        runs.begin(target, "images", lease=MINUTE, run=waiting.run)
+
+    running = runs.begin(target, "images", lease=MINUTE)
+    assert runs.renew(running, lease=MINUTE)
+    assert not runs.is_cancelled(running)
+    asked.cancel(running)
+    assert runs.is_cancelled(running)
+    assert not runs.renew(running, lease=MINUTE)
+    runs.end(running, "failed", {}, problem="it was stopped before it finished")
+    found = runs.get(running)
+    assert (found.state, found.problem) == ("cancelled", "cancelled on request")
+    assert found.finished_at
+    asked.start(target, "images", repair=False)
+
+
+def test_what_has_finished_is_not_cancelled_and_a_backfill_stays_unfinished(database: Database) -> None:
+    target, runs, asked = mirror(database), Reconciliations(database), requests(database)
+    ended = runs.begin(target, "images", lease=MINUTE)
+    runs.end(ended, "clean", {})
+    assert asked.cancel(ended).state == "clean"
+    backfill = runs.begin(target, "images", lease=MINUTE, state=BACKFILLING)
+    assert asked.cancel(backfill).state == "unfinished"
+    with pytest.raises(UnknownRun):
+        asked.cancel("none")
+    assert (
+        len([one for one in entries(database, AuditFilter(), limit=100) if one.action == "reconciliation.cancel"]) == 1
+    )
+
+
+def test_findings_are_bounded_read_in_pages_and_go_with_their_run(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(findings, "MOST", 7)
+    runs = Reconciliations(database)
+    target = TargetId("redis", "rows")
+    old = runs.begin(target, "images", lease=MINUTE)
+    odd = "a\u0000\U0001f600\u202e'\"<b>" + "é" * 1000
+    made = [
+        {"kind": "stale" if number % 3 else "missing", "key": f"{odd}{number}", "size": None} for number in range(9)
+    ]
+    assert store_findings(database, old, iter(made)) == 7
+    assert store_findings(database, old, iter(made)) == 7
+    assert [(one.number, one.facts) for one in read_findings(database, old)] == list(enumerate(made[:7], 1))
+    assert [one.number for one in read_findings(database, old, limit=3, after=2)] == [3, 4, 5]
+    assert [one.number for one in read_findings(database, old, kind="missing")] == [1, 4, 7]
+    runs.end(old, "drift", {})
+    new = runs.begin(target, "images", lease=MINUTE)
+    runs.end(new, "drift", {})
+    store_findings(database, new, iter(made))
+    runs.delete_old(target, "images", now_ms() + MINUTE)
+    assert read_findings(database, old) == []
+    assert len(read_findings(database, new)) == 7

@@ -1,0 +1,161 @@
+"""Record attempts and delivery times in the outbox, beside the deliveries.
+
+A settlement only adds to a buffer in this process; a thread writes the buffer every two seconds, if there is anything
+in it. So recording costs a delivery neither a statement nor a round trip, and a worker that is killed loses
+what it settled in its last two seconds from this record, and from nothing else. The buffer is bounded: of very many
+attempts at one target within two seconds some are not recorded, and contiguous batches are merged.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import sqlalchemy as sa
+
+from app.outbox import delivery_times
+from app.outbox.delivery import attempts
+from app.outbox.delivery.attempts import Attempt
+from app.outbox.delivery.reasons import PLAIN
+from app.outbox.delivery_times import Histogram
+from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable, describe_error, refuses_value
+
+log = logging.getLogger("bucketwire.worker")
+
+_INTERVAL = 2.0  # seconds between two writes
+_SEPARATE = 10  # rows of delivered events at one target after which contiguous batches are merged
+_MOST = 250  # rows of delivered events at one target in a write, and as many others
+_PATIENCE = 5.0  # seconds for the last write
+_TRIM_EVERY = 1_000  # rows of a target that a process writes between two times that it removes the oldest ones
+
+
+@dataclass(slots=True)
+class _Pending:
+    """What is to be written of one target."""
+
+    settled: list[Attempt] = field(default_factory=list)
+    failed: list[Attempt] = field(default_factory=list)
+    times: Histogram = field(default_factory=Counter)
+    last: dict[int, int] = field(default_factory=dict)  # by partition: the index of its last row in `settled`
+
+    def add(self, attempt: Attempt) -> None:
+        if not attempt.is_settled:
+            if len(self.failed) < _MOST:
+                self.failed.append(attempt)
+            return
+        index = self.last.get(attempt.partition)
+        if index is not None and len(self.settled) >= _SEPARATE and _continues(self.settled[index], attempt):
+            self.settled[index] = _joined(self.settled[index], attempt)
+        elif len(self.settled) < _MOST:
+            self.last[attempt.partition] = len(self.settled)
+            self.settled.append(attempt)
+
+
+def _continues(before: Attempt, attempt: Attempt) -> bool:
+    """Return whether no event of the target lies between two runs of the log, which have the same outcome."""
+    same = (before.outcome, before.replay_id) == (attempt.outcome, attempt.replay_id)
+    return same and before.last_seq + 1 == attempt.first_seq
+
+
+def _joined(before: Attempt, attempt: Attempt) -> Attempt:
+    return replace(
+        before,
+        last_seq=attempt.last_seq,
+        at=attempt.at,
+        events=before.events + attempt.events,
+        duration=before.duration + attempt.duration,
+    )
+
+
+class AttemptRecorder:
+    """The attempts of this process that are not written yet. Create one in the process that uses it."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()
+        self._pending: dict[int, _Pending] = {}
+        self._unwritten: Mapping[int, _Pending] = {}  # by a write that failed
+        self._untrimmed: dict[int, int] = {}  # rows written since, by target
+        self._wanted = threading.Event()
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, target_id: int, made: Iterable[Attempt], times: Histogram) -> None:
+        """Have attempts at a target recorded within some seconds, and the times of deliveries. Never fails or waits."""
+        with self._adding:
+            pending = self._pending.setdefault(target_id, _Pending())
+            for attempt in made:
+                pending.add(attempt)
+            pending.times.update(times)
+            if self._thread is None and not self._closed.is_set():
+                self._thread = threading.Thread(target=self._run, name="attempts", daemon=True)
+                self._thread.start()
+        self._wanted.set()
+
+    def flush(self) -> None:
+        """Write what is pending now; while the database is unavailable, it stays pending."""
+        with self._writing:
+            for _ in range(2 if self._unwritten else 1):
+                if not self._unwritten:
+                    with self._adding:
+                        self._unwritten, self._pending = self._pending, {}
+                # What fails for an unknown reason is not tried again.
+                unwritten, self._unwritten = self._unwritten, {}
+                if not self._write(unwritten):
+                    self._unwritten = unwritten
+                    return
+
+    def close(self) -> None:
+        """Have the thread write what is pending and end; wait for it, but not long for a database that hangs."""
+        self._closed.set()
+        self._wanted.set()
+        if self._thread is not None:
+            self._thread.join(_PATIENCE)
+
+    def _run(self) -> None:
+        is_last = False
+        while not is_last:
+            self._wanted.wait()
+            is_last = self._closed.wait(_INTERVAL)
+            self._wanted.clear()
+            try:
+                self.flush()
+            except Exception:  # the next write may succeed
+                log.exception("attempts cannot be recorded")
+            if self._unwritten:
+                self._wanted.set()
+
+    def _write(self, pending: Mapping[int, _Pending]) -> bool:
+        """Write in one transaction; return whether nothing of it is left to do."""
+        rows = [attempt for one in pending.values() for attempt in (*one.settled, *one.failed)]
+        times = {target_id: one.times for target_id, one in pending.items()}
+        if not rows and not any(times.values()):
+            return True
+        try:
+            self._insert(rows, times)
+        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS) as error:
+            if refuses_value(error):
+                log.warning("the outbox database refused the reason of an attempt: %s", describe_error(error))
+                self._insert([_without_reason(row) for row in rows], times)
+            elif isinstance(error, DatabaseUnavailable):
+                return False
+            else:
+                raise
+        return True
+
+    def _insert(self, rows: Sequence[Attempt], times: Mapping[int, Histogram]) -> None:
+        written = Counter(row.target_id for row in rows)
+        full = sorted(one for one in written if self._untrimmed.get(one, _TRIM_EVERY) >= _TRIM_EVERY)
+        with self._database.writing() as connection:
+            attempts.record(connection, rows)
+            delivery_times.report(connection, times)
+            for target_id in full:
+                attempts.trim(connection, target_id)
+        for target_id, number in written.items():
+            self._untrimmed[target_id] = 0 if target_id in full else self._untrimmed[target_id] + number
+
+
+def _without_reason(attempt: Attempt) -> Attempt:
+    return replace(attempt, reason=PLAIN if attempt.reason else "")
