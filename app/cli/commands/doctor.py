@@ -23,6 +23,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.engine.schema_version import current
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
+from app.outbox.targets import OPENING_FAILED
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
 
@@ -186,6 +187,8 @@ def _check_targets(context: CommandContext) -> Iterator[Finding]:
             yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait")
         elif state != "running":
             yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
+        elif stored.opening == OPENING_FAILED:
+            yield Finding(subject, "note", f"a worker could not open it: {stored.opening_reason}")
         elif stored.target not in named:
             yield Finding(
                 subject, "note", f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"
