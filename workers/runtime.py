@@ -17,6 +17,7 @@ from app.outbox import audit, series
 from app.outbox.delivery import attempts, heartbeats, rate_limits
 from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
 from app.outbox.delivery.leases import Lease, LeaseLost, Leases, Offer
+from app.outbox.delivery.openings import Opening
 from app.outbox.delivery.parked import HeadRepair
 from app.outbox.delivery.ready_targets import HARD_LIMIT, time_limit
 from app.outbox.delivery.settlement_store import SettlementStore
@@ -34,6 +35,7 @@ from workers.delivery.outcomes import Unavailable
 from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
 from workers.delivery.redelivery_requests import RedeliveryRequests
 from workers.idle_processes import processes
+from workers.target_opening import TargetOpener
 from workers.target_pool import TargetPool
 from workers.targets.base import LeaseExpired
 from workers.telemetry import metrics
@@ -64,6 +66,7 @@ class Runtime:
         self.store = SettlementStore(self.database, self.lease_ms)
         self.registry = open_registry(self.database, settings)
         self.pool = TargetPool(self.registry, settings)
+        self._opener = TargetOpener(self.database, self.registry, settings, self.clock)
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._tidied = 0.0
         self._unused_dropped = -_DROP_INTERVAL
@@ -77,14 +80,21 @@ class Runtime:
         self.attempts = AttemptRecorder(self.database)
         self.redeliveries = RedeliveryRequests(self.database, settings.folder, self.wakeups.request)
 
-    def drain(self, publish: Callable[[Offer], None], queued: Callable[[TargetId], int] = lambda _: 0) -> int:
-        """Offer every free partition with due work and publish the wake-ups.
+    def drain(
+        self,
+        publish: Callable[[Offer], None],
+        queued: Callable[[TargetId], int] = lambda _: 0,
+        publish_opening: Callable[[Opening], None] | None = None,
+    ) -> int:
+        """Offer every free partition with due work and publish the wake-ups; have targets opened that were set.
 
         `queued` returns how many wake-ups wait in a target's queue. Return how many were published, 0 while the
         database is unavailable. When a retry or a probe is due, the drain is woken again.
         """
         try:
             offered = self._drain(publish, queued)
+            if publish_opening is not None:
+                self._opener.offer(publish_opening, queued)
         except DatabaseUnavailable as error:
             self._note_unavailable(error)
             return 0
@@ -105,6 +115,16 @@ class Runtime:
                 return done
         self._note_unavailable(failure)
         return "the outbox database is unavailable"
+
+    def open_target(self, opening: Opening) -> str:
+        """Open a target that was set, and record the result; return it as one line."""
+        try:
+            return self._opener.open(opening)
+        except UnknownTarget:
+            return "the target was removed"
+        except DatabaseUnavailable as error:
+            self._note_unavailable(error)
+            return "the outbox database is unavailable"
 
     def time_limit(self, target: TargetId) -> int:
         """Return the longest time (seconds) that one delivery to this target may take; cached for some seconds."""
@@ -242,6 +262,9 @@ class Runtime:
         finally:
             self.leases.release(lease)
         self._wake_drain(lease)
+        if summary.answered:
+            with contextlib.suppress(*DatabaseUnavailable):  # a delivery that is settled must not be repeated for it
+                self._opener.answered(stored)
         return str(summary)
 
     def _wake_drain(self, lease: Lease) -> None:
@@ -277,7 +300,9 @@ class Runtime:
 
     def _is_unchanged(self, stored: StoredTarget, work: OpenTarget) -> bool:
         try:
-            return self.registry.target(stored.target) == stored and self.pool.work(stored) is work
+            found = self.registry.target(stored.target)
+            same = (found.row_id, found.revision, found.state) == (stored.row_id, stored.revision, stored.state)
+            return same and self.pool.work(stored) is work
         except (UnknownTarget, BadSettings):
             return False
 

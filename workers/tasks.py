@@ -3,6 +3,7 @@
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Offer
+from app.outbox.delivery.openings import Opening
 from app.outbox.reconcile.schedule import WaitingRun
 from app.wakeups import queue_name, waiting
 from workers import reconcile_jobs, runtime
@@ -15,7 +16,7 @@ _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
-    return runtime.current().drain(_publish, _queued)
+    return runtime.current().drain(_publish, _queued, _publish_opening)
 
 
 @app.task(name="deliver")
@@ -23,6 +24,13 @@ def deliver(arn: str, partitions: str) -> str:
     """Deliver from some partitions of a target."""
     _, target = parse_arn(arn)
     return runtime.current().deliver(target, runtime.parse_partitions(partitions))
+
+
+@app.task(name="open_target")
+def open_target(arn: str, revision: int) -> str:
+    """Open a target that was set, with the settings of this revision, and record whether that was possible."""
+    _, target = parse_arn(arn)
+    return runtime.current().open_target(Opening(target, revision))
 
 
 @app.task(name="probe_queues", send_events=False)
@@ -78,6 +86,12 @@ def _publish(offer: Offer) -> None:
         queue=_known(offer.target),
         time_limit=runtime.current().time_limit(offer.target),
     )
+
+
+def _publish_opening(opening: Opening) -> None:
+    arn = opening.target.arn(settings.region)
+    limit = runtime.current().time_limit(opening.target)
+    open_target.apply_async((arn, opening.revision), queue=_known(opening.target), time_limit=limit)
 
 
 def _queued(target: TargetId) -> int:

@@ -12,6 +12,7 @@ from app.outbox.audit import ACTIONS
 from app.outbox.delivery.attempts import OUTCOMES
 from app.outbox.delivery.event_states import STATES
 from app.outbox.reconcile.runs import COUNTS
+from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
@@ -156,6 +157,11 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         arn=_TEXT, type={**_TEXT, "enum": list(TYPES)}, name=_TEXT,
         state={**_TEXT, "enum": ["running", "paused", "disabled", "unavailable", "broken"]},
         reason=_TEXT, resume_at=_TIME,
+        opening=_object(
+            state={**_TEXT, "enum": [OPENING_DUE, OPENED, OPENING_FAILED],
+                   "description": "whether a worker could open it with its present settings"},
+            at=_TIME, reason=_TEXT,
+        ),
         mode={**_TEXT, "enum": ["sync", "async"]},
         origin={**_TEXT, "enum": ["environment", "stored", "sample"]},
         settings={"type": "object", "additionalProperties": _TEXT, "description": "secrets are *redacted*"},

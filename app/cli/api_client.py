@@ -140,6 +140,8 @@ def _stored(body: dict[str, Any]) -> StoredTarget:
         failures=0,
         resume_at=0,
         reason=body["reason"],
+        opening=body["opening"]["state"],
+        opening_reason=body["opening"]["reason"],
     )
 
 

@@ -17,6 +17,7 @@ from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
 from app.outbox.registry import Registry
+from app.outbox.targets import OPENING_FAILED
 from app.wakeups import BrokerUnavailable, check_broker
 
 _MAX_WAIT = 600_000  # ms that a scheduled run may wait while no other run is active
@@ -126,6 +127,8 @@ def _check_targets(service: Service) -> Iterator[Finding]:
             yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait")
         elif state != "running":
             yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
+        elif stored.opening == OPENING_FAILED:
+            yield Finding(subject, "note", f"a worker could not open it: {stored.opening_reason}")
         elif stored.target not in named:
             yield Finding(
                 subject, "note", f"no rule names it, so it gets no events; add one: bucketwire event add '*' {subject}"

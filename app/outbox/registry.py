@@ -26,7 +26,7 @@ from app.outbox.log_head import LogHead
 from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
-from app.outbox.targets import StoredTarget, find_target, stored_target
+from app.outbox.targets import OPENING_DUE, StoredTarget, find_target, stored_target
 from app.rules.model import Rule, check
 
 
@@ -126,12 +126,11 @@ class Registry:
                 return
             if known.origin == "environment" != origin:
                 raise ReadOnlyTarget(f"{target} is set by MINIO_NOTIFY_… variables; change it there")
-            # Try new settings at once: the breaker's state applies to the old ones.
-            connection.execute(
-                tables.targets.update()
-                .where(t.id == known.id)
-                .values(breaker="closed", failures=0, resume_at=0, **columns)
-            )
+            # Try new settings at once: the breaker's state applies to the old ones, and so does what opening them said.
+            columns |= {"breaker": "closed", "failures": 0, "resume_at": 0, "revision": t.revision + 1}
+            columns |= {"opening": OPENING_DUE, "opening_reason": "", "opening_at": 0}
+            columns |= {"opening_due_at": 0, "opening_tries": 0}
+            connection.execute(tables.targets.update().where(t.id == known.id).values(**columns))
             audit.record(connection, "target.change", _resource(target), details)
 
     def _texts_before(self, target: TargetId, sealed: Mapping[str, str]) -> Mapping[str, str]:

@@ -64,6 +64,12 @@ targets = sa.Table(
     sa.Column("discarded", sa.BigInteger, nullable=False, default=0),  # matched, but not recorded: its queue was full
     sa.Column("purged", sa.BigInteger, nullable=False, default=0),  # dead letters that an operator deleted
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    sa.Column("revision", sa.BigInteger, nullable=False, default=1),  # incremented when it is set
+    sa.Column("opening", sa.String(16), nullable=False, default="due"),  # due | opened | failed, with these settings
+    sa.Column("opening_reason", sa.Text, nullable=False, default=""),  # why it could not be opened
+    sa.Column("opening_at", sa.BigInteger, nullable=False, default=0),  # when it was last tried
+    sa.Column("opening_due_at", sa.BigInteger, nullable=False, default=0),  # when to offer it; NEVER: it was opened
+    sa.Column("opening_tries", sa.Integer, nullable=False, default=0),  # how often it was offered
     sa.UniqueConstraint("type", "name"),
     sqlite_autoincrement=True,  # ids are never reused, because the log refers to them
     **MYSQL,

@@ -11,6 +11,9 @@ from app.config.arn import TargetId, differing_in_case
 from app.outbox import tables
 from app.outbox.engine.database import Database
 
+# Whether a target was opened with its present settings (`app.outbox.delivery.openings`).
+OPENING_DUE, OPENED, OPENING_FAILED = "due", "opened", "failed"
+
 
 class UnknownTarget(LookupError):
     """No target of that type and name is configured; the message names the one of `known` that differs in case."""
@@ -37,6 +40,11 @@ class StoredTarget:
     failures: int
     resume_at: int
     reason: str
+    opening: str = OPENING_DUE
+    opening_reason: str = ""
+    opening_at: int = 0
+    opening_due_at: int = 0
+    revision: int = 0
 
     @property
     def state(self) -> str:
@@ -69,6 +77,11 @@ def stored_target(row: Any) -> StoredTarget:
         failures=row.failures,
         resume_at=row.resume_at,
         reason=row.reason,
+        opening=row.opening,
+        opening_reason=row.opening_reason,
+        opening_at=row.opening_at,
+        opening_due_at=row.opening_due_at,
+        revision=row.revision,
     )
 
 

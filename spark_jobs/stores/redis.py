@@ -9,6 +9,8 @@ from typing import Any
 
 import redis
 from pyspark.sql import DataFrame, SparkSession
+from redis.cluster import ClusterNode, RedisCluster
+from redis.sentinel import Sentinel
 
 from app.config.targets.redis import RedisSettings
 from spark_jobs.jobs.drift import documents
@@ -41,33 +43,37 @@ def check(settings: RedisSettings, kind: str) -> None:
         raise CannotRead(f"Redis: key {settings.key!r} is not a {kind}")
 
 
-def connect(settings: RedisSettings) -> redis.Redis:
-    """Return a client with the target's settings; the caller closes it."""
-    is_socket = settings.address.host.startswith("/")
-    location = (
-        {"unix_socket_path": settings.address.host}
-        if is_socket
-        else {"host": settings.address.host, "port": settings.address.port}
-    )
-    tls = {
-        "ssl": True,
-        "ssl_ca_certs": settings.tls_ca or None,
-        "ssl_cert_reqs": "none" if settings.tls_skip_verify else "required",
-        "ssl_check_hostname": not settings.tls_skip_verify,
-        "ssl_certfile": settings.client_cert or None,
-        "ssl_keyfile": settings.client_key or None,
-    }
-    return redis.Redis(
-        **location,
-        **(tls if settings.tls else {}),  # type: ignore[arg-type]  # as above
-        db=settings.db,
-        username=(settings.user or None) if settings.password else None,  # as the target itself does
-        password=settings.password or None,
-        socket_timeout=30,
-        socket_connect_timeout=10,
-        client_name="bucketwire-reconcile",
-        protocol=2,
-    )
+def connect(settings: RedisSettings) -> redis.Redis | RedisCluster:
+    """Return a client with the target's settings; the caller closes it. Raises `redis.RedisError`."""
+    connection: dict[str, Any] = {"socket_timeout": 30, "socket_connect_timeout": 10, "protocol": 2}
+    connection["client_name"] = "bucketwire-reconcile"
+    if settings.by_tls:
+        connection |= {
+            "ssl": True,
+            "ssl_ca_certs": settings.tls_ca or None,
+            "ssl_cert_reqs": "none" if settings.tls_skip_verify else "required",
+            "ssl_check_hostname": not settings.tls_skip_verify,
+            "ssl_certfile": settings.client_cert or None,
+            "ssl_keyfile": settings.client_key or None,
+        }
+    login = connection | _login(settings.user, settings.password)
+    if settings.cluster:
+        # redis-py leaves these untyped, and two below
+        nodes = [ClusterNode(*place) for place in settings.places]  # type: ignore[no-untyped-call]
+        return RedisCluster(startup_nodes=nodes, **login)
+    if settings.sentinel:
+        of_sentinels = connection | _login(settings.sentinel_user, settings.sentinel_password)
+        sentinels = Sentinel(list(settings.places), sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+        host, port = sentinels.discover_master(settings.sentinel)  # type: ignore[no-untyped-call]
+        return redis.Redis(host=host, port=port, db=settings.db, **login)
+    if settings.address.host.startswith("/"):
+        return redis.Redis(unix_socket_path=settings.address.host, db=settings.db, **login)
+    return redis.Redis(host=settings.address.host, port=settings.address.port, db=settings.db, **login)
+
+
+def _login(user: str, password: str) -> dict[str, str | None]:
+    """Return the login as the target itself sends it: without a password, no user."""
+    return {"username": (user or None) if password else None, "password": password or None}
 
 
 def _fields(settings: RedisSettings, bucket: str) -> Iterator[tuple[str, str]]:

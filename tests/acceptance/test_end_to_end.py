@@ -11,7 +11,9 @@ from uuid import uuid4
 
 import amqp
 import orjson
+import psycopg2
 import pytest
+import sqlalchemy as sa
 
 from app.events.model import Event
 from tests import services
@@ -353,3 +355,24 @@ def test_messages_carry_ids_and_nothing_else(
         assert set(embedded.values()) == {None}
         assert b"telling" not in wakeup + b64decode(message["body"])
     assert length(redis_server, bucket) == 0
+
+
+def test_a_target_is_opened_when_it_is_set_and_a_wrong_address_shows(
+    whole: System, postgres_database: str, bucket: str
+) -> None:
+    """Over the API, the broker and a worker, without an event."""
+    url = sa.make_url(postgres_database)
+    dsn = f"host={url.host} port={url.port} user={url.username} password={url.password} dbname={url.database}"
+    whole.ask("PUT", f"/v1/targets/postgresql/{bucket}", json={"connection_string": dsn, "table": "bucketevents"})
+    nowhere = f"{services.LOOPBACK}:{services.free_port()}"
+    whole.ask("PUT", f"/v1/targets/redis/{bucket}", json={"address": nowhere, "key": "k"})
+    opening = f"postgresql:{bucket}", f"redis:{bucket}"
+    until(lambda: all(whole.target(name)["opening"]["at"] for name in opening), 60, what="both tried")
+    good, bad = (whole.target(name) for name in opening)
+    assert good["opening"]["state"] == "opened"
+    assert (bad["opening"]["state"], bad["state"]) == ("failed", "running")
+    assert nowhere in bad["opening"]["reason"]
+    with psycopg2.connect(dsn) as connection, connection.cursor() as rows:
+        rows.execute("SELECT count(*) FROM bucketevents")
+        assert rows.fetchone() == (0,)
+    until(lambda: f"{bucket}:redis cannot be opened" in whole.logs(), 30, what="it is logged")

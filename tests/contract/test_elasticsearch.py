@@ -425,6 +425,21 @@ def test_a_data_stream_takes_events_but_is_no_mirror(mirror: Namespace, stream: 
             mirror.target(index=stream).open()
 
 
+def test_documents_in_the_guides_shape_have_the_time_of_their_event(journal: Access) -> None:
+    event = sample_events.put("a")
+    time = payloads.timestamp(event)
+    with journal.client() as client:
+        client.indices.put_index_template(name="times", index_patterns=["times-*"], data_stream={}, priority=7)
+    for index in (journal.index, "times-events"):  # a data stream takes only documents that have it
+        assert deliver(journal, [event], index=index, access_shape="guide") == [DELIVERED]
+        with journal.client() as client:
+            client.indices.refresh(index=index)
+            found = client.search(index=index, query={"range": {"@timestamp": {"gte": time, "lte": time}}})
+            assert client.field_caps(index=index, fields="@timestamp")["fields"]["@timestamp"].keys() == {"date"}
+        (hit,) = found["hits"]["hits"]
+        assert hit["_source"] == {"@timestamp": time, **json.loads(payloads.records(event))}
+
+
 # --- logins
 
 

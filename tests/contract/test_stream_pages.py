@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from app.outbox.engine.database import now_ms
 from tests import services
 from tests.contract.probes import elasticsearch, kafka
 from tests.contract.test_reference_pages import consumers, output
 from tests.support import sample_events
 from tests.support.doc_consumers import following
 from workers.delivery.outcomes import DELIVERED
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_consumer_of_kafka_reads_what_was_delivered(kafka_server: services.Kafka) -> None:
@@ -41,3 +46,27 @@ def test_the_consumer_of_elasticsearch_reads_what_was_delivered(elastic: service
     }
     (program,) = consumers("elasticsearch", **places)
     assert output(program) == ["cat.jpg 77", "small cat.jpg 7"]
+
+
+def test_the_example_counts_events_by_the_hour_as_kibana_does(elastic: services.Elasticsearch) -> None:
+    server, index = elastic, "counted-by-the-hour"
+    probe = elasticsearch.Access(server)
+    target = probe.target(index=index, access_shape="guide")
+    now = now_ms()
+    batch = [sample_events.put("a"), sample_events.put("b"), sample_events.delete("a"), sample_events.head("b")]
+    batch = [event._replace(time=now) for event in [*batch, sample_events.put("c", bucket="other")]]
+    old = sample_events.put("a")._replace(time=now - 8 * 86_400_000)
+    assert set(target.deliver([*batch, old], 1)) == {DELIVERED}
+    target.close()
+    with probe.client() as client:
+        client.indices.refresh(index=index)
+    program = (EXAMPLES / "subscribers/elasticsearch_per_hour.py").read_text()
+    for told, actual in (
+        ("http://localhost:9200", server.url),
+        ('"me"', f'"{server.user_name}"'),
+        ('"secret"', f'"{services.PASSWORD}"'),
+        ("bucketevents", index),
+    ):
+        program = program.replace(told, actual)
+    counts = [line.split()[1:] for line in output(program)]
+    assert counts == [["s3:ObjectCreated:Put", "2"], ["s3:ObjectRemoved:Delete", "1"]]

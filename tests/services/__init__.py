@@ -13,7 +13,7 @@ test process ends, by SIGKILL too, is ended by the reaper, and all folders go wi
 
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
-from tests.services.jvm import Elasticsearch, Kafka, elasticsearch, kafka
+from tests.services.jvm import Elasticsearch, FirstKafka, Kafka, ZooKeeper, elasticsearch, kafka
 from tests.services.messaging import (
     Mosquitto,
     Nats,
@@ -38,7 +38,7 @@ from tests.services.server_process import (
     new_folder,
     until,
 )
-from tests.services.sql import MariaDB, MySQL, Postgres, mariadb, mysql, postgres
+from tests.services.sql import MariaDB, MySQL, OldMySQL, Postgres, mariadb, mysql, postgres
 from tests.services.storage import MinIO, minio
 from tests.services.webhook import Answer, Receiver, Request, receiver
 
@@ -50,6 +50,7 @@ __all__ = [
     "Certificates",
     "Child",
     "Elasticsearch",
+    "FirstKafka",
     "Kafka",
     "MariaDB",
     "MinIO",
@@ -58,6 +59,7 @@ __all__ = [
     "Nats",
     "NatsStreaming",
     "Nsqd",
+    "OldMySQL",
     "Postgres",
     "Proxy",
     "RabbitMQ",
@@ -65,6 +67,7 @@ __all__ = [
     "Redis",
     "Request",
     "Server",
+    "ZooKeeper",
     "certificates",
     "elasticsearch",
     "free_port",

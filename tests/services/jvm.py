@@ -118,6 +118,67 @@ class Kafka(Server):
 
 
 @dataclass(eq=False)
+class ZooKeeper(Server):
+    """What a Kafka of that time keeps its topics in."""
+
+    name: ClassVar[str] = "first_kafka"
+
+    def prepare(self) -> None:
+        place = f"dataDir={self.folder}/data\nclientPort={self.port}\nclientPortAddress={LOOPBACK}\n"
+        (self.folder / "zoo.cfg").write_text(f"{place}tickTime=500\n")
+
+    def argv(self) -> Sequence[str | Path]:
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        return [*JAVA, "-Xmx64m", "-cp", f"{provision.FIRST_KAFKA}/*", main, self.folder / "zoo.cfg"]
+
+    def ping(self) -> None:
+        with socket.create_connection((LOOPBACK, self.port), timeout=5) as client:
+            client.sendall(b"ruok")
+            assert client.recv(4) == b"imok"
+
+
+@dataclass(eq=False)
+class FirstKafka(Server):
+    """Kafka 0.9, the older of the two that MinIO's guides name; it makes topics of six partitions when asked for."""
+
+    name: ClassVar[str] = "first_kafka"
+    zookeeper: ZooKeeper
+
+    def prepare(self) -> None:
+        settings = {
+            "broker.id": 1,
+            "listeners": f"PLAINTEXT://{LOOPBACK}:{self.port}",
+            "advertised.listeners": f"PLAINTEXT://{LOOPBACK}:{self.port}",
+            "zookeeper.connect": f"{LOOPBACK}:{self.zookeeper.port}",
+            "log.dirs": self.folder / "data",
+            "num.partitions": 6,
+            "num.network.threads": 1,
+            "num.io.threads": 2,
+            "background.threads": 1,
+            "log.cleaner.enable": "false",
+        }
+        lines = "".join(f"{name}={value}\n" for name, value in settings.items())
+        (self.folder / "server.properties").write_text(lines)
+
+    def argv(self) -> Sequence[str | Path]:
+        classes = ["-cp", f"{provision.FIRST_KAFKA}/*"]
+        return [*JAVA, "-Xmx256m", *classes, "kafka.Kafka", self.folder / "server.properties"]
+
+    def ping(self) -> None:
+        accepting(self.port)
+
+    @property
+    def brokers(self) -> str:
+        """Host and port of its listener."""
+        return f"{LOOPBACK}:{self.port}"
+
+    def written(self, topic: str) -> bytes:
+        """Everything that its partitions of a topic hold, as it is in their files."""
+        files = sorted((self.folder / "data").glob(f"{topic}-*/*.log"))
+        return b"".join(file.read_bytes() for file in files)
+
+
+@dataclass(eq=False)
 class Elasticsearch(Server):
     """One Elasticsearch 8 node with its security on: user `elastic`, API keys, roles; with `tls` over HTTPS.
 

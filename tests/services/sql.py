@@ -216,6 +216,21 @@ class MySQL(Server):
 
 
 @dataclass(eq=False)
+class OldMySQL(MySQL):
+    """Oracle's MySQL 5.7.19: the oldest line with JSON, and no TLS that a client of today would use."""
+
+    name: ClassVar[str] = "old_mysql"
+
+    def prepare(self) -> None:
+        shutil.copytree(provision.OLD_MYSQL_DATA, self.folder / "data")
+
+    def argv(self) -> Sequence[str | Path]:
+        basedir = provision.OLD_MYSQL
+        options = [f"--basedir={basedir}", f"--lc-messages-dir={basedir}/share", "--innodb-flush-method=nosync"]
+        return [basedir / "bin/mysqld", "--no-defaults", *options, "--skip-ssl", *self.common()]
+
+
+@dataclass(eq=False)
 class MariaDB(MySQL):
     """MariaDB, a second server of the same protocol with a mind of its own."""
 

@@ -35,7 +35,7 @@ from workers.targets.base import Target
 from workers.targets.elasticsearch.target import ElasticsearchTarget
 from workers.targets.mysql.target import MysqlTarget
 from workers.targets.postgresql.target import PostgresTarget
-from workers.targets.redis import RedisTarget
+from workers.targets.redis.target import RedisTarget
 
 ODD = [
     "a.txt", "dir/", "dir/x y+%41é🎉.txt", 'quotes"\'`\\<&>', "new\nline\ttab", "tab\t", "x" * 200, "éa", "日本",

@@ -17,6 +17,7 @@ from app.outbox import tables
 from app.outbox.delivery.counters import audit
 from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.leases import Lease, LeaseLost
+from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.retries import Retries, RetryFilter
 from app.outbox.delivery.settlement_store import Settlement
@@ -95,7 +96,9 @@ class World:
 def build(database: Database) -> World:
     """The outbox that every run begins with, on a fresh database of two partitions."""
     target = add_target(database)
-    row_id = registry(database).target(target).row_id
+    stored = registry(database).target(target)
+    row_id = stored.row_id
+    record_opening(database, row_id, stored.revision, now_ms())  # else each delivery would have a statement more
     refused: dict[str, Outcome] = {}
     courier = Courier(database, target, ScriptedTarget(lambda one: refused.get(one.id, DELIVERED)), lease_ms=_LEASE)
     log = Log(database)

@@ -19,5 +19,6 @@ def test_every_example_is_made_from_the_example_event() -> None:
     assert event_id == event.id
     made = [payloads.log(event), payloads.log(event, "guide"), payloads.records(event)]
     made += [payloads.redis_access(event), payloads.redis_access(event, "guide")]
+    made += [payloads.elasticsearch_access(event, "guide").rstrip("\n")]
     assert envelopes == made
     assert f"`event_time` = `{payloads.timestamp(event)}`" in PAGE

@@ -19,7 +19,7 @@ _ADAPTERS = {
     "nsq": "workers.targets.nsq.target:NsqTarget",
     "mqtt": "workers.targets.mqtt.target:MqttTarget",
     "postgresql": "workers.targets.postgresql.target:PostgresTarget",
-    "redis": "workers.targets.redis:RedisTarget",
+    "redis": "workers.targets.redis.target:RedisTarget",
     "webhook": "workers.targets.webhook.target:WebhookTarget",
 }
 

@@ -62,6 +62,13 @@ def line(event: Event) -> str:
     return records(event) + "\n"
 
 
+def elasticsearch_access(event: Event, shape: str = "minio") -> str:
+    """Return a document of an index of events, as a line; `guide` adds the event's time, as the guides describe."""
+    if shape == "guide":
+        return f'{{"@timestamp":"{timestamp(event)}","Records":[{event.record}]}}\n'
+    return line(event)
+
+
 def redis_access(event: Event, shape: str = "minio") -> str:
     """Return one element of the Redis list (as MinIO: §1.8).
 

@@ -66,7 +66,8 @@ def put(type_name: str, name: str) -> Response:
       summary: Create a target, or replace its settings
       description: >
         The body has the settings by name, as strings or JSON values. An omitted setting gets its default; a secret that
-        is sent as `*redacted*` is kept. A changed target is tried at once, and takes effect within a second.
+        is sent as `*redacted*` is kept. A changed target takes effect within a second, and a worker opens it within
+        seconds: `opening` is then `opened`, or `failed` with the reason.
       security: [{token: [admin]}]
       parameters: [target_type, target_name]
       requestBody: {required: true, content: {application/json: {schema: Settings}}}
@@ -221,6 +222,11 @@ def _target_json(status: TargetStatus, service: SyncEvents, now: int) -> dict[st
         "state": stored.state,
         "reason": stored.state_reason,
         "resume_at": format_time(stored.resume_at),
+        "opening": {
+            "state": stored.opening,
+            "at": format_time(stored.opening_at),
+            "reason": stored.opening_reason,
+        },
         "mode": "sync" if is_sync(stored.values, service) else "async",
         "origin": stored.origin,
         "settings": redacted(stored.target.type, stored.values),

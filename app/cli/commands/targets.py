@@ -25,7 +25,10 @@ def target() -> None:
 def ls(context: CommandContext) -> None:
     """List the targets and their states; `bucketwire status` shows their counters."""
     rows = [facts(context, stored) for stored in context.chosen.targets()]
-    columns = {"target": "target", "ARN": "arn", "state": "state", "from": "origin", "reason": "reason"}
+    if not context.as_json:  # a target that runs has no other reason to show
+        rows = [row | {"reason": row["reason"] or row["opening_reason"]} for row in rows]
+    columns = {"target": "target", "ARN": "arn"} | {name: name for name in ("state", "opening")}
+    columns |= {"from": "origin", "reason": "reason"}
     context.rows(rows, columns, "no targets; add one: `bucketwire target set TYPE:NAME KEY=VALUE …`")
 
 
@@ -117,6 +120,8 @@ def facts(context: CommandContext, stored: StoredTarget) -> dict[str, Any]:
         "state": stored.state,
         "origin": stored.origin,
         "reason": stored.state_reason,
+        "opening": stored.opening,
+        "opening_reason": stored.opening_reason,
     }
 
 

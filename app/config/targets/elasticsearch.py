@@ -93,6 +93,11 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
     compression: bool = setting(Toggle(), default="off", about="compress requests and answers by gzip")
+    access_shape: Literal["minio", "guide"] = setting(
+        Choice("minio", "guide"),
+        default="minio",
+        about="format access: documents as the MinIO server writes them, or with `@timestamp`, as its old guides say",
+    )
 
     @property
     def nodes(self) -> tuple[Node, ...]:

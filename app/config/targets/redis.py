@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from app.config.errors import Problem
-from app.config.fields.addresses import RedisHost, SchemedHost
+from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
 from app.config.fields.field_types import Choice, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import NamespaceSettings, check_certificate_pair
@@ -12,7 +12,7 @@ from app.config.targets.base import NamespaceSettings, check_certificate_pair
 
 @declared
 class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
-    """Redis (reference §4.9). An address that begins with `/` is a unix socket."""
+    """Redis (reference §4.9), also with Sentinel or Cluster. An address that begins with `/` is a unix socket."""
 
     address: SchemedHost = setting(
         RedisHost(), about="host:port of the server, the path of its socket, or rediss://host:port for TLS"
@@ -26,6 +26,20 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
+    sentinel: str = setting(
+        Text(),
+        default="",
+        about="name of the master that Sentinels watch; address and nodes are the Sentinels",
+    )
+    sentinel_user: str = setting(Text(), default="", about="ACL user of the Sentinels; needs sentinel_password")
+    sentinel_password: str = setting(Text(), default="", secret=True, about="password of the Sentinels")
+    cluster: bool = setting(Toggle(), default="off", about="a Redis Cluster; address and nodes are some of its nodes")
+    nodes: tuple[HostPort, ...] = setting(
+        Hosts(6379), default="", about="further Sentinels, or nodes of the Cluster: one that can be reached is enough"
+    )
+    wait_replicas: int = setting(
+        Number(0, 1000), default="0", about="an event is delivered when so many replicas have it, too (WAIT)"
+    )
     access_shape: Literal["minio", "guide"] = setting(
         Choice("minio", "guide"),
         default="minio",
@@ -37,8 +51,25 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         """Whether to use TLS, because of `tls` or of the address."""
         return self.tls or self.address.tls
 
+    @property
+    def places(self) -> tuple[HostPort, ...]:
+        """The addresses of the server, the Sentinels or nodes of the Cluster, each once."""
+        return tuple(dict.fromkeys((self.address.place, *self.nodes)))
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        if self.cluster and self.sentinel:
+            yield Problem("cluster", "on", "contradicts sentinel", "set one of the two")
+        if self.cluster and self.db:
+            yield Problem("db", str(self.db), "does not exist in a Redis Cluster, which has only 0", "leave it out")
+        if (self.cluster or self.sentinel) and self.address.host.startswith("/"):
+            which = "Cluster" if self.cluster else "Sentinel"
+            yield Problem(
+                "address", self.address.host, f"is a unix socket, which {which} cannot use", "write host:port"
+            )
+        if self.sentinel_user and not self.sentinel_password:
+            hint = "set sentinel_password, or leave sentinel_user out"
+            yield Problem("sentinel_user", self.sentinel_user, "is used only with a password", hint)
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if self.user and not self.password:
             yield Problem("user", self.user, "is used only with a password", "set password, or leave user out")
@@ -48,3 +79,7 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
     def ineffective(self) -> Iterator[Problem]:
         if not self.by_tls:
             yield from self.needing_tls("tls_ca", "tls_skip_verify", "client_cert")
+        if self.nodes and not (self.cluster or self.sentinel):
+            yield Problem("nodes", "", "has no effect without cluster or sentinel", "set cluster=on or sentinel=NAME")
+        if self.sentinel_password and not self.sentinel:
+            yield Problem("sentinel_password", "", "has no effect without sentinel", "set sentinel=NAME")

@@ -11,7 +11,8 @@ import orjson
 import pytest
 
 from app.config.arn import TargetId
-from app.outbox.engine.database import Database
+from app.outbox.delivery.openings import record_opening
+from app.outbox.engine.database import Database, now_ms
 from app.supervisor.start import sync_environment
 from tests.integration.cli.conftest import Cli, deliver
 from tests.support.builders import event, registry
@@ -312,3 +313,20 @@ def test_a_command_on_the_database_is_in_the_audit_log_by_user_and_name(cli: Cli
     assert "target:webhook:a" in shown.out
     assert secret not in shown.out
     assert cli("audit", "--action", "target.pauze").code == 2
+
+
+def test_what_came_of_opening_a_target_is_listed(cli: Cli, database: Database) -> None:
+    cli(*SET)
+    cli("event", "add", "*", "redis:cache")
+    [row] = cli("target", "ls", "--json").json
+    assert (row["state"], row["opening"], row["opening_reason"]) == ("running", "due", "")
+    stored = registry(database).target(TargetId("redis", "cache"))
+    assert record_opening(database, stored.row_id, stored.revision, now_ms(), "Redis at 127.0.0.1:6379: refused")
+    [row] = cli("target", "ls", "--json").json
+    assert (row["state"], row["reason"], row["opening"]) == ("running", "", "failed")
+    assert row["opening_reason"] == "Redis at 127.0.0.1:6379: refused"
+    assert "Redis at 127.0.0.1:6379: refused" in cli("target", "ls").out
+    [note] = [each for each in cli("doctor", "--json").json["findings"] if each["subject"] == "redis:cache"]
+    assert (note["grade"], note["text"]) == ("note", "a worker could not open it: Redis at 127.0.0.1:6379: refused")
+    cli("target", "pause", "redis:cache", "--reason", "a new disk")
+    assert "a new disk" in cli("target", "ls").out, "what keeps its events from being delivered comes first"

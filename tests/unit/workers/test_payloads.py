@@ -45,6 +45,8 @@ def test_the_members_of_the_old_guides_are_around_the_same_record() -> None:
 def test_only_the_document_stores_line_ends_with_a_newline() -> None:
     event = sample_events.put("a.txt")
     assert payloads.line(event) == payloads.records(event) + "\n"
+    assert payloads.elasticsearch_access(event) == payloads.line(event)
+    assert payloads.elasticsearch_access(event, "guide").count("\n") == 1
     texts = (payloads.log(event), payloads.records(event), payloads.redis_access(event))
     assert not any(text.endswith("\n") for text in texts)
 

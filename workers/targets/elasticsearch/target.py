@@ -33,7 +33,7 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.bulk import Bulk, Operation
 from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.elasticsearch.mirror import Mirror
-from workers.targets.payloads import line, waves
+from workers.targets.payloads import elasticsearch_access, waves
 
 
 class ElasticsearchTarget:
@@ -91,10 +91,11 @@ class ElasticsearchTarget:
 
     def _append(self, cluster: Cluster, batch: Batch, at_once: int) -> None:
         """Write a document for each event, under an id that the server generates."""
+        shape = self._settings.access_shape
         for wave in waves(batch.events):
             events = [batch.events[index] for index in wave]
             operations = [
-                Operation(event.path, [index], b'{"create":{}}\n', line(event).encode())
+                Operation(event.path, [index], b'{"create":{}}\n', elasticsearch_access(event, shape).encode())
                 for index, event in zip(wave, events, strict=True)
             ]
             for index, outcome in zip(wave, self._bulk.send(cluster, operations, batch, at_once), strict=True):

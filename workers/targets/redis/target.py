@@ -1,6 +1,7 @@
 """Redis: a hash that mirrors the buckets or a list that records every event (reference §4.9).
 
-Delivered means: Redis answered the command that carried the event, or the transaction around it.
+Delivered means: Redis answered the command that carried the event, or the transaction around it; with `wait_replicas`,
+that many replicas have it too. All commands are about one key, which a Cluster has on one node.
 
 A call is one round trip for up to `_PORTION` events: one HSET with many fields, one HDEL, one script call that removes
 fields only if they hold a given version, or one RPUSH. With `window == 1` several commands are sent as one MULTI/EXEC.
@@ -9,28 +10,22 @@ the others.
 """
 
 import contextlib
-import ssl
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import redis
-from redis.backoff import NoBackoff
-from redis.connection import Connection, UnixDomainSocketConnection
+from redis.exceptions import AskError, RedisError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
-from redis.retry import Retry
 
 from app.config.targets.redis import RedisSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
-from workers.targets import tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.payloads import change, collapse, redis_access
-
-CLIENT_NAME = "Bucketwire"
+from workers.targets.redis.connection import RedisServers
 
 # A command must not keep Redis busy for long, nor come near its limit of 1 GB for a client's query buffer.
 _PORTION = 5_000
@@ -54,12 +49,17 @@ return removed
 """
 
 
+class _TooFewReplicas(RedisError):
+    """The server has the events, but not as many replicas as were asked for."""
+
+
 class RedisTarget:
-    """One Redis server, one connection."""
+    """One key of one Redis server, Sentinel's master or Cluster; one connection."""
 
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
-        self._where = f"Redis at {settings.address}"
+        self._servers = RedisServers(settings)
+        self._where = _where(settings)
         self._client: redis.Redis | None = None
 
     def open(self) -> None:
@@ -86,11 +86,13 @@ class RedisTarget:
 
     def _connect(self) -> redis.Redis:
         self.close()
-        client = redis.Redis(connection_pool=self._pool())
+        client = None
         try:
+            client = self._servers.connect()
             type_ = client.type(self._settings.key)
         except (RedisError, OSError) as error:
-            client.connection_pool.disconnect()
+            if client is not None:
+                client.connection_pool.disconnect()
             raise TargetUnavailable(self._reason(error)) from error
         kind = type_.decode() if isinstance(type_, bytes) else str(type_)
         needed = "list" if self._settings.format == "access" else "hash"
@@ -107,17 +109,32 @@ class RedisTarget:
         if not events:
             return []
         try:
-            if self._settings.format == "access":
-                shape = self._settings.access_shape
-                entries = [redis_access(event, shape) for event in events]
-                _command(client, "RPUSH", self._settings.key, *entries)
-                return [DELIVERED] * len(events)
-            return self._mirror(client, events, transaction=transaction)
+            outcomes = self._write(client, events, transaction=transaction)
         except (RedisError, OSError) as error:
-            outcome = self._outcome(error)
-            if isinstance(outcome, Unavailable):
-                self.close()
-            return [outcome] * len(events)
+            outcomes = [self._outcome(error)] * len(events)
+        if any(isinstance(outcome, Unavailable) for outcome in outcomes):
+            self.close()  # the key may be on another server by now
+        return outcomes
+
+    def _write(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
+        """Write a portion. Raises `RedisError` and `OSError` if its events share one outcome."""
+        outcomes: list[Outcome] = [DELIVERED] * len(events)
+        if self._settings.format == "access":
+            shape = self._settings.access_shape
+            _command(client, "RPUSH", self._settings.key, *(redis_access(event, shape) for event in events))
+        else:
+            outcomes = self._mirror(client, events, transaction=transaction)
+        if self._settings.wait_replicas:
+            self._wait_for_replicas(client, self._settings.wait_replicas)
+        return outcomes
+
+    def _wait_for_replicas(self, client: redis.Redis, needed: int) -> None:
+        """Return when so many replicas have everything that was written. Raises `RedisError`."""
+        # The server answers a little before we stop waiting for it, with the number that it has reached.
+        patience = max(1, round(self._settings.timeout * 800))
+        reached = int(client.execute_command("WAIT", needed, patience))  # type: ignore[no-untyped-call]  # as `_command`
+        if reached < needed:
+            raise _TooFewReplicas(f"{reached} replicas have the events, {needed} are asked for (wait_replicas)")
 
     def _mirror(self, client: redis.Redis, events: Sequence[Event], *, transaction: bool) -> list[Outcome]:
         """Write the namespace; a path's outcome is that of its command (collapsed, a path is in one command only)."""
@@ -158,57 +175,19 @@ class RedisTarget:
 
     def _reason(self, error: Exception) -> str:
         text = str(error) or type(error).__name__
+        if isinstance(error, AskError):  # MOVED too
+            text = f"the key's slot {error.slot_id} is now, or about to be, at {error.host}:{error.port}"
         if isinstance(error, redis.exceptions.NoPermissionError):
-            text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key)"
+            text += " (the user needs +type +hset +hdel +hget +eval +rpush +multi +exec +client|setname on this key, "
+            text += "for a Cluster +cluster|slots, with wait_replicas +wait)"
         return f"{self._where}: {text}"
 
-    def _pool(self) -> redis.ConnectionPool:
-        chosen = self._settings
-        kind: type[Connection | UnixDomainSocketConnection]
-        options: dict[str, Any]
-        if chosen.address.host.startswith("/"):
-            kind, options = UnixDomainSocketConnection, {"path": chosen.address.host}
-        else:
-            kind, options = Connection, {"host": chosen.address.host, "port": chosen.address.port}
-            options["socket_keepalive"] = True
-        if chosen.by_tls:
-            kind = _TLSConnection
-            options["context"] = tls.context(
-                chosen.tls_ca,
-                skip_verify=chosen.tls_skip_verify,
-                client_cert=chosen.client_cert,
-                client_key=chosen.client_key,
-            )
-        return redis.ConnectionPool(
-            connection_class=kind,
-            max_connections=1,
-            db=chosen.db,
-            # As MinIO: without a password, the user is not sent (§4.9).
-            username=(chosen.user or None) if chosen.password else None,
-            password=chosen.password or None,
-            client_name=CLIENT_NAME,
-            socket_timeout=chosen.timeout,
-            socket_connect_timeout=chosen.timeout,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,  # HELLO does not exist before Redis 6
-            **options,
-        )
 
-
-class _TLSConnection(Connection):
-    """A connection with the TLS context that all targets share; redis-py would create its own."""
-
-    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
-        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-        self._context = context
-
-    def _connect(self) -> ssl.SSLSocket:
-        plain = super()._connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
-        try:
-            return self._context.wrap_socket(plain, server_hostname=self.host)
-        except OSError:
-            plain.close()
-            raise
+def _where(settings: RedisSettings) -> str:
+    places = ",".join(map(str, settings.places))
+    if settings.sentinel:
+        return f"Redis master {settings.sentinel!r} of the Sentinels at {places}"
+    return f"Redis Cluster at {places}" if settings.cluster else f"Redis at {places}"
 
 
 def _command(client: redis.Redis, *words: Any) -> None:

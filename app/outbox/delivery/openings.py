@@ -1,0 +1,77 @@
+"""Have a target opened when it is set, before its first event, and keep the result.
+
+A target that was created or changed is due to be opened: the drain offers it to the target's queue, and a worker opens
+it and records the result. One that could not be opened is offered again, less and less often, so that its table or
+topic exists soon after its remote is available. The circuit breaker knows nothing of it: only deliveries open and
+close it. Opening is idempotent, so that two workers may open a target at the same time.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from app.config.arn import TargetId
+from app.outbox import tables
+from app.outbox.delivery.reasons import clean_reason
+from app.outbox.engine.database import Database
+from app.outbox.markers import NEVER
+from app.outbox.targets import OPENED, OPENING_FAILED
+
+_FIRST_WAIT, _LONGEST_WAIT = 10_000, 3_600_000  # ms until a target is offered again, unless it was opened
+_MOST_OFFERED = 100  # in one call, which holds up the drain
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """An offer to open a target with the settings that have this revision."""
+
+    target: TargetId
+    revision: int
+
+
+def offer_openings(database: Database, now: int) -> list[Opening]:
+    """Return the targets to open now, each marked as offered. Safe to run concurrently: one caller gets each.
+
+    A paused, disabled or broken target is not contacted; it is offered when it is no longer.
+    """
+    t = tables.targets.c
+    query = (
+        sa.select(t.id, t.type, t.name, t.revision, t.opening_tries)
+        .where(t.enabled, sa.not_(t.paused), t.problem == "", t.opening_due_at <= now)
+        .order_by(t.opening_due_at, t.id)
+        .limit(_MOST_OFFERED)
+    )
+    with database.reading() as connection:
+        due = connection.execute(query).all()
+    return [Opening(TargetId(row.type, row.name), row.revision) for row in due if _mark(database, row, now)]
+
+
+def record_opening(database: Database, row_id: int, revision: int, now: int, problem: str = "") -> bool:
+    """Record that the target was opened, or why it could not be; return whether that was recorded.
+
+    Not recorded are a result for settings that were replaced meanwhile, and a failure after a success, which another
+    worker had at the same time.
+    """
+    t = tables.targets.c
+    values: dict[str, Any] = {"opening": OPENED, "opening_reason": "", "opening_at": now, "opening_due_at": NEVER}
+    if problem:
+        values = {"opening": OPENING_FAILED, "opening_reason": clean_reason(problem), "opening_at": now}
+    with database.writing() as connection:
+        changed = connection.execute(
+            tables.targets.update().where(t.id == row_id, t.revision == revision, t.opening != OPENED).values(**values)
+        )
+    return bool(changed.rowcount)
+
+
+def _mark(database: Database, row: Any, now: int) -> bool:
+    t = tables.targets.c
+    wait = min(_LONGEST_WAIT, _FIRST_WAIT << min(row.opening_tries, 10))
+    with database.writing() as connection:
+        changed = connection.execute(
+            tables.targets.update()
+            .where(t.id == row.id, t.revision == row.revision, t.opening_tries == row.opening_tries)
+            .where(t.opening != OPENED)
+            .values(opening_due_at=now + wait, opening_tries=row.opening_tries + 1)
+        )
+    return bool(changed.rowcount)

@@ -1,0 +1,14 @@
+"""Print the events since a time: the table has a row for each event."""
+
+import pymysql
+
+with pymysql.connect(host="localhost", port=3306, user="me", password="secret", database="events") as database:
+    rows = database.cursor()
+    rows.execute(
+        "SELECT event_time, JSON_UNQUOTE(JSON_EXTRACT(event_data, '$.Records[0].eventName')), "
+        "JSON_UNQUOTE(JSON_EXTRACT(event_data, '$.Records[0].s3.object.key')) "
+        "FROM bucketevents WHERE event_time >= %s ORDER BY event_time",
+        ["2020-01-01 00:00:00"],
+    )
+    for time, name, key in rows:
+        print(time.isoformat(), name, key)

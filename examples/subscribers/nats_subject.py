@@ -1,0 +1,14 @@
+"""Print the events of a subject, as they come."""
+
+import asyncio, json, nats
+
+
+async def main():
+    client = await nats.connect("nats://localhost:4222")
+    events = await client.subscribe("minio.events")
+    async for message in events.messages:
+        event = json.loads(message.data)
+        print(event["EventName"], event["Key"])
+
+
+asyncio.run(main())

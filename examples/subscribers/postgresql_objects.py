@@ -1,0 +1,9 @@
+"""Print the objects of all buckets: the table mirrors the buckets."""
+
+import psycopg2
+
+with psycopg2.connect("host=localhost port=5432 user=me password=secret dbname=events") as database:
+    rows = database.cursor()
+    rows.execute("SELECT key, value #>> '{Records,0,s3,object,size}' FROM bucketobjects ORDER BY key")
+    for key, size in rows:
+        print(key, size)

@@ -1,0 +1,1 @@
+"""Redis targets, with Sentinel or Cluster where there is one."""

@@ -1,0 +1,128 @@
+"""Connect to the Redis server that has the key: the one of the settings, Sentinel's master, or a node of a Cluster.
+
+The clients that redis-py has for Sentinel and Cluster repeat commands and follow redirections by themselves. Here a
+command is sent once, to a server that was asked for right before the connection was made; one that is not the right one
+any more refuses it (READONLY, MOVED), and the next connection finds its successor.
+"""
+
+import ssl
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, UnixDomainSocketConnection
+from redis.crc import key_slot
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
+from redis.retry import Retry
+
+from app.config.fields.addresses import HostPort
+from app.config.targets.redis import RedisSettings
+from workers.targets import tls
+from workers.targets.node_rotation import NodeRotation
+
+CLIENT_NAME = "Bucketwire"
+
+
+class RedisServers:
+    """The addresses in the settings, of which one that did not answer is asked last the next time."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._asked = NodeRotation(settings.places, settings.timeout)
+
+    def connect(self) -> redis.Redis:
+        """Return a client of one connection to the server that has the key. Raises `RedisError` and `OSError`."""
+        return self._client(self._server())
+
+    def _server(self) -> HostPort:
+        """Return the address to connect to, which may have changed since the last call."""
+        if self._settings.sentinel:
+            return self._asked.connect(self._master, (RedisError, OSError))
+        if self._settings.cluster:
+            return self._asked.connect(self._owner, (RedisError, OSError))
+        return self._settings.address.place
+
+    def _master(self, place: HostPort) -> HostPort:
+        """Ask one Sentinel for the master."""
+        name = self._settings.sentinel
+        client = self._client(place, of_sentinel=True)
+        try:
+            command = "SENTINEL GET-MASTER-ADDR-BY-NAME"
+            found = client.execute_command(command, name)  # type: ignore[no-untyped-call]  # redis-py leaves it
+        finally:
+            client.connection_pool.disconnect()
+        if not found:
+            raise RedisConnectionError(f"the Sentinel at {place} knows no master {name!r}")
+        host, port = found
+        return HostPort(_text(host), int(port))
+
+    def _owner(self, place: HostPort) -> HostPort:
+        """Ask one node of a Cluster which one has the key: a hash or a list is one key, in one slot."""
+        slot = key_slot(self._settings.key.encode())
+        client = self._client(place)
+        try:
+            ranges = client.execute_command("CLUSTER SLOTS")  # type: ignore[no-untyped-call]  # redis-py leaves it
+        finally:
+            client.connection_pool.disconnect()
+        for first, last, owner, *_ in ranges:
+            if int(first) <= slot <= int(last):
+                # A node that does not know by which address it is reached leaves it out.
+                host = _text(owner[0] or b"")
+                return HostPort(place.host if host in ("", "?") else host, int(owner[1]))
+        raise RedisConnectionError(f"the Cluster of {place} has no node for the key's slot {slot}")
+
+    def _client(self, place: HostPort, *, of_sentinel: bool = False) -> redis.Redis:
+        chosen = self._settings
+        kind: type[Connection | UnixDomainSocketConnection]
+        options: dict[str, Any]
+        if place.host.startswith("/"):
+            kind, options = UnixDomainSocketConnection, {"path": place.host}
+        else:
+            kind, options = Connection, {"host": place.host, "port": place.port, "socket_keepalive": True}
+        if chosen.by_tls:
+            kind = _TLSConnection
+            options["context"] = tls.context(
+                chosen.tls_ca,
+                skip_verify=chosen.tls_skip_verify,
+                client_cert=chosen.client_cert,
+                client_key=chosen.client_key,
+            )
+        user, password = chosen.user, chosen.password
+        if of_sentinel:
+            user, password = chosen.sentinel_user, chosen.sentinel_password
+        pool = redis.ConnectionPool(
+            connection_class=kind,
+            max_connections=1,
+            db=0 if of_sentinel else chosen.db,
+            # As MinIO: without a password, the user is not sent (§4.9).
+            username=(user or None) if password else None,
+            password=password or None,
+            client_name=CLIENT_NAME,
+            socket_timeout=chosen.timeout,
+            socket_connect_timeout=chosen.timeout,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,  # HELLO does not exist before Redis 6
+            **options,
+        )
+        return redis.Redis(connection_pool=pool)
+
+
+class _TLSConnection(Connection):
+    """A connection with the TLS context that all targets share; redis-py would create its own."""
+
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        self._context = context
+
+    def _connect(self) -> ssl.SSLSocket:
+        plain = super()._connect()  # type: ignore[no-untyped-call]  # redis-py leaves it untyped
+        try:
+            return self._context.wrap_socket(plain, server_hostname=self.host)
+        except OSError:
+            plain.close()
+            raise
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
