@@ -1,16 +1,18 @@
 """Measure the time per key and the memory of a reconciliation, beside single processes without Spark.
 
-    python -m bench.reconcile [--millions 1 5 10] [--heap 1g]
+    python -m bench.reconcile [--millions 1 5 10] [--heap 1g] [--case drift]
 
 Spark creates a listing and the rows of a target, both as Parquet, with a known number of differences of every kind; the
-rows are copied to a PostgreSQL, too. Each measurement is a separate process: the job as `bucketwire reconcile` runs it
-on `local[2]` against PostgreSQL; the same steps with the rows from Parquet; a full outer join by pandas and one by
-pyarrow (`pip install pandas pyarrow`, skipped where they are not installed); and a merge of two sorted listings, as in
-`rclone check`. The last three compare ETags and sizes only. A measurement with wrong counts ends the run.
+rows are copied to a PostgreSQL, too. Each measurement is a separate process: the whole command `bucketwire reconcile`
+against PostgreSQL; its job in a warm session on `local[2]`; the same steps with the rows from Parquet; a full outer
+join by pandas and one by pyarrow (`pip install pandas pyarrow`, skipped where they are not installed); and a merge of
+two sorted listings, as in `rclone check`. The last three compare ETags and sizes only, in the case `drift` alone. A
+measurement with wrong counts ends the run.
 """
 
 import argparse
 import importlib.util
+import itertools
 import json
 import os
 import shutil
@@ -18,105 +20,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from app.config.arn import TargetId
-from app.outbox.engine.database import now_ms
+from app.outbox.engine.database import Database, now_ms
+from bench.reconcile_data import (
+    BUCKET,
+    CASES,
+    DRIFT_INTERVAL,
+    KINDS,
+    LISTING,
+    ROWS,
+    SORTED,
+    expected,
+    make,
+    parts,
+)
+from bench.reconcile_stores import STORES
 from bench.report import show
 from tests import provision, services
-from tests.support.builders import add_target, migrated, registry
+from tests.support.builders import SECRET_KEY, add_target, migrated, registry
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-BUCKET, TARGET = "bench", TargetId("postgresql", "rows")
-DRIFT_INTERVAL = 1000  # one key in so many differs, for each kind
-KINDS = ("missing", "stale", "orphaned", "malformed")
-FIRST_MODIFIED = 1_790_000_000_000  # ms; the last object is a day younger
-LISTING, ROWS, COPIED, SORTED = "listing.parquet", "rows.parquet", "rows.copy", "sorted-{}"
-
-
-def make(spark: "SparkSession", count: int, folder: Path) -> None:
-    """Write the listing and the rows of `count` keys of 64 bytes, in the formats of every measurement."""
-    from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
-
-    from spark_jobs.schemas import ROWS as ROWS_SCHEMA
-
-    number, kind = F.col("id"), F.col("id") % DRIFT_INTERVAL
-    at = F.timestamp_millis(F.lit(FIRST_MODIFIED) + number % 86_400_000)
-    key = F.format_string(
-        "data/2026/%02d/%s/part-%012d.parquet",
-        number % 12 + 1,
-        F.substring(F.md5(number.cast("string")), 1, 24),
-        number,
-    )
-    objects = spark.range(count).select(
-        "id", kind.alias("kind"), key.alias("key"), F.md5(F.concat(F.lit("e"), number)).alias("etag"),
-        (number * 37 % 1_000_000_000).alias("size"), at.alias("at"),
-    )  # fmt: skip
-    listing = objects.where("kind != 2").select(
-        "key", "size", F.col("etag").alias("e_tag"), F.col("at").alias("last_modified_date")
-    )
-    listing.write.parquet(str(folder / LISTING))
-
-    def sound(column: Any) -> Any:
-        return F.when(F.col("kind") != 3, column)
-
-    time_ = F.date_format("at", "yyyy-MM-dd'T'HH:mm:ss.SSS'Z'")
-    existing = objects.where("kind != 0").withColumn(
-        "etag", F.when(F.col("kind") == 1, F.reverse("etag")).otherwise(F.col("etag"))
-    )
-    rows = existing.select(
-        "key", sound(F.lit("s3:ObjectCreated:Put")).alias("name"), sound(F.lit(BUCKET)).alias("bucket"),
-        sound(F.replace("key", F.lit("/"), F.lit("%2F"))).alias("object"), sound(F.col("etag")).alias("etag"),
-        sound(F.col("size").cast("string")).alias("size"), sound(F.lit("")).alias("version"),
-        sound(F.upper(F.hex(F.col("id") + (1 << 60)))).alias("sequencer"), sound(time_).alias("time"),
-    )  # fmt: skip
-    rows.select(*ROWS_SCHEMA.names).write.parquet(str(folder / ROWS))
-    s3_object = F.struct(
-        F.col("object").alias("key"), F.col("etag").alias("eTag"), F.col("size").cast("bigint").alias("size"),
-        F.lit("application/octet-stream").alias("contentType"), "sequencer",
-    )  # fmt: skip
-    record = F.struct(
-        F.lit("2.0").alias("eventVersion"), F.lit("minio:s3").alias("eventSource"), F.col("time").alias("eventTime"),
-        F.col("name").alias("eventName"),
-        F.struct(F.struct(F.col("bucket").alias("name")).alias("bucket"), s3_object.alias("object")).alias("s3"),
-    )  # fmt: skip
-    document = F.to_json(F.struct(F.array(record).alias("Records")))
-    document = F.when(F.col("name").isNull(), '{"Records":[]}').otherwise(document)
-    copied = spark.read.parquet(str(folder / ROWS)).select(
-        F.concat_ws("\t", F.concat(F.lit(f"{BUCKET}/"), "key"), document)
-    )
-    copied.write.text(str(folder / COPIED))
-    for name, etag in ((LISTING, "e_tag"), (ROWS, "etag")):
-        entries = spark.read.parquet(str(folder / name)).orderBy("key")
-        lines = entries.select(
-            F.concat_ws("\t", "key", F.coalesce(etag, F.lit("")), F.coalesce(F.col("size").cast("string"), F.lit("")))
-        )
-        lines.write.text(str(folder / SORTED.format(name)))
-
-
-def fill(server: services.Postgres, database: str, folder: Path) -> None:
-    """Copy the rows to a table as the target creates it."""
-    with server.connection(database) as connection, connection.cursor() as cursor:
-        cursor.execute("CREATE TABLE rows (key varchar, value jsonb)")
-        for part in parts(folder / COPIED):
-            with part.open("rb") as lines:
-                cursor.copy_expert("COPY rows FROM STDIN", lines)
-        cursor.execute("ALTER TABLE rows ADD PRIMARY KEY (key)")
-        connection.commit()
-        connection.autocommit = True
-        cursor.execute("VACUUM ANALYZE rows")
-    shutil.rmtree(folder / COPIED)
-
-
-def parts(folder: Path) -> list[Path]:
-    """Return the files that Spark wrote, in order."""
-    return sorted(folder.glob("part-*"))
+NAME = "rows"
 
 
 @contextmanager
@@ -129,58 +62,85 @@ def spark_session(heap: str, folder: Path) -> Iterator["SparkSession"]:
         yield spark
 
 
-def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """Run `bucketwire reconcile` in an open session."""
-    from spark_jobs.api_client import Api
-    from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
-
+@contextmanager
+def outbox(folder: Path, options: argparse.Namespace) -> Iterator[Database]:
+    """Make an outbox with the target."""
     database = migrated(f"sqlite:///{folder}/outbox.db")
-    values = {"connection_string": options.dsn, "table": "rows"}
-    add_target(database, TARGET.name, type_name=TARGET.type, values=values, bucket=BUCKET)
-    config = ReconcileConfig(
-        bucket=BUCKET, target=TARGET, folder=folder / "reports", listing=str(folder / LISTING), listed_at=now_ms(),
-        arrival=0.0,
-    )  # fmt: skip
-
-    def run(spark: "SparkSession") -> Mapping[str, int]:
-        result = reconcile(spark, database, registry(database), config, Api("http://127.0.0.1:9"))
-        return result.counts
-
+    add_target(database, NAME, type_name=options.store, values=json.loads(options.settings), bucket=BUCKET)
     try:
-        return with_spark(run, folder, options)
+        yield database
     finally:
         database.close()
         shutil.rmtree(folder / "reports", ignore_errors=True)
         (folder / "outbox.db").unlink()
 
 
+def command(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run `bucketwire reconcile` from the shell."""
+    more = {
+        "BUCKETWIRE_DATABASE_URL": f"sqlite:///{folder}/outbox.db",
+        "BUCKETWIRE_DATA_DIR": str(folder / "data"),
+        "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS),
+        "BUCKETWIRE_SPARK_MASTER": "local[2]",
+        "BUCKETWIRE_SPARK_MEMORY": options.heap,
+        "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
+    }
+    listed = ["--listing", str(folder / LISTING), "--listed-at", datetime.now(UTC).isoformat()]
+    argv = [
+        sys.executable,
+        "-m",
+        "spark_jobs",
+        "reconcile",
+        BUCKET,
+        "--target",
+        f"{options.store}:{NAME}",
+        *listed,
+        "--json",
+    ]
+    with outbox(folder, options):
+        started, before = time.perf_counter(), os.times()
+        done = subprocess.run(argv, env=os.environ | more, stdout=subprocess.PIPE, check=True)
+        seconds, after = time.perf_counter() - started, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return {"counts": json.loads(done.stdout), "seconds": seconds, "cpu": cpu, "python": 0}
+
+
+def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run `bucketwire reconcile` in an open session."""
+    from spark_jobs.api_client import Api
+    from spark_jobs.jobs.reconcile import ReconcileConfig, reconcile
+
+    config = ReconcileConfig(
+        bucket=BUCKET, target=TargetId(options.store, NAME), folder=folder / "reports", arrival=0.0,
+        listing=str(folder / LISTING), listed_at=now_ms(), versions=options.case == "versions",
+    )  # fmt: skip
+    with outbox(folder, options) as database:
+
+        def run(spark: "SparkSession") -> Mapping[str, int]:
+            return reconcile(spark, database, registry(database), config, Api("http://127.0.0.1:9")).counts
+
+        return with_spark(run, folder, options)
+
+
 def steps(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Run the steps of the job with the rows from Parquet, which no target has."""
-    from pyspark import StorageLevel
-
     from app.rules.model import Rule
-    from spark_jobs.jobs.drift import count_findings, find_drift, namespace
+    from spark_jobs.jobs.comparison import write_differences
+    from spark_jobs.jobs.drift import count_findings, mark_in_flight
     from spark_jobs.listings.listing import from_parquet
     from spark_jobs.reports.report import write_findings
 
-    rule = Rule(bucket=BUCKET, events=("*",), prefix="", suffix="", target=TARGET)
-
-    def persisted(frame: "DataFrame") -> tuple["DataFrame", int]:
-        frame = frame.persist(StorageLevel.DISK_ONLY)
-        return frame, frame.count()
+    rule = Rule(bucket=BUCKET, events=("*",), prefix="", suffix="", target=TargetId("postgresql", NAME))
 
     def run(spark: "SparkSession") -> Mapping[str, int]:
-        rows, target_rows = persisted(namespace(spark.read.parquet(str(folder / ROWS)), BUCKET))
-        listing = from_parquet(spark, str(folder / LISTING), versioned=False)
-        listed, objects = persisted(listing.frame)
-        findings = find_drift(
-            listed, rows, spark.createDataFrame([], "key string"), bucket=BUCKET, rules=[rule], policy="mirror",
-            versioned=False, young=now_ms(), keys=max(objects, target_rows),
-        )  # fmt: skip
         (folder / "findings").mkdir()
-        return count_findings(write_findings(findings, folder / "findings")) | {
-            "objects": objects, "target_rows": target_rows, "unreadable": listing.unreadable_count,
-        }  # fmt: skip
+        listing = from_parquet(spark, str(folder / LISTING), versioned=options.case == "versions")
+        differences, sizes = write_differences(
+            listing, spark.read.parquet(str(folder / ROWS)), folder / "findings", has_single_rows=True, bucket=BUCKET,
+            rules=[rule], policy="mirror",
+        )  # fmt: skip
+        findings = write_findings(mark_in_flight(differences, None, young=now_ms()), folder / "findings")
+        return {**count_findings(findings), **sizes, "unreadable": listing.unreadable_count}
 
     try:
         return with_spark(run, folder, options)
@@ -277,12 +237,17 @@ def by_merge(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
     return stop(counts)
 
 
-METHODS: dict[str, tuple[str, Callable[[Path, argparse.Namespace], dict[str, Any]]]] = {
-    "postgresql": ("Spark, rows in PostgreSQL", job),
-    "parquet": ("Spark, rows in Parquet", steps),
-    "pandas": ("pandas, one process", by_pandas),
-    "pyarrow": ("pyarrow, one process", by_pyarrow),
-    "merge": ("merge of two sorted listings", by_merge),
+Method = Callable[[Path, argparse.Namespace], dict[str, Any]]
+METHODS: dict[str, tuple[str, str, Method]] = {  # what it is called, its store
+    "command": ("command, rows in PostgreSQL", "postgresql", command),
+    "postgresql": ("job, rows in PostgreSQL", "postgresql", job),
+    "mysql": ("job, rows in MySQL", "mysql", job),
+    "redis": ("job, rows in Redis", "redis", job),
+    "elasticsearch": ("job, rows in Elasticsearch", "elasticsearch", job),
+    "parquet": ("same steps, rows in Parquet", "", steps),
+    "pandas": ("pandas, one process", "", by_pandas),
+    "pyarrow": ("pyarrow, one process", "", by_pyarrow),
+    "merge": ("merge of two sorted listings", "", by_merge),
 }
 
 
@@ -309,15 +274,16 @@ def peak(pid: int | str = "self") -> int:
     return int(status.split("VmHWM:")[1].split()[0]) // 1024
 
 
-def measure(method: str, count: int, folder: Path, options: argparse.Namespace, dsn: str) -> dict[str, Any]:
+def measure(
+    method: str, count: int, folder: Path, options: argparse.Namespace, settings: Mapping[str, str]
+) -> dict[str, Any]:
     """Measure in a separate process; return a row of the table. Ends the run if the counts are wrong."""
     load = os.getloadavg()[0]
-    argv = ["--method", method, "--folder", str(folder), "--heap", options.heap, "--dsn", dsn]
-    result = run_in_process(argv)
-    expected = dict.fromkeys(KINDS, count // DRIFT_INTERVAL)
-    counts = {kind: result["counts"][kind] for kind in KINDS}
-    if counts != expected:
-        raise SystemExit(f"{method} found {counts}, expected {expected}")
+    argv = ["--method", method, "--folder", str(folder), "--heap", options.heap, "--case", options.case]
+    result = run_in_process([*argv, "--store", METHODS[method][1], "--settings", json.dumps(settings)])
+    counts, right = {kind: result["counts"][kind] for kind in KINDS}, expected(options.case, count)
+    if counts != right:
+        raise SystemExit(f"{method} found {counts}, expected {right}")
     return {
         "method": METHODS[method][0],
         "keys, millions": count / 1e6,
@@ -343,42 +309,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 5, 10], help="sizes, in millions of keys")
     parser.add_argument("--heap", default="1g", help="heap of the job's JVM")
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="what to measure")
-    for hidden in ("--method", "--folder", "--dsn", "--make"):
+    parser.add_argument("--case", choices=CASES, default=CASES[0], help="what differs")
+    default = ["command", "postgresql", "parquet", "pandas", "pyarrow", "merge"]
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=default, help="what to measure")
+    for hidden in ("--method", "--folder", "--store", "--settings", "--make"):
         parser.add_argument(hidden, default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.make:
         with spark_session("2g", Path(options.folder)) as spark:
-            make(spark, int(options.make), Path(options.folder))
+            make(spark, options.case, int(options.make), Path(options.folder))
         print("{}")
         return
     if options.method:
-        print(json.dumps(METHODS[options.method][1](Path(options.folder), options)))
+        print(json.dumps(METHODS[options.method][2](Path(options.folder), options)))
         return
     methods = [
         method for method in options.methods if method not in ("pandas", "pyarrow") or importlib.util.find_spec(method)
     ]
     table = []
-    with ExitStack() as stack:
-        server = stack.enter_context(services.postgres())
-        for millions in options.millions:
-            count = int(millions * 1e6) // DRIFT_INTERVAL * DRIFT_INTERVAL
-            folder, database = services.new_folder("reconcile"), f"rows_{count}"
-            run_in_process(["--make", str(count), "--folder", str(folder)])
-            server.create_database(database)
-            if "postgresql" in methods:
-                fill(server, database, folder)
-            for method in methods:
-                table.append(measure(method, count, folder, options, server.dsn(database)))
-                print(table[-1], flush=True)
-            shutil.rmtree(folder)
-            with server.connection("postgres") as connection, connection.cursor() as cursor:
-                connection.rollback()
-                connection.autocommit = True
-                cursor.execute(f"DROP DATABASE {database}")
+    for millions in options.millions:
+        count = int(millions * 1e6) // DRIFT_INTERVAL * DRIFT_INTERVAL
+        folder = services.new_folder("reconcile")
+        run_in_process(["--make", str(count), "--folder", str(folder), "--case", options.case])
+        for store, group in itertools.groupby(methods, key=lambda method: METHODS[method][1]):
+            with STORES[store](folder) if store else nullcontext({}) as settings:
+                for method in group:
+                    table.append(measure(method, count, folder, options, settings))
+                    print(table[-1], flush=True)
+        shutil.rmtree(folder)
     note = (
-        f"heap {options.heap}, local[2]; one key in {DRIFT_INTERVAL} differs for each of {len(KINDS)} kinds; "
-        "every difference was found"
+        f"heap {options.heap}, local[2]; case {options.case}, one key in {DRIFT_INTERVAL} differs for each of "
+        f"{len(KINDS)} kinds; every difference was found"
     )
     show("reconcile", "Reconciliation of a listing in Parquet", table, note)
 

@@ -28,11 +28,14 @@ NAMESPACE = _schema(
 )  # fmt: skip
 
 # A difference: the object's properties, the row's, and the names of those that differ (for the kind `stale`).
-FINDINGS = _schema(
+DIFFERENCES = _schema(
     key=StringType, kind=StringType, differs=StringType, etag=StringType, size=LongType, modified=LongType,
     version=StringType, row_name=StringType, row_etag=StringType, row_size=LongType, row_version=StringType,
-    row_sequencer=StringType, row_time=LongType, in_flight=BooleanType,
+    row_sequencer=StringType, row_time=LongType,
 )  # fmt: skip
+
+# A difference, and whether an event that may explain it is in flight.
+FINDINGS = StructType([*DIFFERENCES, StructField("in_flight", BooleanType())])
 
 # A scan's warnings: an object's number of versions and their bytes, or a folder's number of folders.
 WARNINGS = _schema(name=StringType, key=StringType, versions=LongType, size=LongType, folders=LongType)

@@ -20,6 +20,10 @@ from spark_jobs import connectors
 _LOOPBACK = "127.0.0.1"
 _ROOT = Path(__file__).parents[1]
 _SHIPPED_PACKAGES = ("app", "spark_jobs")
+# Spark makes many small partitions, and joins small ones when it knows their sizes (adaptive execution). On one machine
+# a partition is sorted in memory; on a cluster, up to 200,000 keys in each of these are.
+_LOCAL_PARTITIONS, _LOCAL_PARTITION_SIZE = 64, "16m"
+_CLUSTER_PARTITIONS = 2000
 
 
 @contextmanager
@@ -45,7 +49,8 @@ def session(
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         settings |= {"spark.driver.bindAddress": _LOOPBACK, "spark.driver.host": _LOOPBACK}
-        settings["spark.sql.shuffle.partitions"] = "8"  # a cluster has settings of its own
+        settings["spark.sql.shuffle.partitions"] = str(_LOCAL_PARTITIONS)
+        settings["spark.sql.adaptive.advisoryPartitionSizeInBytes"] = _LOCAL_PARTITION_SIZE
         settings["spark.executorEnv.PYTHONPATH"] = str(_ROOT)  # before the user's own, which Spark appends
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
@@ -58,6 +63,8 @@ def session(
             spark.sparkContext.setLogLevel("ERROR")
             if not is_local:
                 spark.sparkContext.addPyFile(str(write_code_zip(Path(folder) / "bucketwire.zip")))
+                if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+                    spark.conf.set("spark.sql.shuffle.partitions", str(_CLUSTER_PARTITIONS))
             yield spark
         finally:
             spark.stop()

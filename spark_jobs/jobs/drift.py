@@ -15,8 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.events.effects import ContentChange, names
 from app.rules.model import Rule
+from spark_jobs.jobs.sizes import Sizes
+from spark_jobs.key_groups import KEY_HASH, by_key, one_per_key
 from spark_jobs.rule_predicates import rule_predicates
-from spark_jobs.schemas import FINDINGS, NAMESPACE, PATHS, integer, milliseconds, version
+from spark_jobs.schemas import DIFFERENCES, FINDINGS, LISTING, NAMESPACE, PATHS, integer, milliseconds, version
 
 MISSING, STALE, ORPHANED, MALFORMED, UNMATCHED = "missing", "stale", "orphaned", "malformed", "unmatched"
 DRIFT = (MISSING, STALE, ORPHANED, MALFORMED)
@@ -26,14 +28,18 @@ REMOVALS = (ContentChange.DELETE_MARKER, ContentChange.REMOVED, ContentChange.AL
 # An event's time is when it was sent, an object's when it was written, and the clocks of several machines differ.
 CLOCK_SKEW = 60_000  # ms
 
-_PARTITION_KEYS = 200_000  # keys that a task has in memory, about 50 MB
-_MAX_PARTITIONS = 20_000  # with more, both sides are sorted instead
+# An event's document, as far as ROWS need it: every text as it is written there.
+_DOCUMENT = (
+    "Records array<struct<eventName string, eventTime string, s3 struct<bucket struct<name string>, object struct<"
+    "key string, eTag string, size string, versionId string, sequencer string>>>>"
+)
 
 
 def documents(frame: DataFrame, document: str = "document") -> DataFrame:
     """Return the ROWS of a frame with `key` and whole documents as text."""
-    texts = [F.get_json_object(document, "$.Records[0]." + ".".join(path)).alias(name) for name, path in PATHS.items()]
-    return frame.select("key", *texts)
+    parsed = frame.select("key", F.from_json(document, _DOCUMENT).alias("parsed"))
+    record = parsed.select("key", F.get("parsed.Records", F.lit(0)).alias("record"))
+    return record.select("key", *(F.col(".".join(("record", *path))).alias(name) for name, path in PATHS.items()))
 
 
 def namespace(rows: DataFrame, bucket: str) -> DataFrame:
@@ -41,9 +47,20 @@ def namespace(rows: DataFrame, bucket: str) -> DataFrame:
 
     Of several rows a sound one counts: the events of the object do not change a row at a wrong place.
     """
-    object_key = F.try_url_decode(F.col("object"))  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
-    sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & (object_key == F.col("key"))
-    parsed = rows.select(
+    return namespace_by_key(rows, bucket).select(*NAMESPACE.names)
+
+
+def namespace_by_key(rows: DataFrame, bucket: str) -> DataFrame:
+    """Return the same with the hash of each key, in the order in which `compare` joins it."""
+    best = F.max(F.struct("sound", "sequencer", "time", "name", "etag", "size", "version"))
+    chosen = one_per_key(parsed(rows, bucket), best).select(KEY_HASH, "key", "chosen.*")
+    return chosen.select(KEY_HASH, *NAMESPACE.names)
+
+
+def parsed(rows: DataFrame, bucket: str) -> DataFrame:
+    """Return each of the ROWS as a row of a NAMESPACE."""
+    sound = F.col("name").isNotNull() & (F.col("bucket") == bucket) & is_encoded(F.col("object"), F.col("key"))
+    return rows.select(
         "key",
         F.coalesce(sound, F.lit(False)).alias("sound"),
         "name",
@@ -53,45 +70,66 @@ def namespace(rows: DataFrame, bucket: str) -> DataFrame:
         "sequencer",
         milliseconds(F.col("time")).alias("time"),
     )
-    best = F.max(F.struct("sound", "sequencer", "time", "name", "etag", "size", "version")).alias("best")
-    return parsed.groupBy("key").agg(best).select("key", "best.*").select(*NAMESPACE.names)
 
 
-def find_drift(
-    listing: DataFrame, rows: DataFrame, in_flight: DataFrame, *, bucket: str, rules: Iterable[Rule], policy: str,
-    versioned: bool, young: int, clock_skew: int = CLOCK_SKEW, keys: int = 0,
+def compare(
+    listing: DataFrame, rows: DataFrame, *, bucket: str, rules: Iterable[Rule], policy: str, versioned: bool,
+    clock_skew: int = CLOCK_SKEW, sizes: Sizes | None = None,
 ) -> DataFrame:  # fmt: skip
-    """Return the FINDINGS of a LISTING and a NAMESPACE by the target's rules and policy.
+    """Return the DIFFERENCES between a LISTING and a NAMESPACE by the target's rules and policy.
 
-    `keys` is the number of keys on the larger side, so that their memory can be planned; 0 for a few.
-
-    `in_flight` has the keys (`key`) whose events are on their way; objects modified at or after `young` (ms) are in
-    flight as well. Findings about them are marked, and are not drift.
+    Each side has a key once. If that is not certain, `sizes` says so for keys of both sides when the frame has been
+    written; the frame then has every row without an object, so that rows which repeat are in it: those that are no
+    difference have no `kind`.
     """
-    objects = listing.select(*(F.col(name).alias(f"l_{name}") for name in listing.columns))
-    rows = rows.select(*(F.col(name).alias(f"n_{name}") for name in NAMESPACE.names))
-    # A hash join takes a fifth less time than a sort of both sides (measured on 5 million keys), but the keys of a
-    # partition have to fit into memory, because a hashed side is never spilled.
-    configured = int(listing.sparkSession.conf.get("spark.sql.shuffle.partitions") or 1)
-    partitions = min(max(configured, -(-keys // _PARTITION_KEYS)), _MAX_PARTITIONS)
-    if partitions > configured:
-        objects, rows = objects.repartition(partitions, "l_key"), rows.repartition(partitions, "n_key")
-    hint = "shuffle_hash" if keys <= partitions * _PARTITION_KEYS else "merge"
-    both = objects.hint(hint).join(rows, F.col("l_key") == F.col("n_key"), "full_outer")
+    objects = by_key(listing).select(*(F.col(name).alias(f"l_{name}") for name in (KEY_HASH, *LISTING.names)))
+    rows = by_key(rows).select(*(F.col(name).alias(f"n_{name}") for name in (KEY_HASH, *NAMESPACE.names)))
+    same = (F.col(f"l_{KEY_HASH}") == F.col(f"n_{KEY_HASH}")) & (F.col("l_key") == F.col("n_key"))
+    if sizes is not None:
+        objects, rows = sizes.of_objects(objects), sizes.of_rows(rows)
+    # Both sides are sorted, or spill while they are: a side that is hashed has to fit into memory.
+    both = objects.hint("merge").join(rows, same, "full_outer")
+    if sizes is not None:
+        both = sizes.of_pairs(both)
     both = both.withColumn("key", F.coalesce("l_key", "n_key"))
-    moving = in_flight.select(F.col("key").alias("moving")).distinct()
     classified = both.withColumn(
         "differs", _differs(versioned=versioned, policy=policy, clock_skew=clock_skew)
     ).withColumn("kind", _kind(list(rules), bucket, versioned=versioned, policy=policy))
-    findings = classified.where(F.col("kind").isNotNull()).join(moving, F.col("key") == F.col("moving"), "left")
-    return findings.select(
+    is_kept = F.col("kind").isNotNull()
+    if sizes is not None:
+        is_kept |= F.col("l_key").isNull()
+    return classified.where(is_kept).select(
         "key",
         "kind",
         F.when(F.col("kind") == STALE, F.array_join("differs", ",")).otherwise("").alias("differs"),
         *(F.col(f"l_{name}").alias(name) for name in ("etag", "size", "modified", "version")),
         *(F.col(f"n_{name}").alias(f"row_{name}") for name in ("name", "etag", "size", "version", "sequencer", "time")),
-        (F.col("moving").isNotNull() | F.coalesce(F.col("l_modified") >= young, F.lit(False))).alias("in_flight"),
-    ).select(*FINDINGS.names)
+    ).select(*DIFFERENCES.names)  # fmt: skip
+
+
+def mark_in_flight(differences: DataFrame, in_flight: DataFrame | None, *, young: int) -> DataFrame:
+    """Return the FINDINGS of DIFFERENCES.
+
+    `in_flight` has the keys (`key`) whose events are on their way, None for no keys; objects modified at or after
+    `young` (ms) are in flight as well. Findings about them are marked, and are not drift.
+    """
+    is_young = F.coalesce(F.col("modified") >= young, F.lit(False))
+    if in_flight is None:
+        return differences.withColumn("in_flight", is_young)
+    moving = in_flight.select(F.col("key").alias("moving")).distinct()
+    joined = differences.join(moving, F.col("key") == F.col("moving"), "left")
+    return joined.withColumn("in_flight", F.col("moving").isNotNull() | is_young).select(*FINDINGS.names)
+
+
+def find_drift(
+    listing: DataFrame, rows: DataFrame, in_flight: DataFrame, *, bucket: str, rules: Iterable[Rule], policy: str,
+    versioned: bool, young: int, clock_skew: int = CLOCK_SKEW,
+) -> DataFrame:  # fmt: skip
+    """Return the FINDINGS of a LISTING and a NAMESPACE: what `compare` and `mark_in_flight` return together."""
+    differences = compare(
+        listing, rows, bucket=bucket, rules=rules, policy=policy, versioned=versioned, clock_skew=clock_skew
+    )
+    return mark_in_flight(differences, in_flight, young=young)
 
 
 def count_findings(findings: DataFrame) -> dict[str, int]:
@@ -99,6 +137,15 @@ def count_findings(findings: DataFrame) -> dict[str, int]:
     kind = F.when(F.col("in_flight") & (F.col("kind") != UNMATCHED), "in_flight").otherwise(F.col("kind")).alias("kind")
     counts = {row["kind"]: int(row["count"]) for row in findings.groupBy(kind).count().collect()}
     return {name: counts.get(name, 0) for name in (*DRIFT, UNMATCHED, "in_flight")}
+
+
+def is_encoded(encoded: Column, key: Column) -> Column:
+    """Return whether `encoded` is the key as events have it, with percent signs; null if it is not encoded text."""
+    decoded = F.try_url_decode(encoded)  # type: ignore[attr-defined, unused-ignore]  # younger than the stubs
+    # Most keys have slashes and nothing else that is encoded; to replace these takes less time than to decode.
+    unslashed = F.replace(encoded, F.lit("%2F"), F.lit("/"))
+    is_plain = ~unslashed.contains("%") & ~unslashed.contains("+")
+    return F.when(is_plain, unslashed == key).otherwise(decoded == key)
 
 
 def _kind(rules: Sequence[Rule], bucket: str, *, versioned: bool, policy: str) -> Column:

@@ -1,15 +1,16 @@
 """Compare a target with a bucket, report the drift, and repair it on request.
 
 The order of steps makes it safe beside writers. First the log's end and the events that are still in flight are noted;
-then the rows and the bucket are read; last, the log is asked which objects had events since. An object that changed in
-between is among those, and is left alone.
+then the rows and the bucket are read, compared, and their differences written; last, the log is asked which objects had
+events since. An object that changed in between is among those, and is left alone.
 """
 
+import json
 import shutil
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from app.outbox.registry import Registry
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.drift import DRIFT, count_findings, find_drift, namespace
+from spark_jobs.jobs.comparison import write_differences
+from spark_jobs.jobs.drift import DRIFT, count_findings, mark_in_flight
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.repair_limits import RepairLimits
@@ -115,42 +117,42 @@ def _run(
     spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
     config: ReconcileConfig, api: Api, run: str, lost: threading.Event,
 ) -> ReconcileResult:  # fmt: skip
+    begun = time.monotonic()
     listed_at, mark = config.listed_at or now_ms(), r.log_mark(database, config.target, config.bucket)
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
-    tasks = _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
-    rows = namespace(stores.rows(spark, settings, config.bucket, tasks=tasks), config.bucket)
-    rows = rows.persist(StorageLevel.DISK_ONLY)
-    target_rows = rows.count()
-    sample = [] if config.is_written else _sample_keys(rows, target_rows)
-    listing = config.list_bucket(spark, tasks=tasks, sample=sample)
-    objects = listing.frame.persist(StorageLevel.DISK_ONLY)
-    object_count, unreadable = objects.count(), listing.unreadable_count
-    time.sleep(config.arrival)  # events of what happened during the listing are in the log after that
-    changed = r.keys_recorded_since(
-        database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
-    )
-    in_flight = spark.createDataFrame([(key,) for key in mark.in_flight | changed], "key string")
+    cores = spark.sparkContext.defaultParallelism
+    # One task for each core, because a table is scanned as a whole by each task that reads it.
+    rows, sample = stores.rows(spark, settings, config.bucket, tasks=cores), list[str]()
+    if not config.is_written:
+        rows = rows.persist(StorageLevel.DISK_ONLY)
+        sample = _sample_keys(rows)
+    listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample)
     folder = config.folder / run
-    folder.mkdir(parents=True)
-    differences = find_drift(
-        objects, rows, in_flight, bucket=config.bucket, rules=rules, policy=settings.policy,
-        versioned=listing.versioned, young=listed_at - config.grace, keys=max(object_count, target_rows),
-    )  # fmt: skip
-    findings = write_findings(differences, folder)
-    counts = count_findings(findings) | {
-        "objects": object_count, "target_rows": target_rows, "unreadable": unreadable, "repaired": 0,
-    }  # fmt: skip
+    with _scratch(folder) as scratch:
+        differences, sizes = write_differences(
+            listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
+            rules=rules, policy=settings.policy,
+        )  # fmt: skip
+        rows.unpersist()
+        unreadable = listing.unreadable_count
+        # Then events of what happened before the listing ended are in the log.
+        listed_by = begun if config.is_written else time.monotonic()
+        time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
+        changed = r.keys_recorded_since(
+            database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
+        )
+        in_flight = frame_of_keys(spark, mark.in_flight | changed, scratch / "in-flight.jsonl")
+        findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
+    counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
     drift = sum(counts[kind] for kind in DRIFT)
     listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
     store_findings(database, run, (row.asDict() for row in listed.toLocalIterator()))
     problem = _listing_problem(listing, unreadable)
     if config.repair and drift:
         counts["repaired"], repair_problem = _repair(
-            database, findings, config, api, mark.seq, listed_at, target_rows, problem, lost
+            database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
         )
         problem = " ".join(filter(None, (problem, repair_problem)))
-    for frame in (rows, objects):
-        frame.unpersist()
     state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
     header = ReportHeader(
         run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem
@@ -158,11 +160,33 @@ def _run(
     return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
 
 
-def _sample_keys(rows: DataFrame, target_rows: int) -> list[str]:
+@contextmanager
+def _scratch(folder: Path) -> Iterator[Path]:
+    """Make the folder of a report, and in it one for files that are deleted at the end."""
+    scratch = folder / "scratch"
+    scratch.mkdir(parents=True)
+    try:
+        yield scratch
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def frame_of_keys(spark: SparkSession, keys: Collection[str], path: Path) -> DataFrame | None:
+    """Return the keys as the column `key`, by way of a file; None for no keys.
+
+    A frame made of Python's objects would need Python workers, and has no size by which Spark could plan a join.
+    """
+    if not keys:
+        return None
+    # Not by orjson, which refuses half of a surrogate pair: that is the key of no object, and must not end a run.
+    with path.open("w") as lines:
+        lines.writelines(json.dumps({"key": key}) + "\n" for key in keys)
+    return spark.read.schema("key string").json(str(path))
+
+
+def _sample_keys(rows: DataFrame) -> list[str]:
     """Return a sample of the target's keys; the bucket's keys are probably distributed like them."""
-    fraction = min(1.0, _SAMPLE_SIZE / max(target_rows, 1))
-    sample = rows.select("key").sample(fraction, seed=1).limit(2 * _SAMPLE_SIZE).collect()
-    return [row["key"] for row in sample]
+    return [row["key"] for row in rows.select("key").orderBy(F.xxhash64("key")).limit(_SAMPLE_SIZE).collect()]
 
 
 def _listing_problem(listing: Listing, unreadable: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
+from spark_jobs.key_groups import KEY_HASH, one_per_key
 from spark_jobs.schemas import LISTING, etag, milliseconds, version
 
 _MC = (
@@ -24,13 +25,19 @@ class BadListing(Exception):
 
 @dataclass(frozen=True)
 class Listing:
-    """A LISTING; `unreadable` has the column `line` for each unreadable entry."""
+    """A bucket's objects; `unreadable` has the column `line` for each unreadable entry."""
 
-    frame: DataFrame
+    objects: DataFrame  # a LISTING, perhaps with the hash of each key
     versioned: bool
     unreadable: DataFrame
     problem: str = ""  # an error that the listing itself reports
     entries: DataFrame | None = None  # every version and delete marker: key, size, marker; None if not listed
+    single: DataFrame | None = None  # the same objects if no key has two entries, which nobody has checked
+
+    @property
+    def frame(self) -> DataFrame:
+        """The LISTING."""
+        return self.objects.select(*LISTING.names)
 
     @property
     def unreadable_count(self) -> int:
@@ -65,7 +72,8 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
         F.coalesce("isDeleteMarker", F.lit(False)).alias("marker"),
         F.coalesce("versionOrdinal", F.lit(0)).alias("ordinal"),
     )
-    return Listing(newest(objects), versioned, entries.where(~good).select("line"), problem, objects)
+    single = None if versioned else objects.where("not marker").select(*LISTING.names)
+    return Listing(newest(objects), versioned, entries.where(~good).select("line"), problem, objects, single)
 
 
 def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
@@ -89,31 +97,37 @@ def from_columns(frame: DataFrame, location: str, *, versioned: bool) -> Listing
         return F.col(has[name] or name)
 
     is_text = dict(frame.dtypes)[has["last_modified_date"] or ""] == "string"
-    modified = of("last_modified_date")
-    marker = of("is_delete_marker").try_cast("boolean") if has["is_delete_marker"] else F.lit(False)
-    objects = frame.select(
+    size, time = of("size").try_cast("bigint"), of("last_modified_date")
+    modified = milliseconds(time) if is_text else F.unix_millis(time.cast("timestamp"))
+    is_marker = of("is_delete_marker").try_cast("boolean") if has["is_delete_marker"] else F.lit(False)
+    marker = F.coalesce(is_marker, F.lit(False))
+    is_latest = of("is_latest").try_cast("boolean") if versioned else F.lit(True)
+    # Conditions on the columns themselves where they say enough: Parquet's statistics then rule out unreadable entries
+    # of whole files, which are not read for them.
+    good = of("key").isNotNull() & (modified if is_text else time).isNotNull() & is_latest.isNotNull()
+    good &= marker | (size.isNotNull() & of("e_tag").isNotNull())
+    objects = frame.where(good).select(
         of("key").alias("key"),
         etag(of("e_tag")).alias("etag"),
-        of("size").try_cast("bigint").alias("size"),
-        (milliseconds(modified) if is_text else F.unix_millis(modified.cast("timestamp"))).alias("modified"),
+        size.alias("size"),
+        modified.alias("modified"),
         (version(of("version_id")) if versioned else F.lit("")).alias("version"),
-        F.coalesce(marker, F.lit(False)).alias("marker"),
-        (of("is_latest").try_cast("boolean") if versioned else F.lit(True)).cast("bigint").alias("ordinal"),
-        F.to_json(F.struct("*")).alias("line"),
+        marker.alias("marker"),
+        is_latest.cast("bigint").alias("ordinal"),
     )
-    good = F.col("key").isNotNull() & F.col("modified").isNotNull() & F.col("ordinal").isNotNull()
-    good &= F.col("marker") | (F.col("size").isNotNull() & F.col("etag").isNotNull())
-    unreadable, objects = objects.where(~good).select("line"), objects.where(good).drop("line")
-    return Listing(
-        newest(objects.where("ordinal = 1") if versioned else objects), versioned, unreadable, entries=objects
-    )
+    unreadable = frame.where(~good).select(F.to_json(F.struct("*")).alias("line"))
+    latest = objects.where("ordinal = 1") if versioned else objects
+    single = latest.where("not marker").select(*LISTING.names)
+    return Listing(newest(latest), versioned, unreadable, entries=objects, single=single)
 
 
 def newest(objects: DataFrame) -> DataFrame:
-    """Return the LISTING of entries: the one with the greatest `ordinal` of each key, unless it is a `marker`."""
-    entry = F.struct(*LISTING.names, "marker")
-    latest = objects.groupBy(F.col("key").alias("k")).agg(F.max_by(entry, "ordinal").alias("o"))
-    return latest.where("not o.marker").select("o.*").select(*LISTING.names)
+    """Return the LISTING of entries: the one with the greatest `ordinal` of each key, unless it is a `marker`.
+
+    It has the hash of each key, too.
+    """
+    latest = one_per_key(objects, F.max_by(F.struct(*LISTING.names[1:], "marker"), "ordinal"))
+    return latest.where("not chosen.marker").select(KEY_HASH, "key", "chosen.*").select(KEY_HASH, *LISTING.names)
 
 
 def _is_true(condition: Column) -> Column:

@@ -30,7 +30,7 @@ class ListingSource:
         """
         if self.is_written:
             listing = self._read(spark)
-            return replace(listing, frame=listing.frame.where(F.col("key") > after)) if after else listing
+            return replace(listing, objects=listing.objects.where(F.col("key") > after)) if after else listing
         bucket = s3_listing.Bucket.from_boto3(self.bucket, self.endpoint)
         versioned = bucket.is_versioned() if self.versions is None else self.versions
         return s3_listing.listing(spark, bucket, versioned=versioned, sample=sample, tasks=tasks, after=after)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import boto3  # type: ignore[import-untyped]  # ships no types
 from botocore.config import Config
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from spark_jobs.listings.listing import Listing
 from spark_jobs.schemas import ENTRIES, LISTING
@@ -83,15 +84,14 @@ def listing(
     """
     ranges = between(sample, tasks, after) if sample else between(prefixes(bucket, tasks), 4 * tasks, after)
     key_ranges = spark.sparkContext.parallelize(ranges, len(ranges))
-    unreadable = spark.createDataFrame([], "line string")
+    unreadable = spark.range(0).select(F.lit("").alias("line"))
     newest = key_ranges.flatMap(lambda keys: objects(bucket, keys, versioned=versioned))
     all_entries = key_ranges.flatMap(lambda keys: entries(bucket, keys, versioned=versioned))
+    frame = spark.createDataFrame(newest, LISTING, verifySchema=False)
     return Listing(
-        spark.createDataFrame(newest, LISTING, verifySchema=False),
-        versioned,
-        unreadable,
-        entries=spark.createDataFrame(all_entries, ENTRIES, verifySchema=False),
-    )
+        frame, versioned, unreadable, entries=spark.createDataFrame(all_entries, ENTRIES, verifySchema=False),
+        single=frame,
+    )  # fmt: skip
 
 
 def objects(bucket: Bucket, keys: KeyRange, *, versioned: bool) -> Iterator[Row]:

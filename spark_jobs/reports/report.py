@@ -43,13 +43,23 @@ class NotShared(Exception):
 def write_findings(findings: DataFrame, folder: Path) -> DataFrame:
     """Write every finding; return a frame that reads them back, so that nothing is compared twice.
 
-    Raises `NotShared` if not all of them can be read: then executors have written to folders of their own.
+    Raises `NotShared`.
     """
-    path, observation = str(folder / FINDINGS), Observation()
-    findings.observe(observation, F.count(F.lit(1)).alias("findings")).write.mode("errorifexists").parquet(path)
-    written = findings.sparkSession.read.schema(findings.schema).parquet(path)
-    check_complete(written, observation.get["findings"], path)
+    written = write_parquet(findings, folder / FINDINGS)
     written.write.mode("errorifexists").json(str(folder / LINES))
+    return written
+
+
+def write_parquet(frame: DataFrame, path: Path) -> DataFrame:
+    """Write a frame; return one that reads it back.
+
+    Raises `NotShared` if not all rows can be read: then executors have written to folders of their own.
+    """
+    observation = Observation()
+    counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
+    counted.write.mode("errorifexists").parquet(str(path))
+    written = frame.sparkSession.read.schema(frame.schema).parquet(str(path))
+    check_complete(written, observation.get["rows"], str(path))
     return written
 
 

@@ -31,6 +31,11 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
         return spark.createDataFrame([], ROWS)
 
 
+def has_single_rows(settings: TargetSettings) -> bool:
+    """Return whether one reading probably finds each key once: that of a table, not that of a hash or an index."""
+    return isinstance(settings, PostgresSettings | MysqlSettings)
+
+
 def _rows(spark: SparkSession, settings: TargetSettings, bucket: str, tasks: int) -> DataFrame:
     if not isinstance(settings, NamespaceSettings) or settings.format != "namespace":
         raise CannotRead("only targets of format namespace can be compared with a bucket; this one has format access")
