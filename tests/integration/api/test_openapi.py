@@ -80,6 +80,7 @@ KNOWS_MORE = {
     "POST /v1/declaration",
     "GET /v1/audit",
     "GET /v1/dead-letters",
+    "GET /v1/dead-letters/reasons",
     "POST /v1/dead-letters/replay",
     "POST /v1/dead-letters/purge",
     "POST /v1/replays",
