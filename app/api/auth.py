@@ -3,6 +3,8 @@
 The scopes are those of the tokens: ingest, read, admin; admin includes the others. Until the first token is created the
 API needs none, but only for requests from this machine: it must listen on a loopback address, be called by one, and not
 through a proxy. From then on the API always needs a token, even after the last one has been revoked.
+
+The console calls the routes for a browser: its session stands in for the token in the header.
 """
 
 import base64
@@ -30,7 +32,9 @@ from app.outbox.tokens import Tokens
 F = TypeVar("F", bound=Callable[..., object])
 
 PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
+VISITOR = "visitor"  # of a page of the console, which checks its session itself and then calls routes that have a scope
 INGEST, READ, ADMIN = "ingest", "read", "admin"
+SESSION = "bucketwire.session"  # in the environment of the console's calls: the digest of its session's token, or ""
 _SCOPE, _LIMITED = "needed_scope", "checks_limits"
 # Headers by which proxies and content delivery networks name the client or themselves.
 _FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
@@ -63,6 +67,11 @@ def scope_of(app: Flask, endpoint: str) -> str | None:
     return getattr(app.view_functions[endpoint], _SCOPE, None)
 
 
+def scope_of_view(endpoint: str | None) -> str | None:
+    """Return the scope of the route that handles a request of this app."""
+    return scope_of(current_app, endpoint) if endpoint else None
+
+
 def install(app: Flask) -> None:
     """Check every request before its route is called."""
 
@@ -71,7 +80,7 @@ def install(app: Flask) -> None:
         if request.endpoint is None:
             return  # the path does not exist
         scope = scope_of(current_app, request.endpoint)
-        if scope == PUBLIC:
+        if scope in (PUBLIC, VISITOR):
             return
         token = authorize(request, scope or ADMIN)
         if token is not None and token.is_limited:
@@ -134,19 +143,25 @@ def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiPro
 
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
     route = request.url_rule.rule if request.url_rule else ""
-    via = f"{request.method} {route}"
+    via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
     return audit.Actor(f"token:{token.name}" if token else "local", request.remote_addr or "", via)
 
 
 def check(request: Request, scope: str) -> ApiToken | None:
-    """Return the request's token; None if none is needed, because none has existed yet.
+    """Return the token of the request, or of the console's session; None if none is needed: none has existed yet.
 
     Raises `ApiProblem` unless the request has the scope; `TokensUnknown` if the tokens cannot be read.
     """
     opened = services()
     tokens = opened.tokens
-    presented = presented_token(request.headers.get("Authorization", ""))
-    token = tokens.find(presented) if presented else None
+    # No client can set a name of the environment that does not begin with HTTP_.
+    session: str | None = request.environ.get(SESSION)
+    if session is None:
+        presented = presented_token(request.headers.get("Authorization", ""))
+        token = tokens.find(presented) if presented else None
+    else:
+        presented = session
+        token = tokens.find_digest(session) if session else None
     if token is None:
         if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed

@@ -8,7 +8,7 @@ from apispec import APISpec
 from apispec_webframeworks.flask import FlaskPlugin
 from flask import Blueprint, Flask, Response, current_app
 
-from app.api.auth import PUBLIC, needs
+from app.api.auth import PUBLIC, VISITOR, needs, scope_of
 from app.api.schemas import SCHEMAS
 from app.api.serialization import json_response
 from app.config.fields.fields import fields_of
@@ -68,7 +68,7 @@ def described(app: Flask) -> dict[str, Any]:
     )
     with app.test_request_context():
         for endpoint, view in app.view_functions.items():
-            if endpoint != "static":
+            if scope_of(app, endpoint) != VISITOR:  # the console's pages are for people
                 spec.path(view=view, app=app)
     found: dict[str, Any] = spec.to_dict()
     found["components"]["schemas"]["Settings"]["x-settings"] = {

@@ -221,6 +221,14 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         dead_letters=_list("DeadLetter"),
         next={"type": ["integer", "null"], "description": "the `after` of the next page; null: there is none"},
     ),
+    "DeadLetterReasons": _object(
+        reasons={"type": "array", "items": _object(
+            target=_TEXT, reason=_TEXT, dead_letters=_NUMBER,
+            last_tried={**_TIME, "description": "when the last one of them was tried last"},
+        )},
+        looked_at={**_NUMBER, "description": "how many dead letters were counted, the newest"},
+        complete={**_FLAG, "description": "whether these are all"},
+    ),
     "Replayed": _object(replayed=_NUMBER),
     "Purged": _object(purged=_NUMBER),
     "Removed": _object(

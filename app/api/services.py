@@ -6,6 +6,7 @@ from pathlib import Path
 from flask import Flask, current_app
 
 from app.config.errors import BadSettings, Problem
+from app.config.secrets import Sealer
 from app.config.settings import Settings
 from app.events.parsing import Limits
 from app.events.stored_size import UNLIMITED
@@ -16,7 +17,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
-from app.outbox.registry import Registry, open_registry
+from app.outbox.registry import Registry, open_sealer
 from app.outbox.tokens import Tokens
 from app.wakeups import WakeUps
 
@@ -29,6 +30,7 @@ class Services:
 
     settings: Settings
     database: Database
+    sealer: Sealer
     registry: Registry
     tokens: Tokens
     commits: GroupCommit
@@ -58,11 +60,13 @@ def open_services(settings: Settings) -> Services:
     database = Database(settings.database_url, patience=settings.database_timeout)
     spool = _open_spool(settings.spool_dir) if settings.spool_dir else None
     memory = spool.folder / "tokens.json" if spool else None
-    registry = open_registry(database, settings)
+    sealer = open_sealer(settings)
+    registry = Registry(database, sealer)
     wakeups = WakeUps(settings.broker_url, ReadyTargets(database, registry, settings))
     return Services(
         settings=settings,
         database=database,
+        sealer=sealer,
         registry=registry,
         tokens=Tokens(database, settings.api_tokens, memory=memory),
         commits=GroupCommit(database),

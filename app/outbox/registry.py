@@ -290,11 +290,16 @@ class Registry:
 
 
 def open_registry(database: Database, settings: Settings) -> Registry:
-    """Open the registry of a service with these settings; without secret keys, create one in the service's folder.
+    """Open the registry of a service with these settings, as `open_sealer` opens its keys."""
+    return Registry(database, open_sealer(settings))
+
+
+def open_sealer(settings: Settings) -> Sealer:
+    """Return what seals the service's secrets; without secret keys, create one in the service's folder.
 
     If a secret needs an unknown key, BUCKETWIRE_SECRET_KEYS is read again, because it may refer to a file.
     """
-    return Registry(database, Sealer(settings.secret_keys or [key_file(settings.key_path)], _keys_by_now))
+    return Sealer(settings.secret_keys or [key_file(settings.key_path)], _keys_by_now)
 
 
 def _keys_by_now() -> Sequence[str]:

@@ -160,7 +160,10 @@ class Tokens:
 
         Compares with every token, each in constant time, so that the response time reveals nothing.
         """
-        digest = hash_token(token)
+        return self.find_digest(hash_token(token))
+
+    def find_digest(self, digest: str) -> ApiToken | None:
+        """Return the token with this SHA-256 as `find` does, for those who keep the digest and not the token."""
         if self._configured:
             self._recorded.get()
         return _equal(self._configured, digest) or _equal(self._known(), digest)

@@ -154,6 +154,8 @@ def test_flower_shows_the_delivery_and_the_api_describes_itself(whole: Whole) ->
     until(lambda: httpx.get(tasks).json(), 20, what="a delivery in Flower")
     [task, *_] = httpx.get(tasks).json().values()
     assert task["args"].startswith("('arn:minio:sqs::sample:redis',"), task
+    page = httpx.get(re.search(r"Console +(\S+)", whole.console).group(1))  # type: ignore[union-attr]  # as above
+    assert (page.status_code, "<h1>Overview</h1>" in page.text) == (200, True)
     assert httpx.get(whole.console.split("described at ")[1].split()[0]).json()["openapi"].startswith("3.")
 
 

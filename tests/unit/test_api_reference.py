@@ -28,6 +28,8 @@ def test_every_route_is_on_the_page(tmp_path: Path) -> None:
     app = create_app(settings)
     app.extensions["bucketwire"].database.close()
     for rule in app.url_map.iter_rules():
+        if rule.rule.startswith("/console/"):
+            continue
         path = re.sub(r"<(?:int:)?(?:type_)?(name|number)>", r"<\1>", rule.rule).replace(
             "/<name>/<name>", "/<type>/<name>"
         )

@@ -74,6 +74,7 @@ def test_app_knows_no_targets_driver() -> None:
         ("app/config", ["app.rules", "app.outbox", "app.api", "app.cli", "app.supervisor"]),
         ("app/outbox", ["app.api", "app.cli", "app.supervisor"]),
         ("app/api", ["app.cli", "app.supervisor"]),
+        ("app/console", ["app.outbox", "app.rules", "app.api.routes", "app.cli", "app.supervisor"]),
         ("app/supervisor", ["app.cli", "app.api"]),
         ("app/cli_common", ["app.cli", "app.api", "app.supervisor", "app.manifest", "app.minio_import"]),
     ],

@@ -27,6 +27,7 @@ from app.outbox.markers import NEVER
 routes = Blueprint("dead_letters", __name__)
 _FILTERS = ("ids", "target", "bucket", "prefix", "reason", "since", "before")
 _MOST = 1000
+_MOST_COUNTED, _MOST_REASONS = 20_000, 200
 
 
 @routes.get("/v1/dead-letters")
@@ -61,6 +62,44 @@ def ls() -> Response:
     letters = services().dead_letters.list(_filter(arguments), limit=limit, after=after)
     more = letters[-1].letter_id if len(letters) == limit else None
     return json_response({"dead_letters": [_letter_json(letter) for letter in letters], "next": more})
+
+
+@routes.get("/v1/dead-letters/reasons")
+@needs(READ)
+def reasons() -> Response:
+    """Count dead letters by reason.
+    ---
+    get:
+      summary: Count dead letters by target and reason, the most frequent first
+      description: >
+        Of the newest 20,000 dead letters; `complete` tells whether these are all. At most 200 reasons.
+      security: [{token: [read]}]
+      parameters:
+        - {name: target, in: query, schema: {type: string}, description: "the target, as an ARN or type:name"}
+      responses:
+        200: {description: the reasons, content: {application/json: {schema: DeadLetterReasons}}}
+        default: Problem
+    """
+    refuse_unknown(request.args, ("target",))
+    target = request.args.get("target")
+    which = parsed_target("target", target) if target else None
+    counts, looked_at = services().dead_letters.reasons(which, newest=_MOST_COUNTED, limit=_MOST_REASONS)
+    region = services().settings.region
+    return json_response(
+        {
+            "reasons": [
+                {
+                    "target": count.target.arn(region),
+                    "reason": count.reason,
+                    "dead_letters": count.dead_letters,
+                    "last_tried": format_time(count.last_tried),
+                }
+                for count in counts
+            ],
+            "looked_at": looked_at,
+            "complete": looked_at < _MOST_COUNTED,
+        }
+    )
 
 
 @routes.post("/v1/dead-letters/replay")

@@ -86,10 +86,13 @@ def root() -> Response:
     """Answer a probe.
     ---
     get:
-      summary: Answer senders that probe the address, such as RustFS
+      summary: Answer senders that probe the address, such as RustFS; lead a browser to the console
       responses:
         200: {description: the service responds, content: {application/json: {schema: Empty}}}
+        303: {description: a request that accepts HTML before JSON is led to the console}
     """
+    if request.accept_mimetypes.best_match(["application/json", "text/html"]) == "text/html":
+        return Response(status=303, headers={"Location": "console/", "Vary": "Accept"})
     return json_response({"name": "bucketwire", "events": "/v1/events", "description": "/openapi.json"})
 
 

@@ -17,6 +17,7 @@ from app.outbox import audit
 _SIGNED = frozenset({"X-Amz-Algorithm", "X-Amz-Credential", "X-Amz-Signature", "AWSAccessKeyId"})
 _SUBRESOURCES = ("notification", "location", "events")
 _SIGNED_SUBRESOURCES = (*_SUBRESOURCES, "policy")
+_CONSOLE = "/console"
 _IGNORED = frozenset({"x-id"})  # SDKs add it to name their own call
 # What MinIO itself keeps below its reserved bucket: signed like S3 requests, and answered in JSON.
 _ADMIN = ("/minio/admin/", "/minio/kms/")
@@ -51,14 +52,19 @@ class Front:
 
 
 def is_s3_request(environ: Environ) -> bool:
-    """Return whether this is an S3 request: signed like one, or unsigned for a subresource that only S3 has."""
+    """Return whether this is an S3 request: signed like one, or unsigned for a subresource that only S3 has.
+
+    An unsigned one for `/console` is for the console; a signed one is for the bucket of that name.
+    """
     if environ.get("HTTP_AUTHORIZATION", "").startswith((ALGORITHM, "AWS ")):
         return True
-    query = environ.get("QUERY_STRING", "")
-    if not query or environ.get("PATH_INFO", "").startswith("/v1/"):
+    query, path = environ.get("QUERY_STRING", ""), environ.get("PATH_INFO", "")
+    if not query or path.startswith("/v1/"):
         return False
     names = {name for name, _ in parse_query_pairs(query[:8192], most=None)}
-    return bool(names & _SIGNED) or bool(names.intersection(_SUBRESOURCES))
+    if names & _SIGNED:
+        return True
+    return not (path == _CONSOLE or path.startswith(f"{_CONSOLE}/")) and bool(names.intersection(_SUBRESOURCES))
 
 
 class S3App(SignedApp):

@@ -5,7 +5,8 @@ import os
 import sys
 
 import app.api.listen.gunicorn_worker
-import app.api.s3.wsgi_app  # noqa: F401 - its workers, which share what is imported before they are forked, need both
+import app.api.s3.wsgi_app
+import app.console  # noqa: F401 - its workers, which share what is imported before they are forked, need all of these
 from app.api.auth import check_listen
 from app.api.server.gunicorn_options import options
 from app.config.errors import BadSettings

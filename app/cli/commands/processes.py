@@ -32,7 +32,7 @@ CELERY = ("celery", "-A", "workers.celery")
 PRELOADED = (
     "workers.tasks", "celery.bin.celery", "celery.apps.worker", "celery.apps.beat", "celery.concurrency.prefork",
     "celery.concurrency.solo", "gunicorn.app.wsgiapp", "app.api.listen.gunicorn_worker", "app.api.s3.wsgi_app",
-    "flower.app",
+    "app.console", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
 SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them

@@ -168,6 +168,7 @@ def greeting(settings: Settings, flower: int, arns: list[str], *, sample: bool) 
         f"Bucketwire {importlib.metadata.version('bucketwire')} runs in {settings.folder}",
         "",
         f"  API          {base}   described at {base}/openapi.json",
+        f"  Console      {base}/console/",
         f"  Flower       http://127.0.0.1:{flower}",
         f"  Logs         {settings.folder}/log",
         f"  SQS ARNs:    {'  '.join(arns) or 'none'}",

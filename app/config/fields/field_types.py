@@ -142,16 +142,16 @@ class Choice(FieldType[L]):
     """One of a few words, in any case (MinIO accepts any case and then ignores what is not lower case, §4.1)."""
 
     def __init__(self, *words: L) -> None:
-        self._words = words
+        self.words = words
         self.label = " or ".join(f"`{word}`" for word in words)
         self.empty = words[0]
 
     def parse(self, text: str) -> L:
         """Return the word as it is declared."""
-        for word in self._words:
+        for word in self.words:
             if text.casefold() == word.casefold():
                 return word
-        raise BadValue("is not one of the choices", f"write {' or '.join(self._words)}")
+        raise BadValue("is not one of the choices", f"write {' or '.join(self.words)}")
 
 
 class Switch(FieldType[Literal["on", "off", ""]]):

@@ -48,6 +48,16 @@ class DeadLetter:
     record: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReasonCount:
+    """How many dead letters of a target have the same reason, and when the last one was tried (ms)."""
+
+    target: TargetId
+    reason: str
+    dead_letters: int
+    last_tried: int
+
+
 class DeadLetters:
     """The dead letters of every target."""
 
@@ -59,6 +69,29 @@ class DeadLetters:
         query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
         with self._database.reading() as connection:
             return [_letter(row) for row in connection.execute(query)]
+
+    def reasons(self, target: TargetId | None, *, newest: int, limit: int) -> tuple[Sequence[ReasonCount], int]:
+        """Count the `newest` dead letters, of one target or of all, by target and reason, the most frequent first.
+
+        Returns up to `limit` counts, and how many dead letters were counted: less than `newest` if these are all.
+        """
+        d, t = tables.dead_letters.c, tables.targets.c
+        last = sa.select(d.target_id, d.reason, d.last_tried).order_by(d.id.desc()).limit(newest)
+        if target is not None:
+            named = sa.select(t.id).where(t.type == target.type, t.name == target.name)
+            last = last.where(d.target_id == named.scalar_subquery())
+        one = last.subquery()
+        number = sa.func.count().label("number")
+        query = (
+            sa.select(one.c.target_id, one.c.reason, number, sa.func.max(one.c.last_tried).label("last_tried"))
+            .group_by(one.c.target_id, one.c.reason)
+            .order_by(number.desc(), one.c.target_id, one.c.reason)
+        )
+        with self._database.snapshot() as connection:
+            ids = {row.id: TargetId(row.type, row.name) for row in connection.execute(sa.select(t.id, t.type, t.name))}
+            rows = connection.execute(query).all()
+        counts = [ReasonCount(ids[row.target_id], row.reason, row.number, row.last_tried) for row in rows]
+        return counts[:limit], sum(count.dead_letters for count in counts)
 
     def replay(self, which: Filter) -> int:
         """Park dead letters again, due at once and in order per object; return their number.

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.api import create_app
-from app.api.auth import ADMIN, INGEST, PUBLIC, READ, check_listen, presented_token, scope_of
+from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, check_listen, presented_token, scope_of
 from app.config.errors import BadSettings, BadValue
 from app.config.settings import Settings
 from app.outbox import tables
@@ -37,10 +37,14 @@ def settings(url: str, **more: str) -> Settings:
 def test_every_route_declares_its_scope(log: Database) -> None:
     app = create_app(settings(url_of(log)))
     declared = [(rule, scope_of(app, rule.endpoint)) for rule in app.url_map.iter_rules()]
-    assert {scope for _, scope in declared} == {PUBLIC, INGEST, READ, ADMIN}, declared
+    assert {scope for _, scope in declared} == {PUBLIC, VISITOR, INGEST, READ, ADMIN}, declared
     open_to_all = {rule.rule for rule, scope in declared if scope == PUBLIC}
-    assert open_to_all == {"/", "/v1/events", "/healthz", "/readyz", "/openapi.json"}
+    console = {"/console/sign-in", "/console/static/<path:name>"}
+    assert open_to_all == {"/", "/v1/events", "/healthz", "/readyz", "/openapi.json"} | console
+    assert {rule.rule.startswith("/console/") for rule, scope in declared if scope == VISITOR} == {True}
     for rule, scope in declared:
+        if rule.rule.startswith("/console/"):
+            continue  # it has forms, which it checks itself, and then calls the routes below
         if (rule.methods or set()) & {"POST", "PUT", "DELETE", "PATCH"}:
             assert scope == {"/v1/events": INGEST, "/v1/rules/match": READ}.get(rule.rule, ADMIN), rule
 

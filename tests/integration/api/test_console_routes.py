@@ -14,7 +14,7 @@ from tests.integration.api.conftest import Api, Start, problem, token, url_of
 from tests.services import until
 from tests.support.builders import add_target, event, registry
 from tests.support.scripted_target import Courier, ScriptedTarget
-from workers.delivery.outcomes import DELIVERED, Failed
+from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 
 
 def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database) -> None:
@@ -117,6 +117,25 @@ def test_retries_are_listed_tried_and_given_up(plain: Api, plain_log: Database, 
         problem(plain.client.post(f"/v1/retries/{act}", json=body), 400, "bad-value")
     for after in ("x", "1.2.3", "1.2.3.-4", "9" * 99, "1.2.3.²"):
         problem(plain.client.get("/v1/retries", params={"after": after}), 400, "bad-value")
+
+
+def test_dead_letters_are_counted_by_target_and_reason(api: Api, database: Database) -> None:
+    for name, reason in (("one", "400 bad"), ("two", "400 bad"), ("two", "403 " + "x" * 400)):
+        target = add_target(database, name, bucket=f"{name}-{reason[:3]}")
+        Log(database).append([[event(f"k{number}", bucket=f"{name}-{reason[:3]}") for number in range(3)]])
+        Courier(database, target, ScriptedTarget(lambda _, reason=reason: Rejected(reason))).run()
+    found = api.client.get("/v1/dead-letters/reasons").json()
+    assert (found["looked_at"], found["complete"]) == (9, True)
+    counted = sorted((one["target"], one["reason"][:3], one["dead_letters"]) for one in found["reasons"])
+    one, two = (f"arn:minio:sqs::{name}:webhook" for name in ("one", "two"))
+    assert counted == [(one, "400", 3), (two, "400", 3), (two, "403", 3)]
+    of_one = api.client.get("/v1/dead-letters/reasons", params={"target": "webhook:one"}).json()
+    assert [each["dead_letters"] for each in of_one["reasons"]] == [3]
+    listed = api.client.get("/v1/dead-letters", params={"target": "webhook:one"}).json()["dead_letters"]
+    assert of_one["reasons"][0]["last_tried"] == max(letter["last_tried"] for letter in listed)
+    assert api.client.get("/v1/dead-letters/reasons", params={"target": "webhook:none"}).json()["reasons"] == []
+    for query in ({"target": "x"}, {"reason": "x"}):
+        problem(api.client.get("/v1/dead-letters/reasons", params=query), 400, "bad-value")
 
 
 def test_one_replay_is_read_by_its_number(plain: Api, plain_log: Database) -> None:

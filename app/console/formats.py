@@ -1,0 +1,177 @@
+"""Write times, numbers, keys and commands as the pages show them. Pure; everything that it returns is escaped."""
+
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from markupsafe import Markup, escape
+
+_UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+_ODD = "\\u{:04x}"
+
+# Each state has a word and a sign, so that no state is told by its colour alone.
+_STATES: Mapping[str, tuple[str, str]] = {
+    "running": ("good", "✓"),
+    "delivered": ("good", "✓"),
+    "settled": ("good", "✓"),
+    "clean": ("good", "✓"),
+    "repaired": ("good", "✓"),
+    "backfilled": ("good", "✓"),
+    "finished": ("good", "✓"),
+    "ok": ("good", "✓"),
+    "paused": ("warn", "‖"),
+    "parked": ("warn", "↻"),
+    "drift": ("warn", "≠"),
+    "unfinished": ("warn", "…"),
+    "warning": ("warn", "!"),
+    "note": ("off", "i"),
+    "unavailable": ("bad", "✕"),
+    "broken": ("bad", "✕"),
+    "dead": ("bad", "✕"),
+    "failed": ("bad", "✕"),
+    "problem": ("bad", "✕"),
+    "not served": ("bad", "✕"),
+    "stopped": ("bad", "✕"),
+    "disabled": ("off", "○"),
+    "cancelled": ("off", "○"),
+    "pending": ("busy", "…"),
+    "waiting": ("busy", "…"),
+    "active": ("busy", "▸"),
+    "backfilling": ("busy", "▸"),
+}
+
+
+def visible(text: object, most: int = 0) -> Markup:
+    """Write a text of unknown origin: escaped, isolated from the page's direction, with unprintable characters shown.
+
+    A key may contain line breaks, and characters that reorder or hide what stands beside them. Of more than `most`
+    characters the middle is left out, because keys begin with their folder and end with their type.
+    """
+    written, parts = str(text), list[Markup | str]()
+    if most and len(written) > most:
+        written = f"{written[: most * 2 // 3]}…{written[-most // 3 :]}"
+    for character in written:
+        if character.isprintable():
+            parts.append(escape(character))
+        else:
+            parts.append(Markup('<span class="odd">{}</span>').format(_ODD.format(ord(character))))
+    return Markup('<bdi class="key">{}</bdi>').format(Markup("").join(parts))
+
+
+def number(value: float | None) -> str:
+    """Write a number with thousands apart; a dash for none."""
+    if value is None:
+        return "–"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
+
+
+def duration(seconds: float | None) -> str:
+    """Write a length of time in its two largest units; a dash for none."""
+    if seconds is None:
+        return "–"
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    parts, rest = [], int(seconds)
+    for size, unit in _UNITS:
+        if rest >= size:
+            parts.append(f"{rest // size} {unit}")
+            rest %= size
+    return " ".join(parts[:2])
+
+
+def parsed(text: str | None) -> datetime | None:
+    """Parse a time of the API."""
+    return datetime.fromisoformat(text) if text else None
+
+
+def when(text: str | None, *, ago: bool = False) -> Markup:
+    """Write a time of the API in UTC; a script adds the browser's own time zone to the title."""
+    at = parsed(text)
+    if at is None:
+        return Markup('<span class="dim">–</span>')
+    utc = at.astimezone(UTC)
+    shown = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
+    exact = f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d} UTC"
+    if ago:
+        shown = relative((datetime.now(UTC) - utc).total_seconds())
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(text, exact, shown)
+
+
+def iso(at: int) -> str:
+    """Write seconds since 1970 as the API writes a time."""
+    return datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def relative(seconds: float) -> str:
+    """Write how long ago something was, or in how long it will be."""
+    if abs(seconds) < 1:
+        return "now"
+    return f"in {duration(-seconds)}" if seconds < 0 else f"{duration(seconds)} ago"
+
+
+def state(word: str) -> Markup:
+    """Write a state: its word, and a sign and a colour for its kind."""
+    kind, sign = _STATES.get(word, ("off", "·"))
+    return Markup('<span class="state {}"><span class="sign" aria-hidden="true">{}</span>{}</span>').format(
+        kind, sign, word
+    )
+
+
+def command(*words: str) -> str:
+    """Write a `bucketwire` command as a shell takes it; what cannot be seen in a word is written as bash's `$'…'`."""
+    return " ".join(["bucketwire", *(_quoted(word) for word in words if word)])
+
+
+def _quoted(word: str) -> str:
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c.isprintable() else f"\\U{ord(c):08x}" for c in escaped) + "'"
+
+
+def short_target(arn: str) -> str:
+    """Return `type:name` of an ARN, which is how the commands and the pages name a target."""
+    parts = arn.split(":")
+    return f"{parts[-1]}:{parts[-2]}" if len(parts) == 6 else arn
+
+
+def target_path(arn: str) -> str:
+    """Return the page of the target with this ARN."""
+    kind, _, name = short_target(arn).partition(":")
+    return f"targets/{kind}/{name}"
+
+
+def sparkline(values: Sequence[float], label: str) -> Markup:
+    """Draw values as a small line, without a script; `label` says in words what it shows."""
+    if len(values) < 2:
+        return Markup('<span class="dim">no samples yet</span>')
+    most = max([*values, 1e-9])
+    step = 120 / (len(values) - 1)
+    points = " ".join(f"{index * step:.1f},{26 - 24 * value / most:.1f}" for index, value in enumerate(values))
+    return Markup(
+        '<svg class="spark" viewBox="0 0 120 28" role="img" aria-label="{}" preserveAspectRatio="none">'
+        '<polygon points="0,28 {} 120,28"/><polyline points="{}"/></svg>'
+    ).format(label, points, points)
+
+
+def pretty_json(value: Any) -> str:
+    """Write JSON for people, in the order in which it was sent, with unprintable characters as JSON escapes them."""
+    text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return "".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text)
+
+
+TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "number": number,
+    "duration": duration,
+    "when": when,
+    "iso": iso,
+    "state": state,
+    "command": command,
+    "short_target": short_target,
+    "target_path": target_path,
+    "sparkline": sparkline,
+    "pretty_json": pretty_json,
+}

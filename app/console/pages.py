@@ -1,0 +1,233 @@
+"""What every page has: its session and rights, the check of forms, the security headers, links and errors."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from flask import Blueprint, Response, g, make_response, render_template, request, send_from_directory
+
+from app.api import auth
+from app.api.errors import ApiProblem, to_problem
+from app.api.services import services
+from app.config.settings import SCOPES
+from app.console import calls, formats
+from app.console.calls import Refused
+from app.console.session import LOCAL, Seals, is_same_site
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+routes = Blueprint("console", __name__, url_prefix="/console", template_folder="templates")
+_STATIC = Path(__file__).with_name("static")
+_EXACT = frozenset({"key", "prefix", "suffix"})
+_LARGEST_FORM = 1 << 20  # bytes
+_A_YEAR = 365 * 86400  # seconds; a file's address contains its digest
+
+# Everything comes from this server and is a file: no page can run or show what somebody has put into a key.
+_POLICY = "; ".join(
+    (
+        "default-src 'none'", "script-src 'self'", "style-src 'self'", "img-src 'self'", "connect-src 'self'",
+        "form-action 'self'", "frame-ancestors 'none'", "base-uri 'none'",
+    )
+)  # fmt: skip
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",  # with `no-referrer`, browsers send `Origin: null` with a form
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """Who looks at a page: the token's name, "" on a loopback address without tokens, and what it may do now."""
+
+    name: str
+    scopes: frozenset[str]
+    session: str  # its number
+
+    @property
+    def may_change(self) -> bool:
+        """Whether to offer what changes something; the API decides again when it is called."""
+        return auth.ADMIN in self.scopes
+
+
+def page(rule: str, *methods: str) -> Callable[[F], F]:
+    """Register a page for visitors; with `POST` it gets only forms that it has made itself, for this session."""
+
+    return _registering(rule, methods, auth.VISITOR)
+
+
+def open_page(rule: str, *methods: str) -> Callable[[F], F]:
+    """Register a page that needs no session; it reveals nothing."""
+
+    return _registering(rule, methods, auth.PUBLIC)
+
+
+def _registering(rule: str, methods: Sequence[str], scope: str) -> Callable[[F], F]:
+    def register(view: F) -> F:
+        endpoint = f"{view.__module__.rpartition('.')[2]}_{view.__name__}"
+        return routes.route(rule, methods=methods or ("GET",), endpoint=endpoint)(auth.needs(scope)(view))
+
+    return register
+
+
+def seals() -> Seals:
+    """Return what seals sessions and forms."""
+    return Seals(services().sealer)
+
+
+def visitor() -> Visitor:
+    """Return who looks at this page."""
+    found: Visitor = g.visitor
+    return found
+
+
+@routes.before_request
+def _identify() -> Response | None:
+    """Find out who the visitor is, by the API's own check, and refuse forms that come from elsewhere."""
+    request.max_content_length = _LARGEST_FORM
+    if auth.scope_of_view(request.endpoint) != auth.VISITOR:
+        return None
+    session = seals().read_session(request)
+    request.environ[auth.SESSION] = session.digest if session else ""
+    try:
+        token = auth.check(request, auth.READ)
+    except ApiProblem as problem:
+        if problem.kind != "unauthorized":
+            raise
+        return _to_sign_in(ended=session is not None and bool(session.digest))
+    if token is None or session is None:
+        g.visitor = Visitor("", frozenset(SCOPES), LOCAL)
+    else:
+        g.visitor = Visitor(token.name, token.scopes, session.number)
+    if request.method == "POST":
+        check_form(g.visitor.session)
+    return None
+
+
+def check_form(number: str) -> None:
+    """Raise `Refused` unless the form in this request was made by the console for the session of this number."""
+    if not is_same_site(request.headers):
+        raise Refused(403, {"title": "Refused", "detail": "this form was sent from another site; nothing was changed"})
+    if not seals().is_form_of(number, request.form.get("form", "")):
+        detail = (
+            "this form is out of date or was not made for this session; nothing was changed. Go back, reload, retry"
+        )
+        raise Refused(403, {"title": "Refused", "detail": detail})
+
+
+def _to_sign_in(*, ended: bool) -> Response:
+    if request.headers.get("HX-Request"):
+        return Response(headers={"HX-Refresh": "true"})  # the page is loaded again, which then leads to the sign-in
+    asked = request.path.removeprefix("/console").strip("/")
+    if request.query_string and request.method == "GET":
+        asked += "?" + request.query_string.decode("latin-1")
+    query = {"next": asked if request.method == "GET" else "", "ended": "1" if ended else ""}
+    return redirect("sign-in", **query)
+
+
+@routes.after_request
+def _protect(response: Response) -> Response:
+    for name, value in _HEADERS.items():
+        response.headers.setdefault(name, value)
+    response.headers.setdefault("Cache-Control", "no-store")
+    return response
+
+
+@routes.errorhandler(Exception)
+def _answer(error: Exception) -> Response:
+    """Answer every error with a page; what was not expected is in the log under the id that the page shows."""
+    if isinstance(error, Refused):
+        if error.kind == "unauthorized":  # revoked while the page was made
+            return _to_sign_in(ended=True)
+        return error_page(error)
+    problem = to_problem(error).response()
+    return error_page(Refused(problem.status_code, problem.get_json()))
+
+
+def error_page(refused: Refused) -> Response:
+    """Return the page for a problem, with its status."""
+    return show("error.html", refused.status, title=refused.body.get("title", "Error"), refused=refused)
+
+
+@open_page("/static/<path:name>")
+def static(name: str) -> Response:
+    """Return a file of the console; its address changes with its content."""
+    return send_from_directory(_STATIC, name, max_age=_A_YEAR if request.args.get("v") else 0)
+
+
+@page("/<path:rest>", "GET", "POST")
+def missing(rest: str) -> Response:
+    """Answer an address that no page has."""
+    raise Refused(404, {"title": "Not found", "detail": f"the console has no page {rest[:200]}"})
+
+
+def base() -> str:
+    """Return the relative address of the console's folder as the browser sees it, behind whatever prefix.
+
+    Every link is relative, so that a proxy may serve the console anywhere and needs to tell nobody.
+    """
+    depth = request.path.count("/") - 2
+    if depth < 0:
+        return "console"
+    return "/".join([".."] * depth) or "."
+
+
+def link(path: str = "", **query: Any) -> str:
+    """Return the relative address of a page; parameters that are empty or None are left out."""
+    given = {name: value for name, value in query.items() if value not in (None, "", False)}
+    address = f"{base()}/{quote(path, safe='/')}"
+    return f"{address}?{urlencode(given, doseq=True)}" if given else address
+
+
+def redirect(path: str, **query: Any) -> Response:
+    """Lead the browser to a page of the console after a form, by GET."""
+    return Response(status=303, headers={"Location": link(path, **query)})
+
+
+def done(text: str, path: str, query: Mapping[str, str] | None = None, *, bad: bool = False) -> Response:
+    """Lead the browser to a page that shows the result of an action once; `query` is that page's filter."""
+    return redirect(path, **{**(query or {}), "notice": seals().notice(text, bad=bad)})
+
+
+def show(template: str, http_status: int = 200, /, **values: Any) -> Response:
+    """Return a page."""
+    return make_response(render_template(template, **values), http_status)
+
+
+def form_values(*names: str) -> dict[str, str]:
+    """Return what a form or a query has under these names; "" for what it lacks.
+
+    Spaces around a value are left out, except where a key may have them.
+    """
+    given: Mapping[str, str] = request.form if request.method == "POST" else request.args
+    values = {name: given.get(name, "") for name in names}
+    return {name: text if name in _EXACT else text.strip() for name, text in values.items()}
+
+
+@cache
+def _digest(name: str) -> str:
+    return sha256((_STATIC / name).read_bytes()).hexdigest()[:16]
+
+
+@routes.context_processor
+def _context() -> dict[str, Any]:
+    who: Visitor | None = g.get("visitor")
+    return {
+        "visitor": who,
+        "link": link,
+        "asset": lambda name: f"{base()}/static/{name}?v={_digest(name)}",
+        "form_token": seals().form(who.session) if who else "",
+        "has_doctor": lambda: calls.has("/v1/doctor"),
+        "notice": seals().read_notice(request.args.get("notice", "")),
+        **formats.TEMPLATE_FUNCTIONS,
+    }
+
+
+routes.add_app_template_filter(formats.visible, "visible")

@@ -1,0 +1,56 @@
+"""Turn samples of totals into rates and curves. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby, pairwise
+from typing import Any
+
+_FLOWS = ("recorded", "delivered", "failed", "dead_lettered")
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What happened up to `at` (seconds since 1970): events in a second, and the backlog at the end of that time."""
+
+    at: int
+    recorded: float
+    delivered: float
+    failed: float
+    dead_lettered: float
+    backlog: int
+    oldest_age: float | None
+    p50: float | None = None  # seconds from recording to delivery, in the worst sample of the time
+    p99: float | None = None
+
+
+def points(samples: Sequence[Mapping[str, Any]], *, width: int) -> list[Point]:
+    """Return a point for each `width` seconds in which there are samples.
+
+    A total that falls was counted anew: the target was removed and created again, and nothing is known of that time.
+    """
+    groups = [list(group) for _, group in groupby(samples, lambda sample: _seconds(sample["at"]) // width)]
+    result = []
+    for earlier, later in pairwise(groups):
+        before, after = earlier[-1], later[-1]
+        begun, ended = _seconds(before["at"]), _seconds(after["at"])
+        rates = {name: max(0, after[name] - before[name]) / max(1, ended - begun) for name in _FLOWS}
+        result.append(
+            Point(
+                at=ended,
+                backlog=after["backlog"],
+                oldest_age=after["oldest_age"],
+                p50=_greatest(later, "p50"),
+                p99=_greatest(later, "p99"),
+                **rates,
+            )
+        )
+    return result
+
+
+def _greatest(samples: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    return max((sample[name] for sample in samples if sample.get(name) is not None), default=None)
+
+
+def _seconds(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp())

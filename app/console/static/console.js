@@ -1,0 +1,162 @@
+// What the pages do besides, where scripts run: every page works without this file, except that it does not move.
+"use strict";
+(() => {
+  const all = (selector, within = document) => [...within.querySelectorAll(selector)];
+
+  // Times: the page has UTC, the browser knows its own zone.
+  function localTimes(within) {
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    for (const time of all("time[datetime]:not([data-local])", within)) {
+      const at = new Date(time.dateTime);
+      if (Number.isNaN(at.getTime())) continue;
+      time.dataset.local = "1";
+      time.title = `${time.title}\n${at.toLocaleString("sv-SE")} ${zone}`;
+    }
+  }
+
+  // Commands: a button that copies.
+  function copyButtons(within) {
+    for (const code of all(".cli:not([data-copy])", within)) {
+      code.dataset.copy = "1";
+      const button = document.createElement("button");
+      button.type = "button";
+      button.className = "copy";
+      button.textContent = "copy";
+      button.setAttribute("aria-label", "Copy the text");
+      button.addEventListener("click", async () => {
+        try {
+          await navigator.clipboard.writeText(code.querySelector(".copied").textContent);
+          button.textContent = "copied";
+        } catch {
+          const range = document.createRange();
+          range.selectNodeContents(code.querySelector(".copied"));
+          getSelection().removeAllRanges();
+          getSelection().addRange(range);
+          button.textContent = "selected";
+        }
+        setTimeout(() => { button.textContent = "copy"; }, 2000);
+      });
+      code.append(button);
+    }
+  }
+
+  // Lists with boxes: select all of the page, and how many are selected.
+  function selections(within) {
+    for (const form of all("form.bulk", within)) {
+      const boxes = all("input[name=ids]", form);
+      const whole = form.querySelector(".select-all");
+      const count = form.querySelector(".selected-count");
+      if (!whole) continue;
+      const show = () => {
+        const ticked = boxes.filter((box) => box.checked).length;
+        count.textContent = `(${ticked})`;
+        whole.checked = ticked === boxes.length;
+        whole.indeterminate = ticked > 0 && ticked < boxes.length;
+        for (const box of boxes) box.closest("tr").classList.toggle("ticked", box.checked);
+      };
+      whole.addEventListener("change", () => {
+        for (const box of boxes) box.checked = whole.checked;
+        show();
+      });
+      form.addEventListener("change", show);
+      show();
+    }
+  }
+
+  // Curves: drawn from the table beside them, which is what there is without a script.
+  const charts = [];
+  function draw() {
+    for (const chart of charts.splice(0)) chart.destroy();
+    if (typeof uPlot === "undefined") return;
+    const style = getComputedStyle(document.documentElement);
+    const ink = (name) => style.getPropertyValue(name).trim();
+    const colours = [ink("--curve-1"), ink("--curve-2"), ink("--curve-3"), ink("--curve-4")];
+    for (const place of all(".chart")) {
+      const table = document.getElementById(place.dataset.source);
+      if (!table || !place.clientWidth) continue;
+      const columns = place.dataset.columns.split(" ").map(Number);
+      const heads = all("thead th", table).map((cell) => cell.textContent);
+      const rows = all("tbody tr", table);
+      const number = (text) => (text === "" ? null : Number(text));
+      const data = [
+        rows.map((row) => Number(row.dataset.at)),
+        ...columns.map((column) => rows.map((row) => number(row.cells[column].textContent))),
+      ];
+      const axis = { stroke: ink("--dim"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line"), width: 1 }, font: "11px system-ui, sans-serif" };
+      const short = (value) => Math.abs(value) >= 1e6 ? `${value / 1e6}M` : Math.abs(value) >= 1e4 ? `${value / 1e3}k` : String(value);
+      // ISO's date where a day or more is shown, else the time; UTC, as everywhere.
+      const days = data[0].at(-1) - data[0][0] > 90000;
+      const moment = (at) => new Date(at * 1000).toISOString().slice(days ? 5 : 11, days ? 10 : 16);
+      place.replaceChildren();
+      charts.push(new uPlot({
+        width: place.clientWidth,
+        height: 170,
+        tzDate: (at) => uPlot.tzDate(new Date(at * 1000), "Etc/UTC"),
+        cursor: { sync: { key: "target" }, drag: { x: false, y: false } },
+        scales: { y: { range: (_chart, _least, most) => [0, most > 0 ? most * 1.1 : 1] } },
+        axes: [{ ...axis, space: 64, values: (_chart, ticks) => ticks.map(moment), label: "UTC", labelSize: 14, labelFont: "10px system-ui, sans-serif" }, { ...axis, size: 52, values: (_chart, ticks) => ticks.map((tick) => short(tick)) }],
+        series: [
+          { label: "UTC", value: (_chart, at) => (at === null ? "" : new Date(at * 1000).toISOString().slice(0, 16).replace("T", " ")) },
+          ...columns.map((column, index) => ({
+            label: heads[column],
+            stroke: colours[index],
+            width: 1.5,
+            dash: [[], [6, 3], [2, 3], [8, 3, 2, 3]][index],
+            fill: columns.length === 1 ? ink("--curve-ground") : undefined,
+            points: { show: false },
+            value: (_chart, value) => (value === null ? "–" : `${value}${place.dataset.unit}`),
+          })),
+        ],
+      }, data, place));
+    }
+  }
+
+  // The theme: that of the system, until somebody chooses.
+  function themeSwitch() {
+    const button = document.getElementById("theme");
+    button.addEventListener("click", () => {
+      const root = document.documentElement;
+      const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+      root.dataset.theme = dark ? "light" : "dark";
+      try {
+        localStorage.setItem("bucketwire-theme", root.dataset.theme);
+      } catch {
+        // It lasts for this page then.
+      }
+      draw();
+    });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  }
+
+  function prepare(within) {
+    for (const hidden of all(".needs-script", within)) hidden.hidden = false;
+    localTimes(within);
+    copyButtons(within);
+    selections(within);
+  }
+
+  // Live parts: they stand still while nobody looks, and while somebody selects a text or is on a button in them.
+  document.addEventListener("htmx:beforeRequest", (event) => {
+    const chosen = getSelection();
+    const selecting = chosen && !chosen.isCollapsed && event.target.contains(chosen.anchorNode);
+    const focused = event.target.contains(document.activeElement) && !document.activeElement.id; // it would be lost
+    if (document.hidden || selecting || focused) event.preventDefault();
+  });
+  document.addEventListener("htmx:afterSettle", () => prepare(document.getElementById("live") || document));
+
+  document.addEventListener("DOMContentLoaded", () => {
+    themeSwitch();
+    prepare(document);
+    draw();
+    const here = new URL(location.href);
+    if (here.searchParams.has("notice")) {
+      here.searchParams.delete("notice");
+      history.replaceState(null, "", here);
+    }
+    let width = innerWidth;
+    addEventListener("resize", () => {
+      if (width !== innerWidth) draw();
+      width = innerWidth;
+    });
+  });
+})();

@@ -1,0 +1,106 @@
+"""Dead letters: by reason, selected, replayed, purged."""
+
+from typing import Any
+
+from flask import Response, request
+
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command, number, short_target
+from app.console.pages import done, form_values, page, show
+
+_FILTERS = ("target", "bucket", "prefix", "reason", "since", "before")
+_PAGE = 100
+
+
+@page("/dead-letters")
+def dead_letters() -> Response:
+    """List dead letters, beside the reasons that they have."""
+    given, after = form_values(*_FILTERS), request.args.get("after", "")
+    wrong: Refused | None = None
+    found: dict[str, Any] = {"dead_letters": [], "next": None}
+    try:
+        found = calls.get("/v1/dead-letters", **given, after=after, limit=_PAGE)
+        reasons = calls.get("/v1/dead-letters/reasons", target=given["target"])
+    except Refused as refused:
+        if refused.status not in (400, 404):
+            raise
+        wrong, reasons = refused, {"reasons": [], "complete": True, "looked_at": 0}
+    return show(
+        "dead_letters.html",
+        400 if wrong else 200,
+        here="dead-letters",
+        given=given,
+        filtered=any(given.values()),
+        found=found,
+        reasons=reasons,
+        after=after,
+        wrong=wrong,
+        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        options=_options(given),
+    )
+
+
+@page("/dead-letters/replay", "POST")
+def replay() -> Response:
+    """Replay the selected dead letters, or all that match the filter."""
+    given = form_values(*_FILTERS)
+    chosen = _chosen(given)
+    if chosen is None:
+        return done("Nothing was selected.", "dead-letters", given, bad=True)
+    try:
+        replayed = calls.change("POST", "/v1/dead-letters/replay", chosen)["replayed"]
+    except Refused as refused:
+        return done(str(refused), "dead-letters", given, bad=True)
+    return done(f"{_letters(replayed)} delivered again; what fails returns to this list.", "dead-letters", given)
+
+
+@page("/dead-letters/purge", "POST")
+def purge() -> Response:
+    """Ask for a confirmation that cannot be given by mistake, then delete dead letters."""
+    given, typed = form_values(*_FILTERS), form_values("typed", "confirmed")
+    chosen = _chosen(given)
+    if chosen is None:
+        return done("Nothing was selected.", "dead-letters", given, bad=True)
+    problem = ""
+    if typed["confirmed"]:
+        if typed["typed"] == "purge":
+            try:
+                purged = calls.change("POST", "/v1/dead-letters/purge", chosen)["purged"]
+            except Refused as refused:
+                return done(str(refused), "dead-letters", given, bad=True)
+            return done(f"{_letters(purged)} deleted.", "dead-letters", given)
+        problem = "type purge to delete them"
+    return show(
+        "dead_letters_purge.html",
+        400 if problem else 200,
+        here="dead-letters",
+        given=given,
+        ids=request.form.getlist("ids"),
+        everything=request.form.get("scope") == "matching",
+        count=len(chosen["ids"]) if "ids" in chosen else None,
+        problem=problem,
+        typed=typed["typed"],
+        cli=command("dead-letter", "purge", *(map(str, chosen.get("ids", ()))), *_options(given), *_all(chosen)),
+    )
+
+
+def _chosen(given: dict[str, str]) -> dict[str, Any] | None:
+    """Return the filter that a form means: the ticked ones, or all that match; None for nothing."""
+    if request.form.get("scope") == "matching":
+        return {name: text for name, text in given.items() if text} or {"all": True}
+    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit()]
+    return {"ids": ids} if ids else None
+
+
+def _options(given: dict[str, str]) -> list[str]:
+    """Return the filter as options of the commands."""
+    return [word for name, text in given.items() if text for word in (f"--{name}", text)]
+
+
+def _all(chosen: dict[str, Any]) -> list[str]:
+    return ["--all"] if chosen.get("all") else []
+
+
+def _letters(count: int) -> str:
+    return f"{number(count)} dead {'letter is' if count == 1 else 'letters are'}"

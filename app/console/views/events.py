@@ -1,0 +1,210 @@
+"""Search the event log, and show one event: what happened to it at each target, and why."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from flask import Response, request
+
+from app.config.fields.fields import fields_of
+from app.config.targets.registry import TYPES
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command, duration, number, short_target
+from app.console.pages import done, form_values, page, show
+from app.events.names import AGGREGATES, KNOWN
+
+_STATES = ("pending", "parked", "dead", "settled")
+_FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
+_PAGE = 50
+_WHY = {
+    "behind": "It waits behind an earlier event of the same object, so that their order is kept.",
+    "parked": "It failed and is tried again, after a growing and random wait.",
+    "dead": "It is not tried any more: it was rejected, or ran out of attempts or of time.",
+}
+_ENDED = {
+    "delivered": "The target has confirmed it.",
+    "superseded": (
+        "Superseded: a newer event of this object was known when its turn came, so it was not sent. It would have put "
+        "the mirror back to an older state."
+    ),
+    "unchanged": "It was not sent, because it changes nothing in the mirror.",
+}
+_SUPERSEDED = (
+    "Delivered, or superseded: the target mirrors the bucket, and a newer event of this object is known. A superseded "
+    "event is not written, because it would put the mirror back to an older state."
+)
+_HISTORY = 200  # events of the object that an event's page looks at
+
+
+@page("/events")
+def events() -> Response:
+    """Search the log, or show an object's history if a key is given."""
+    given = form_values(*_FILTERS)
+    wrong: Refused | None = None
+    found: dict[str, Any] = {"events": [], "next": None, "searched_to": None}
+    asked_id = form_values("id")["id"]
+    if asked_id:
+        return event(asked_id)
+    after = request.args.get("after", "")
+    try:
+        if given["key"]:
+            history = calls.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000)["events"]
+            found = {"events": history[::-1], "next": None, "searched_to": None}
+        else:
+            query = {name: text for name, text in given.items() if name != "key"}
+            found = calls.get("/v1/events", **query, after=after, limit=_PAGE)
+    except Refused as refused:
+        if refused.status not in (400, 404):
+            raise
+        wrong = refused
+    return show(
+        "events.html",
+        400 if wrong else 200,
+        here="events",
+        given=given,
+        filtered=any(given.values()),
+        found=found,
+        after=after,
+        wrong=wrong,
+        states=_STATES,
+        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        names=sorted(AGGREGATES) + sorted(KNOWN),
+        cli=command("events", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",
+    )
+
+
+@page("/events/<event_id>")
+def event(event_id: str) -> Response:
+    """Show an event: its record, its state at each target, and where it stands among the events of its object."""
+    shown = calls.get(f"/v1/events/{event_id}")
+    history = calls.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY)["events"]
+    targets = {target["arn"]: target for target in calls.get("/v1/targets")["targets"]}
+    newer = [each for each in history if each["seq"] > shown["seq"]]
+    return show(
+        "event.html",
+        here="events",
+        event=shown,
+        history=history,
+        newer=newer,
+        states=[
+            {
+                **state,
+                **targets.get(state["target"], {"state": ""}),
+                "delivery": state["state"],
+                "note": explain(state, targets.get(state["target"]), newer),
+                "steps": steps(state),
+                "ended": _last_outcome(state) in _ENDED,
+            }
+            for state in shown["delivery_states"]
+        ],
+        moving=any(state["state"] in ("pending", "parked") for state in shown["delivery_states"]),
+        others=[
+            short_target(arn) for arn in targets if arn not in {state["target"] for state in shown["delivery_states"]}
+        ],
+        cli=command("events", shown["bucket"], shown["key"]),
+    )
+
+
+def explain(state: dict[str, Any], target: dict[str, Any] | None, newer: list[dict[str, Any]]) -> str:
+    """Say in a sentence why an event is in this state at this target."""
+    at_target = (target or {}).get("state", "gone")
+    if state["state"] == "pending":
+        return "It waits for its turn." if at_target == "running" else f"It waits: the target is {at_target}."
+    if state["state"] == "settled" and _last_outcome(state) in _ENDED:
+        return _ENDED[_last_outcome(state)]
+    if state["state"] == "settled":
+        return _SUPERSEDED if newer and _mirrors(target) else "The target has confirmed it."
+    return _WHY["behind" if state.get("waits") else state["state"]]
+
+
+def _last_outcome(state: dict[str, Any]) -> str:
+    """Return the outcome of the last recorded attempt; "" if there is none."""
+    timeline = state.get("timeline")
+    return str(timeline[-1]["outcome"]) if timeline else ""
+
+
+def steps(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the attempts as steps of a timeline: from their record, else from what the event itself keeps."""
+    if not state.get("timeline"):
+        return [{"at": each["at"], "kind": "bad", "text": each["reason"], "more": ""} for each in state["history"]]
+    return [
+        {
+            "at": attempt["at"],
+            "kind": "good" if attempt["outcome"] in _ENDED else "bad",
+            "text": attempt["outcome"] + (f": {attempt['reason']}" if attempt["reason"] else ""),
+            "more": _circumstances(attempt),
+        }
+        for attempt in state["timeline"]
+    ]
+
+
+def _circumstances(attempt: dict[str, Any]) -> str:
+    parts = [f"attempt {attempt['attempt']}"] if attempt["attempt"] else []
+    parts += [f"in {duration(attempt['duration'])}"] if attempt["duration"] else []
+    parts += [f"with {number(attempt['events'] - 1)} others"] if attempt["events"] > 1 else []
+    parts += [f"by replay {attempt['replay']}"] if attempt["replay"] else []
+    return ", ".join(parts)
+
+
+def _mirrors(target: dict[str, Any] | None) -> bool:
+    """Return whether a target holds one entry for each object; `format=namespace` is the default where it exists."""
+    return (
+        target is not None
+        and "format" in fields_of(TYPES[target["type"]])
+        and (target["settings"].get("format", "namespace") == "namespace")
+    )
+
+
+@page("/events/<event_id>/replay", "POST")
+def replay(event_id: str) -> Response:
+    """Deliver an event to one target again, in the way that its state there needs."""
+    target = form_values("target")["target"]
+    shown = calls.get(f"/v1/events/{event_id}")
+    state = next((each for each in shown["delivery_states"] if short_target(each["target"]) == target), None)
+    try:
+        sentence = _send_again(shown, state, target)
+    except Refused as refused:
+        return done(str(refused), f"events/{event_id}", bad=True)
+    return done(sentence, f"events/{event_id}")
+
+
+def _send_again(shown: dict[str, Any], state: dict[str, Any] | None, target: str) -> str:
+    if state is None:
+        raise Refused(400, {"detail": f"no rule had sent this event to {target}"})
+    if state["state"] == "parked":
+        due = calls.change("POST", "/v1/retries/now", {"ids": [shown["id"]], "target": target})["due"]
+        return "It is due at once." if due else "It is not retried: it waits behind another event of its object."
+    if state["state"] == "dead":
+        letter = _dead_letter(shown, target)
+        again = calls.change("POST", "/v1/dead-letters/replay", {"ids": [letter]})["replayed"] if letter else 0
+        return "The dead letter is delivered again." if again else "It is no dead letter any more."
+    if state["state"] == "pending":
+        return "It is not delivered yet, so there is nothing to replay."
+    received = datetime.fromisoformat(shown["received_at"])
+    selection = {
+        "target": target,
+        "since": _written(received),
+        "before": _written(received + timedelta(milliseconds=1)),
+        "bucket": shown["bucket"],
+        "prefix": shown["key"],
+    }
+    replay = calls.change("POST", "/v1/replays", selection)
+    return f"Replay {replay['id']} delivers it to {target} again."
+
+
+def _dead_letter(shown: dict[str, Any], target: str) -> int | None:
+    """Return the number of the event's dead letter at a target."""
+    after: int | None = 0
+    while after is not None:
+        page_ = calls.get(
+            "/v1/dead-letters", target=target, bucket=shown["bucket"], prefix=shown["key"], after=after, limit=1000
+        )
+        for letter in page_["dead_letters"]:
+            if letter["event_id"] == shown["id"]:
+                return int(letter["id"])
+        after = page_["next"]
+    return None
+
+
+def _written(at: datetime) -> str:
+    return at.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,98 @@
+"""Reconciliations: compare mirrors with their buckets, look at the drift, and approve its repair."""
+
+from typing import Any
+
+from flask import Response, request
+
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command, short_target
+from app.console.pages import done, form_values, page, show, visitor
+
+_DRIFT = ("missing", "stale", "orphaned", "malformed", "unmatched", "unreadable")
+_KINDS = ("missing", "stale", "orphaned", "malformed")
+_SIZES = (50, 200, 1000)  # runs on the page
+_PAGE = 100  # findings on a page
+_ONE = "/v1/reconciliations/<run>"  # with it come starting, cancelling, findings and repairs
+
+
+@page("/reconciliations", "GET", "POST")
+def reconciliations() -> Response:
+    """List the last runs, and start one."""
+    given, wrong = form_values("target", "bucket", "repair"), None
+    if request.method == "POST":
+        try:
+            body = {"target": given["target"], "bucket": given["bucket"], "repair": bool(given["repair"])}
+            run = calls.change("POST", "/v1/reconciliations", body)
+            return done(f"The run waits for a Spark worker: {run['run']}.", "reconciliations")
+        except Refused as refused:
+            if refused.status not in (400, 404, 409):
+                raise
+            wrong = refused
+    limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
+    runs = calls.get("/v1/reconciliations", limit=limit)["reconciliations"]
+    targets = calls.get("/v1/targets")["targets"]
+    mirrors = [short_target(target["arn"]) for target in targets if _may_mirror(target)]
+    name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
+    return show(
+        "reconciliations.html",
+        400 if wrong else 200,
+        here="reconciliations",
+        runs=runs,
+        drift=_DRIFT,
+        given=given,
+        wrong=wrong,
+        mirrors=mirrors,
+        may_start=visitor().may_change and calls.has(_ONE) and bool(mirrors),
+        has_runs=calls.has(_ONE),
+        more=next((size for size in _SIZES if size > limit), None) if len(runs) == limit else None,
+        cli=command("reconcile", given["bucket"] or "BUCKET", "--target", name),
+    )
+
+
+@page("/reconciliations/<run>")
+def run(run: str) -> Response:
+    """Show a run and what it has found."""
+    if not calls.has(_ONE):
+        raise Refused(404, {"title": "Not found", "detail": "this version shows no single run"})
+    kind, after = form_values("kind")["kind"], request.args.get("after", "")
+    shown = calls.get(f"/v1/reconciliations/{run}")
+    findings: dict[str, Any] = calls.get(
+        f"/v1/reconciliations/{run}/findings", kind=kind if kind in _KINDS else "", after=after, limit=_PAGE
+    )
+    return show(
+        "reconciliation.html",
+        here="reconciliations",
+        run=shown,
+        findings=findings,
+        kinds=_KINDS,
+        kind=kind,
+        after=after,
+        cli=command("reconcile", shown["bucket"], "--target", short_target(shown["target"]), "--repair"),
+    )
+
+
+@page("/reconciliations/<run>/cancel", "POST")
+def cancel(run: str) -> Response:
+    """Cancel a run."""
+    return _change(run, "cancel", "The run is cancelled; repairs that it has posted are kept.")
+
+
+@page("/reconciliations/<run>/repair", "POST")
+def repair(run: str) -> Response:
+    """Approve the repair of what a run has found."""
+    return _change(run, "repair", "A new run compares again and repairs what differs then.")
+
+
+def _change(run: str, what: str, sentence: str) -> Response:
+    try:
+        changed = calls.change("POST", f"/v1/reconciliations/{run}/{what}")
+    except Refused as refused:
+        return done(str(refused), f"reconciliations/{run}", bad=True)
+    return done(sentence, f"reconciliations/{changed['run']}")
+
+
+def _may_mirror(target: dict[str, Any]) -> bool:
+    return target["type"] in ("elasticsearch", "mysql", "postgresql", "redis") and (
+        target["settings"].get("format", "namespace") == "namespace"
+    )

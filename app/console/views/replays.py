@@ -1,0 +1,75 @@
+"""Replays: begin one, see its progress, cancel it."""
+
+from typing import Any
+
+from flask import Response, request
+
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command, short_target
+from app.console.pages import done, form_values, page, show
+from app.events.names import AGGREGATES, KNOWN
+
+_SELECTION = ("target", "bucket", "prefix", "events", "since", "before")
+_PAGE = 50
+_PREVIEW = 100  # events of the selection that are counted before it begins
+
+
+@page("/replays", "GET", "POST")
+def replays() -> Response:
+    """List the replays, preview what a selection would send, and begin one."""
+    given, step = form_values(*_SELECTION), form_values("all", "step")
+    wrong, preview = None, None
+    if request.method == "POST" or step["step"] == "preview":
+        try:
+            if request.method == "POST":
+                made = calls.change("POST", "/v1/replays", _selection(given) | ({"all": True} if step["all"] else {}))
+                return done(f"Replay {made['id']} to {short_target(made['target'])} has begun.", "replays")
+            preview = calls.get("/v1/events", **{**given, "limit": _PREVIEW})
+        except Refused as refused:
+            if refused.status not in (400, 404):
+                raise
+            wrong = refused
+    after = request.args.get("after", "")
+    found = calls.get("/v1/replays")["replays"]
+    listed = [each for each in found if not after.isdigit() or each["id"] < int(after[:12])]
+    return show(
+        "replays.html",
+        400 if wrong else 200,
+        here="replays",
+        replays=listed[:_PAGE],
+        next=listed[_PAGE - 1]["id"] if len(listed) > _PAGE else None,
+        after=after,
+        active=any(not each["finished"] for each in listed[:_PAGE]),
+        given=given,
+        selected=any(text for name, text in given.items() if name != "target"),
+        preview=preview,
+        most=_PREVIEW,
+        wrong=wrong,
+        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        names=sorted(AGGREGATES) + sorted(KNOWN),
+        cli=_command(given),
+    )
+
+
+@page("/replays/<int:number>/cancel", "POST")
+def cancel(number: int) -> Response:
+    """Cancel a replay."""
+    try:
+        calls.change("DELETE", f"/v1/replays/{number}")
+    except Refused as refused:
+        return done(str(refused), "replays", bad=True)
+    return done(f"Replay {number} is cancelled; what it has delivered stays delivered.", "replays")
+
+
+def _selection(given: dict[str, str]) -> dict[str, Any]:
+    chosen: dict[str, Any] = {name: text for name, text in given.items() if text and name != "events"}
+    names = given["events"].replace(",", " ").split()
+    return chosen | ({"events": names} if names else {})
+
+
+def _command(given: dict[str, str]) -> str:
+    names = {"events": "event"}
+    options = [word for name, text in given.items() if text for word in (f"--{names.get(name, name)}", text)]
+    everything = [] if any(text for name, text in given.items() if name != "target") else ["--all"]
+    return command("replay", *(options if given["target"] else ["--target", "TARGET", *options]), *everything)

@@ -1,0 +1,134 @@
+"""Rules: list, add, edit, remove, and try which targets an event would go to."""
+
+from typing import Any
+
+from flask import Response, request
+
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command, short_target
+from app.console.pages import done, form_values, page, show
+from app.events.names import AGGREGATES, EVERY, KNOWN
+
+_MEMBERS = ("bucket", "prefix", "suffix", "target")
+_PAGE = 200
+_USUAL = "s3:ObjectCreated:*, s3:ObjectRemoved:*"
+
+
+@page("/rules")
+def rules() -> Response:
+    """List the rules, and try them on an event."""
+    bucket, tried = form_values("bucket")["bucket"], form_values("try_bucket", "key", "event")
+    found = calls.get("/v1/rules", bucket=bucket)["rules"]
+    begin = _number(request.args.get("after", ""))
+    match, wrong = None, None
+    if tried["try_bucket"]:
+        event = {"bucket": tried["try_bucket"], "key": tried["key"], "event": tried["event"] or "s3:ObjectCreated:Put"}
+        try:
+            match = calls.change("POST", "/v1/rules/match", event)
+        except Refused as refused:
+            wrong = refused
+    shown = [rule for rule in found if rule["number"] > begin]
+    return show(
+        "rules.html",
+        400 if wrong else 200,
+        here="rules",
+        rules=shown[:_PAGE],
+        total=len(found),
+        bucket=bucket,
+        after=begin,
+        next=shown[_PAGE - 1]["number"] if len(shown) > _PAGE else None,
+        tried=tried,
+        match=match,
+        wrong=wrong,
+        matching={rule["number"] for rule in match["rules"]} if match else set(),
+        names=_names(),
+        has_targets=bool(found) or bool(calls.get("/v1/targets")["targets"]),
+    )
+
+
+@page("/rules/new", "GET", "POST")
+def add() -> Response:
+    """Add a rule."""
+    given = form_values(*_MEMBERS, "events")
+    wrong: Refused | None = None
+    if request.method == "POST":
+        try:
+            made = calls.change("POST", "/v1/rules", _rule(given))
+            text = f"Events of {given['bucket']} go to {short_target(made['target'])} now."
+            return done(text, "rules")
+        except Refused as refused:
+            if refused.status not in (400, 404):
+                raise
+            wrong = refused
+    return _form("Add a rule", "rules/new", given | {"events": given["events"] or _USUAL}, wrong)
+
+
+@page("/rules/<int:number>/edit", "GET", "POST")
+def edit(number: int) -> Response:
+    """Change a rule: the new one is added before the old one is removed, so that no event is missed."""
+    old = next((rule for rule in calls.get("/v1/rules")["rules"] if rule["number"] == number), None)
+    if old is None:
+        raise Refused(404, {"title": "Not found", "detail": f"there is no rule {number}"})
+    given = {name: old[name] for name in _MEMBERS} | {"events": ", ".join(old["events"])}
+    given["target"] = short_target(old["target"])
+    wrong: Refused | None = None
+    if request.method == "POST":
+        given = form_values(*_MEMBERS, "events")
+        try:
+            made = calls.change(
+                "POST", "/v1/rules", _rule(given) | ({"rule_id": old["rule_id"]} if old["rule_id"] else {})
+            )
+            if made["number"] != number:
+                calls.change("DELETE", f"/v1/rules/{number}")
+            return done("The rule is changed.", "rules")
+        except Refused as refused:
+            if refused.status not in (400, 404):
+                raise
+            wrong = refused
+    return _form(f"Edit rule {number}", f"rules/{number}/edit", given, wrong)
+
+
+@page("/rules/<int:number>/remove", "POST")
+def remove(number: int) -> Response:
+    """Remove a rule."""
+    try:
+        calls.change("DELETE", f"/v1/rules/{number}")
+    except Refused as refused:
+        return done(str(refused), "rules", bad=True)
+    return done("The rule is removed; events that it had matched are still delivered.", "rules")
+
+
+def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -> Response:
+    targets = calls.get("/v1/targets")["targets"]
+    arn = next((target["arn"] for target in targets if short_target(target["arn"]) == given["target"]), "ARN")
+    options = [word for name in ("prefix", "suffix") if given[name] for word in (f"--{name}", given[name])]
+    events = ",".join(_split(given["events"]))
+    return show(
+        "rule_form.html",
+        400 if wrong else 200,
+        here="rules",
+        title=title,
+        path=path,
+        given=given,
+        wrong=wrong,
+        targets=[short_target(target["arn"]) for target in targets],
+        names=_names(),
+        cli=command("event", "add", given["bucket"] or "BUCKET", arn, "--event", events, *options),
+    )
+
+
+def _rule(given: dict[str, str]) -> dict[str, Any]:
+    return {name: given[name] for name in _MEMBERS} | {"events": _split(given["events"])}
+
+
+def _split(text: str) -> list[str]:
+    return list(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def _names() -> list[str]:
+    return [EVERY, *sorted(AGGREGATES), *sorted(KNOWN)]
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0

@@ -1,0 +1,57 @@
+"""Sign in with an API token, and sign out."""
+
+from flask import Response, request
+
+from app.api.auth import ADMIN, READ
+from app.api.services import services
+from app.console.pages import check_form, open_page, page, redirect, seals, show, visitor
+from app.console.session import Session, forget_session, is_secure, new_session
+
+_LONGEST_NEXT = 2000  # characters
+
+
+@open_page("/sign-in", "GET", "POST")
+def sign_in() -> Response:
+    """Ask for a token, and begin a session with it."""
+    session = seals().read_session(request)
+    if request.method == "GET":
+        return _form(session or new_session(), ended=bool(request.args.get("ended")))
+    check_form(session.number if session else "")
+    text = request.form.get("token", "").strip()
+    token = services().tokens.find(text) if text else None
+    if session is None or token is None:
+        problem = "this token is not valid; `bucketwire token ls` lists the names of the valid ones"
+        return _form(session or new_session(), problem=problem if text else "paste a token")
+    if not {READ, ADMIN} & token.scopes:
+        scopes = ", ".join(sorted(token.scopes))
+        return _form(
+            session, problem=f"the token {token.name} has only the scope {scopes}; the console needs read or admin"
+        )
+    response = Response(status=303, headers={"Location": f"./{_next()}"})
+    # A new number: a form or a cookie from before the sign-in is worth nothing after it.
+    seals().write_session(response, new_session(token.digest), secure=is_secure(request))
+    return response
+
+
+@page("/sign-out", "POST")
+def sign_out() -> Response:
+    """End the session in this browser."""
+    response = redirect("sign-in") if visitor().name else redirect("")
+    forget_session(response)
+    return response
+
+
+def _form(session: Session, *, problem: str = "", ended: bool = False) -> Response:
+    status = 401 if problem else 200
+    response = show(
+        "sign_in.html", status, form_of=seals().form(session.number), problem=problem, ended=ended, next=_next()
+    )
+    if not seals().read_session(request):
+        seals().write_session(response, session, secure=is_secure(request))
+    return response
+
+
+def _next() -> str:
+    """Return the page that was asked for. After `./` it can only be one below the console."""
+    asked = request.values.get("next", "")[:_LONGEST_NEXT]
+    return "".join(character for character in asked if character.isascii() and character.isprintable()).lstrip("/\\")

@@ -1,0 +1,128 @@
+"""A target: its curves, its counters, what fails and why; pause, resume, test, remove."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from flask import Response, request
+
+from app.console import calls
+from app.console.calls import Refused, target_path
+from app.console.formats import short_target
+from app.console.pages import done, form_values, page, redirect, show
+from app.console.series import points
+
+# The periods of the curves: how long, the samples' step and the width of a point in seconds.
+_PERIODS = {
+    "15m": (timedelta(minutes=15), 10, 10),
+    "1h": (timedelta(hours=1), 10, 30),
+    "6h": (timedelta(hours=6), 300, 300),
+    "24h": (timedelta(hours=24), 300, 900),
+    "7d": (timedelta(days=7), 300, 7200),
+    "30d": (timedelta(days=30), 300, 28800),
+}
+_LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
+
+
+@page("/targets")
+def targets() -> Response:
+    """Lead to the overview, which lists the targets."""
+    return redirect("")
+
+
+@page("/targets/<kind>/<name>")
+def target(kind: str, name: str) -> Response:
+    """Show a target."""
+    shown = calls.get(target_path(kind, name))
+    arn, events = shown["arn"], shown["events"]
+    period = next((name for name in _PERIODS if name == request.args.get("period")), "15m")
+    live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
+    length, step, width = _PERIODS["15m" if live else period]
+    since = (datetime.now(UTC) - length).isoformat(timespec="seconds")
+    [series] = calls.get("/v1/series", target=arn, step=step, since=since)["series"]
+    curve = points(series["samples"], width=width)
+    return show(
+        "target.html",
+        here="overview",
+        target=shown,
+        name=short_target(arn),
+        path=f"targets/{kind}/{name}",
+        period=period,
+        live=live,
+        periods=list(_PERIODS),
+        points=curve,
+        timed=any(point.p99 is not None for point in curve),
+        balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
+        shares=_shares(events),
+        reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
+        retries=calls.get("/v1/retries", target=arn, limit=10) if events["parked"] else None,
+        rules=[rule for rule in calls.get("/v1/rules")["rules"] if rule["target"] == arn],
+        queue=_queue(arn),
+        settings=[(key, text) for key, text in shown["settings"].items() if text],
+    )
+
+
+def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:
+    """Return where each part of a bar of the counters begins and how long it is, in per cent."""
+    whole, begun, shares = max(1, events["recorded"]), 0.0, []
+    for name in _LOSSES[1:]:
+        share = 100 * events[name] / whole
+        if share:
+            shares.append((name, round(begun, 3), round(max(share, 0.3), 3)))
+        begun += share
+    return shares
+
+
+def _queue(arn: str) -> dict[str, Any] | None:
+    return next((queue for queue in calls.get("/v1/workers")["queues"] if queue["target"] == arn), None)
+
+
+@page("/targets/<kind>/<name>/pause", "POST")
+def pause(kind: str, name: str) -> Response:
+    """Pause a target."""
+    reason = form_values("reason")["reason"] or "paused in the console"
+    calls.change("POST", f"{target_path(kind, name)}/pause", {"reason": reason})
+    return done(f"{kind}:{name} is paused; its events wait.", f"targets/{kind}/{name}")
+
+
+@page("/targets/<kind>/<name>/resume", "POST")
+def resume(kind: str, name: str) -> Response:
+    """Resume a target."""
+    calls.change("POST", f"{target_path(kind, name)}/resume")
+    return done(f"{kind}:{name} is resumed.", f"targets/{kind}/{name}")
+
+
+@page("/targets/<kind>/<name>/test", "POST")
+def test(kind: str, name: str) -> Response:
+    """Record a test event, and show it on its way."""
+    try:
+        sent = calls.change("POST", f"{target_path(kind, name)}/test")
+    except Refused as refused:
+        return done(str(refused), f"targets/{kind}/{name}", bad=True)
+    return done("The test event is recorded; this page follows it.", f"events/{sent['ids'][-1]}")
+
+
+@page("/targets/<kind>/<name>/remove", "GET", "POST")
+def remove(kind: str, name: str) -> Response:
+    """Remove a target, after its name was typed if something is lost with it."""
+    shown, typed = calls.get(target_path(kind, name)), form_values("typed")["typed"]
+    problem = ""
+    if request.method == "POST":
+        try:
+            if typed == f"{kind}:{name}":
+                lost = calls.change("DELETE", target_path(kind, name), force="true")["lost"]
+                return done(f"{kind}:{name} is removed" + (f"; lost: {', '.join(lost)}." if lost else "."), "")
+            problem = f"type {kind}:{name} to remove it"
+        except Refused as refused:
+            problem = str(refused)
+    rules = [rule for rule in calls.get("/v1/rules")["rules"] if rule["target"] == shown["arn"]]
+    return show(
+        "target_remove.html",
+        400 if problem else 200,
+        here="overview",
+        target=shown,
+        name=f"{kind}:{name}",
+        path=f"targets/{kind}/{name}",
+        rules=rules,
+        problem=problem,
+        typed=typed,
+    )

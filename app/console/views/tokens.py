@@ -1,0 +1,63 @@
+"""Tokens: list, create, revoke."""
+
+from flask import Response, request
+
+from app.config.settings import SCOPES
+from app.console import calls
+from app.console.calls import Refused
+from app.console.formats import command
+from app.console.pages import done, form_values, page, show, visitor
+
+
+@page("/tokens", "GET", "POST")
+def tokens() -> Response:
+    """List the tokens; create one and show it, once."""
+    name = form_values("name")["name"]
+    scopes = [scope for scope in request.form.getlist("scopes") if scope in SCOPES]
+    made, wrong = None, None
+    if request.method == "POST":
+        try:
+            made = calls.change("POST", "/v1/tokens", {"name": name, "scopes": scopes})
+        except Refused as refused:
+            if refused.status not in (400, 409):
+                raise
+            wrong = refused
+    return show(
+        "tokens.html",
+        400 if wrong else 200,
+        here="tokens",
+        # The first token ends the time in which none was needed, so the list may be refused from now on.
+        tokens=calls.get("/v1/tokens")["tokens"] if not (made and not visitor().name) else [],
+        made=made,
+        wrong=wrong,
+        name="" if made else name,
+        chosen=scopes,
+        all_scopes=SCOPES,
+        own=visitor().name,
+        cli=command("token", "create", name or "NAME", "--scope", ",".join(scopes or ["read"])),
+    )
+
+
+@page("/tokens/<name>/revoke", "GET", "POST")
+def revoke(name: str) -> Response:
+    """Revoke a token, after its name was typed."""
+    typed = form_values("typed")["typed"]
+    problem = ""
+    if request.method == "POST":
+        try:
+            if typed == name:
+                calls.change("DELETE", f"/v1/tokens/{name}")
+                return done(f"The token {name} is revoked; its sessions end with it.", "tokens")
+            problem = f"type {name} to revoke it"
+        except Refused as refused:
+            problem = str(refused)
+    return show(
+        "token_revoke.html",
+        400 if problem else 200,
+        here="tokens",
+        name=name,
+        own=name == visitor().name,
+        last=len(calls.get("/v1/tokens")["tokens"]) == 1,
+        typed=typed,
+        problem=problem,
+    )

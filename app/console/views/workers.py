@@ -1,0 +1,24 @@
+"""Workers: does the drain run, and does a worker serve each target's queue?"""
+
+from flask import Response
+
+from app.console import calls
+from app.console.formats import target_path
+from app.console.pages import page, show
+
+
+@page("/workers")
+def workers() -> Response:
+    """Show the heartbeats."""
+    found, status = calls.get("/v1/workers"), calls.get("/v1/status")
+    states = {target["arn"]: target["state"] for target in calls.get("/v1/targets")["targets"]}
+    queues = sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"]))
+    return show(
+        "queues.html",
+        here="workers",
+        drain=found["drain"],
+        queues=queues,
+        states=states,
+        checks=status["checks"],
+        path_of=target_path,
+    )

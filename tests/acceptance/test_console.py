@@ -1,0 +1,292 @@
+"""The console in a real browser, over a real service: an outage from beginning to end, and every page's looks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from playwright.sync_api import Browser, expect
+
+from app.events.model import Event
+from tests import services
+from tests.services import Answer, until
+from tests.support.builders import event
+from tests.support.console_browser import PATIENCE, Visit, chromium
+from tests.support.service_processes import System, system
+
+ADMIN, READ = f"admin-{uuid4().hex}", f"read-{uuid4().hex}"
+TOKENS: Any = f"ops:admin:{ADMIN},viewer:read:{READ}"
+HOSTILE = "<script>document.title='pwned'</script>\"'\u202egpj\n" + "W" * 700 + "🎉é" * 30
+
+expect.set_options(timeout=PATIENCE)
+pytestmark = pytest.mark.timeout(900)  # a browser on a busy machine looks at forty pages, each three times
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[System]:
+    with services.redis() as broker:
+        url = f"sqlite:///{services.new_folder('console')}/outbox.db"
+        with system(url, broker.url, concurrency=1, token=ADMIN, api_tokens=TOKENS) as running:
+            yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@contextmanager
+def visit(browser: Browser, whole: System, token: str = ADMIN, **options: Any) -> Iterator[Visit]:
+    """A signed-in look at the console, which has to be without any error in the end."""
+    visitor = Visit(browser, whole.api.url, options)
+    try:
+        if token:
+            visitor.sign_in(token)
+        yield visitor
+        visitor.check()
+    finally:
+        visitor.close()
+
+
+def body(*events: Event) -> bytes:
+    return f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode()
+
+
+def name() -> str:
+    """A name of the test's own, for a target and its bucket."""
+    return f"t-{uuid4().hex[:8]}"
+
+
+def test_an_outage_is_seen_mended_and_repaired(browser: Browser, whole: System, receiver: services.Receiver) -> None:
+    target = name()
+    with visit(browser, whole) as look:
+        page = look.page
+        # A target and a rule by their forms.
+        page.get_by_role("link", name="Add a target").first.click()
+        page.get_by_role("link", name=re.compile("^Webhook")).click()
+        page.get_by_label("Name", exact=False).first.fill(target)
+        page.get_by_label("endpoint").fill(receiver.url)
+        page.get_by_role("button", name="Create").click()
+        expect(page.get_by_role("status").first).to_contain_text("is created")
+        page.get_by_role("link", name="Add a rule").click()
+        page.get_by_label("Bucket").fill(target)
+        page.get_by_role("button", name="Save").click()
+        expect(page.get_by_role("status").first).to_contain_text(f"go to webhook:{target}")
+        # An event arrives; the page of the target shows it without being loaded again.
+        page.goto(f"targets/webhook/{target}")
+        delivered = page.locator(".equation .delivered dd")
+        expect(delivered).to_have_text("0")
+        whole.post(body(event("first", bucket=target)))
+        expect(delivered).to_have_text("1")
+        # The target breaks: its events wait, and it says why.
+        receiver.set(status=503)
+        whole.post(body(event("second", bucket=target)))
+        verdict = page.locator(".verdict")
+        expect(verdict).to_contain_text("unavailable")
+        expect(verdict).to_contain_text("answered 503")
+        page.goto("")
+        expect(page.get_by_text(f"webhook:{target} is unavailable")).to_be_visible()
+        # It answers again, but refuses: the events die.
+        receiver.set(status=422, body="no such column")
+        page.goto(f"targets/webhook/{target}")
+        expect(page.locator(".equation .dead dd")).to_have_text("1")
+        whole.post(body(event("third", bucket=target)))
+        expect(page.locator(".equation .dead dd")).to_have_text("2")
+        expect(page.locator("#errors")).to_be_visible()
+        page.locator("#c-dead").click()
+        expect(page.locator("td.reason").first).to_contain_text("no such column")
+        # It is mended; the dead letters are replayed and arrive.
+        receiver.set()
+        receiver.forget()
+        page.get_by_label("Select all on this page").check()
+        expect(page.locator(".selected-count")).to_have_text("(2)")
+        page.get_by_role("button", name="Replay", exact=True).click()
+        expect(page.get_by_role("status").first).to_contain_text("2 dead letters are delivered again")
+        page.goto(f"targets/webhook/{target}")
+        expect(delivered).to_have_text("3")
+        expect(page.locator(".verdict .state.good").first).to_be_visible()
+    assert sorted(request.json()["Key"] for request in receiver.requests()) == [f"{target}/second", f"{target}/third"]
+
+
+def test_a_paused_target_gets_its_events_when_it_is_resumed(
+    browser: Browser, whole: System, receiver: services.Receiver
+) -> None:
+    target = name()
+    whole.add_target(f"webhook:{target}", target, endpoint=receiver.url)
+    with visit(browser, whole) as look:
+        page = look.page
+        page.goto(f"targets/webhook/{target}")
+        page.get_by_role("button", name="Pause").click()
+        expect(page.locator(".verdict")).to_contain_text("paused in the console")
+        whole.post(body(event("a", bucket=target)))
+        expect(page.locator(".equation .pending dd")).to_have_text("1")
+        page.locator("#c-pending").click()
+        page.locator("table a").first.click()
+        expect(page.get_by_text("It waits: the target is paused.")).to_be_visible()
+        page.goto(f"targets/webhook/{target}")
+        page.get_by_role("button", name="Resume").click()
+        expect(page.locator(".equation .delivered dd")).to_have_text("1")
+    assert len(receiver.requests()) == 1
+
+
+def test_a_session_that_is_revoked_ends_while_its_page_is_open(browser: Browser, whole: System) -> None:
+    made = whole.ask("POST", "/v1/tokens", json={"name": name(), "scopes": ["read"]}).json()
+    until(lambda: whole.ask("GET", "/v1/tokens").status_code == 200)
+    look = Visit(browser, whole.api.url)
+    try:
+        until(lambda: _signs_in(look, made["token"]), 60)
+        whole.ask("DELETE", f"/v1/tokens/{made['name']}")
+        look.page.wait_for_url(re.compile("/sign-in"))
+        expect(look.page.get_by_text("The session has ended")).to_be_visible()
+        look.check()
+    finally:
+        look.close()
+
+
+def _signs_in(look: Visit, token: str) -> bool:
+    """Whether a new token is known to the process that answers: it is within a second."""
+    look.page.goto("sign-in")
+    look.page.get_by_label("API token").fill(token)
+    look.page.get_by_role("button", name="Sign in").click()
+    return look.page.get_by_role("heading", level=1).inner_text() != "Sign in"
+
+
+@pytest.fixture(scope="module")
+def busy(whole: System) -> Iterator[str]:
+    """A target with events in every state, of a hostile name too, beside one that is paused and one that is away."""
+    target = "photos"
+    with services.receiver() as receiver:
+        whole.add_target("webhook:search", target, endpoint=receiver.url)
+        whole.ask("POST", "/v1/targets/webhook/search/pause", json={"reason": "the index is rebuilt"})
+        whole.add_target("webhook:billing", target, endpoint=f"http://{services.LOOPBACK}:{services.free_port()}/")
+        receiver.set(
+            Answer(422, containing="DEAD", body="no such column: tags"),
+            Answer(500, containing="AGAIN", body="internal error"),
+            Answer(422, containing="script", body="<script>alert(1)</script>"),
+        )
+        whole.add_target(
+            f"webhook:{target}",
+            target,
+            endpoint=receiver.url,
+            retry_base="10m",
+            retry_max_delay="10m",
+            comment="a note",
+        )
+        events = [event(f"photos/2026/{number}.jpg", bucket=target) for number in range(12)]
+        events += [event("DEAD/letter.txt", bucket=target), event("AGAIN/later.txt", bucket=target)]
+        whole.post(body(*events, event("AGAIN/later.txt", bucket=target), event(HOSTILE, bucket=target)))
+        until(lambda: _settled(whole, target), 60, what="14 events settled and two parked")
+        whole.ask("POST", "/v1/replays", json={"target": f"webhook:{target}", "bucket": target, "prefix": "photos/"})
+        until(lambda: whole.target("webhook:billing")["state"] == "unavailable", 60)
+        yield target
+
+
+def _settled(whole: System, target: str) -> bool:
+    events = whole.target(f"webhook:{target}")["events"]
+    return (events["delivered"], events["dead"], events["parked"]) == (12, 2, 2)
+
+
+def pages(whole: System, target: str) -> dict[str, str]:
+    """Every page by the name of its picture."""
+    listed = whole.ask("GET", "/v1/events", params={"bucket": target}).json()["events"]
+    by_key = {each["key"]: each["id"] for each in listed}
+    rules = whole.ask("GET", "/v1/rules", params={"bucket": target}).json()["rules"]
+    return {
+        "overview": "",
+        "target": f"targets/webhook/{target}",
+        "target-edit": f"targets/webhook/{target}/edit",
+        "target-types": "targets/new",
+        "target-new": "targets/new?type=kafka",
+        "target-remove": f"targets/webhook/{target}/remove",
+        "events": f"events?bucket={target}",
+        "event-hostile": f"events/{by_key[HOSTILE]}",
+        "event-parked": f"events/{by_key['AGAIN/later.txt']}",
+        "event-dead": f"events/{by_key['DEAD/letter.txt']}",
+        "dead-letters": "dead-letters",
+        "retries": "retries",
+        "rules": f"rules?try_bucket={target}&key=a",
+        "rule-edit": f"rules/{rules[0]['number']}/edit",
+        "replays": f"replays?step=preview&target=webhook:{target}&bucket={target}",
+        "reconciliations": "reconciliations",
+        "workers": "workers",
+        "tokens": "tokens",
+        "audit": "audit",
+        "missing": "nothing-here",
+    }
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_every_page_is_accessible_and_fits_its_window(browser: Browser, whole: System, busy: str, theme: Any) -> None:
+    with visit(browser, whole, color_scheme=theme, viewport={"width": 1280, "height": 800}) as look:
+        problems = {}
+        for picture, path in pages(whole, busy).items():
+            look.page.set_viewport_size({"width": 1280, "height": 800})
+            look.page.goto(path)
+            look.page.wait_for_load_state("load")
+            expect(look.page.locator("#theme")).to_be_visible()
+            assert look.page.title() != "pwned"
+            look.shoot(f"{picture}-{theme}", whole=False)
+            if found := look.problems():
+                problems[picture] = found
+            look.page.set_viewport_size({"width": 320, "height": 640})
+            if too_wide := look.wide():
+                problems[f"{picture} at 320"] = [f"{too_wide} pixels too wide"]
+            look.shoot(f"{picture}-{theme}-320", whole=False)
+        assert problems == {}
+    with visit(browser, whole, token="", color_scheme=theme) as look:
+        look.page.goto("")
+        look.shoot(f"sign-in-{theme}", whole=False)
+        assert look.problems() == []
+
+
+def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System, busy: str) -> None:
+    with visit(browser, whole, color_scheme="light") as look:
+        page = look.page
+        ground = "getComputedStyle(document.documentElement).backgroundColor"
+        light = page.evaluate(ground)
+        page.get_by_role("button", name="Switch between").click()
+        assert page.evaluate(ground) != light
+        page.goto(f"targets/webhook/{busy}")
+        assert page.evaluate(ground) != light
+        until(lambda: page.reload() and page.locator(".chart canvas").count() == 3, 120, what="three samples to draw")
+        look.shoot("curves-dark")
+        assert "Asia/Calcutta" in str(page.locator("time").first.get_attribute("title")) or "Asia/Kolkata" in str(
+            page.locator("time").first.get_attribute("title")
+        )
+
+
+def test_everything_can_be_read_without_scripts_and_changed_too(browser: Browser, whole: System, busy: str) -> None:
+    with visit(browser, whole, java_script_enabled=False) as look:
+        for path in pages(whole, busy).values():
+            look.page.goto(path)
+            expect(look.page.get_by_role("heading", level=1)).to_be_visible()
+        look.page.goto(f"targets/webhook/{busy}")
+        look.page.get_by_text("Values as a table").click()
+        look.page.get_by_role("button", name="Pause").click()
+        expect(look.page.locator(".verdict")).to_contain_text("paused")
+        look.page.get_by_role("button", name="Resume").click()
+        expect(look.page.locator(".verdict")).not_to_contain_text("paused")
+
+
+def test_the_keyboard_is_enough(browser: Browser, whole: System, busy: str) -> None:
+    with visit(browser, whole, READ) as look:
+        page = look.page
+        page.goto("")
+        page.keyboard.press("Tab")
+        expect(page.locator(":focus")).to_have_text("Skip to the content")
+        page.keyboard.press("Enter")
+        expect(page.locator("main:focus")).to_be_visible()
+        link = page.locator(f"#t-webhook-{busy}")
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if link.evaluate("node => node === document.activeElement"):
+                break
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text(f"webhook:{busy}")
+        assert page.get_by_role("button", name="Pause").count() == 0
+        assert page.get_by_text("read only").count() == 1

@@ -1,0 +1,1 @@
+"""The console's pages, session and forms, through the whole application."""

@@ -1,0 +1,106 @@
+"""Debian's Chromium as a person's browser on the console: what it reports, whom it asks, how accessible a page is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from playwright.sync_api import Browser, Page, Playwright, sync_playwright
+
+from tests import provision, services
+
+SCREENSHOTS = Path(__file__).parents[2] / "build/screenshots"
+PATIENCE = 60_000  # ms that a page may take on a busy machine
+_RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A browser without a window, by Debian's package."""
+    services.need("chromium")
+    # What is only for a desktop of a person is off, and so is what asks Google's servers for something.
+    arguments = [
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--disable-background-networking",
+        "--font-render-hinting=none",
+    ]
+    with sync_playwright() as playwright:
+        browser = _launch(playwright, arguments + (["--no-sandbox"] if os.geteuid() == 0 else []))
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _launch(playwright: Playwright, arguments: list[str]) -> Browser:
+    return playwright.chromium.launch(executable_path="/usr/bin/chromium", args=arguments, timeout=PATIENCE)
+
+
+@dataclass
+class Visit:
+    """One person's look at the console of an API: what the page reported, and whom it asked for something."""
+
+    browser: Browser
+    url: str  # of the API
+    options: dict[str, Any] = field(default_factory=dict)
+    reported: list[str] = field(default_factory=list)
+    hosts: set[str] = field(default_factory=set)
+    page: Page = field(init=False)
+
+    def __post_init__(self) -> None:
+        context = self.browser.new_context(
+            base_url=f"{self.url}/console/", timezone_id="Asia/Kolkata", locale="en-GB", **self.options
+        )
+        context.set_default_timeout(PATIENCE)
+        self.page = context.new_page()
+        self.page.on("console", self._report)
+        self.page.on("pageerror", lambda error: self.reported.append(str(error)))
+        self.page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+
+    def _report(self, message: Any) -> None:
+        # The browser says so itself of every page with a status of 400 or more, which a wrong form has.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.reported.append(message.text)
+
+    def sign_in(self, token: str) -> None:
+        """Sign in on the page to which everything leads."""
+        self.page.goto("")
+        self.page.get_by_label("API token").fill(token)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(re.compile("/console/(?!sign-in)"))
+
+    def problems(self) -> list[str]:
+        """What an automatic check of accessibility (axe-core) finds on this page."""
+        services.need("axe")
+        self.page.evaluate((provision.AXE / "axe.min.js").read_text())
+        found = self.page.evaluate("rules => axe.run(document, {runOnly: rules, resultTypes: ['violations']})", _RULES)
+        return [
+            f"{violation['id']}: {violation['help']}: {node['html'][:200]} {node['failureSummary'][:300]}"
+            for violation in found["violations"]
+            for node in violation["nodes"][:3]
+        ]
+
+    def wide(self) -> int:
+        """By how many pixels the page is wider than the window."""
+        return int(self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth"))
+
+    def shoot(self, name: str, *, whole: bool = True) -> None:
+        """Keep a picture of the page in build/screenshots."""
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
+
+    def check(self) -> None:
+        """Nothing was reported, and nobody but the API was asked for anything."""
+        assert self.reported == []
+        assert self.hosts <= {urlsplit(self.url).netloc}
+
+    def close(self) -> None:
+        """Leave."""
+        self.page.context.close()

@@ -1,0 +1,204 @@
+"""The console's judgement, numbers and words; and that its vendored files are the published ones."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+from werkzeug.datastructures import Headers
+
+from app.console import formats
+from app.console.health import ailments
+from app.console.series import points
+from app.console.session import is_same_site
+from app.console.views.events import explain, steps
+
+ROOT = Path(__file__).parents[2]
+STATIC = ROOT / "app/console/static"
+
+
+def target(**given: Any) -> dict[str, Any]:
+    counters = dict.fromkeys(("pending", "parked", "dead", "discarded"), 0)
+    events = counters | given.pop("events", {})
+    base = {"arn": "arn:minio:sqs::audit:webhook", "state": "running", "reason": "", "oldest_age": None}
+    return base | given | {"events": events}
+
+
+FINE = {"checks": {"database": {"ok": True}, "drain": {"ok": True, "age": 1.0}}}
+
+
+def whats(*targets: dict[str, Any], queues: Any = (), status: Any = FINE) -> list[tuple[str, str]]:
+    return [(each.grade, each.what) for each in ailments(status, targets, queues)]
+
+
+def test_a_service_that_delivers_has_no_ailment() -> None:
+    queue = {"target": "arn:minio:sqs::audit:webhook", "served": True, "age": 3.0}
+    assert whats(target(events={"parked": 3}, oldest_age=200.0), queues=[queue]) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "grade", "what"),
+    [
+        ({"state": "unavailable", "reason": "503"}, "problem", "webhook:audit is unavailable: 503"),
+        ({"state": "broken", "reason": "endpoint"}, "problem", "webhook:audit has unusable settings: endpoint"),
+        ({"state": "paused", "reason": "lunch"}, "warning", "webhook:audit is paused: lunch"),
+        ({"oldest_age": 4000.0}, "warning", "The oldest undelivered event of webhook:audit is 1 h 6 min old"),
+        ({"events": {"dead": 1}}, "warning", "webhook:audit has 1 dead letter"),
+        ({"events": {"dead": 1234}}, "warning", "webhook:audit has 1,234 dead letters"),
+        ({"events": {"discarded": 2}}, "warning", "webhook:audit has missed 2 events"),
+    ],
+)
+def test_each_ailment_of_a_target_is_named(given: dict[str, Any], grade: str, what: str) -> None:
+    assert whats(target(**given)) == [(grade, what)]
+
+
+def test_a_stopped_drain_and_an_unserved_queue_are_problems() -> None:
+    status = {"checks": {"drain": {"ok": False, "reason": "nothing is delivered"}, "spool": {"ok": False, "files": 3}}}
+    queue = {"target": "arn:minio:sqs::audit:webhook", "served": False, "age": 400.0}
+    assert whats(target(), queues=[queue], status=status) == [
+        ("problem", "The drain is not in order"),
+        ("problem", "The spool is not in order"),
+        ("problem", "No worker has answered on the queue of webhook:audit for 6 min"),
+    ]
+    assert whats(target(state="disabled"), queues=[queue]) == []
+
+
+def sample(at: str, **totals: int) -> dict[str, Any]:
+    zero = dict.fromkeys(("recorded", "delivered", "failed", "dead_lettered", "backlog"), 0)
+    return {"at": f"2026-11-21T00:{at}Z", "oldest_age": None, **zero, **totals}
+
+
+def test_totals_become_rates() -> None:
+    samples = [sample("00:00", delivered=10), sample("00:10", delivered=60), sample("00:20", delivered=60, backlog=4)]
+    found = points(samples, width=10)
+    assert [(point.delivered, point.backlog) for point in found] == [(5.0, 0), (0.0, 4)]
+
+
+def test_a_total_that_was_counted_anew_is_no_negative_rate() -> None:
+    assert [
+        point.recorded for point in points([sample("00:00", recorded=50), sample("00:10", recorded=2)], width=10)
+    ] == [0]
+
+
+def test_a_gap_is_divided_by_its_length_and_one_sample_says_nothing() -> None:
+    assert [point.recorded for point in points([sample("00:00"), sample("01:40", recorded=100)], width=10)] == [1.0]
+    assert points([sample("00:00")], width=10) == []
+    assert points([], width=10) == []
+
+
+def test_the_worst_delivery_time_of_a_point_is_shown_and_none_where_there_is_none() -> None:
+    times = [{"p50": 0.1, "p99": 0.5}, {"p50": 0.2, "p99": 4.0}, {"p50": None, "p99": None}, {}]
+    samples = [sample(f"00:{number}0") | given for number, given in enumerate([{}, *times])]
+    found = points(samples, width=20)
+    assert [(point.p50, point.p99) for point in found] == [(0.2, 4.0), (None, None)]
+    assert [point.p99 for point in points([sample("00:00"), sample("00:10")], width=10)] == [None]
+
+
+def test_what_cannot_be_seen_is_written_out() -> None:
+    assert formats.visible("a<b>\u202e\n\x00") == (
+        '<bdi class="key">a&lt;b&gt;<span class="odd">\\u202e</span><span class="odd">\\u000a</span>'
+        '<span class="odd">\\u0000</span></bdi>'
+    )
+    assert "\u202e" not in formats.pretty_json({"k": "a\u202e\n"})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),
+        (0.04, "0.0 s"),
+        (9.94, "9.9 s"),
+        (59, "59 s"),
+        (61, "1 min"),
+        (3700, "1 h 1 min"),
+        (90000, "1 d 1 h"),
+    ],
+)
+def test_a_duration_is_short(seconds: float | None, text: str) -> None:
+    assert formats.duration(seconds) == text
+
+
+def test_a_command_can_be_pasted_into_a_shell() -> None:
+    assert formats.command("events", "it's", "$(rm) `x`") == "bucketwire events 'it'\"'\"'s' '$(rm) `x`'"
+    written = formats.command("events", "a'b\\c\n\u202e🎉")
+    assert written.isprintable()
+    read = subprocess.run(
+        ["bash", "-c", f"printf %s {written.removeprefix('bucketwire events ')}"],
+        capture_output=True,
+        check=True,
+        env={"LC_ALL": "C.UTF-8", "PATH": os.environ["PATH"]},
+    )
+    assert read.stdout.decode() == "a'b\\c\n\u202e🎉"
+
+
+def test_a_time_is_in_utc_whatever_its_zone() -> None:
+    assert "2026-11-21 00:33:56 UTC" in formats.when("2026-11-21T02:33:56.082+02:00")
+
+
+def test_a_state_has_a_word_and_a_sign() -> None:
+    for word in ("running", "paused", "disabled", "unavailable", "broken", "pending", "parked", "dead", "settled"):
+        assert re.fullmatch(
+            rf'<span class="state \w+"><span class="sign" aria-hidden="true">\S</span>{word}</span>',
+            formats.state(word),
+        )
+
+
+def test_the_recorded_attempts_of_an_event_are_its_timeline() -> None:
+    failed = {
+        "at": "x",
+        "outcome": "failed",
+        "attempt": 1,
+        "events": 1,
+        "duration": 0.5,
+        "replay": None,
+        "reason": "500",
+    }
+    superseded = failed | {
+        "outcome": "superseded",
+        "attempt": None,
+        "events": 3,
+        "duration": 0,
+        "replay": 7,
+        "reason": "",
+    }
+    state = {"state": "settled", "target": "t", "history": [], "timeline": [failed, superseded]}
+    assert [(step["kind"], step["text"], step["more"]) for step in steps(state)] == [
+        ("bad", "failed: 500", "attempt 1, in 0.5 s"),
+        ("good", "superseded", "with 2 others, by replay 7"),
+    ]
+    assert explain(state, None, []).startswith("Superseded: a newer event")
+    kept = {"state": "dead", "history": [{"at": "x", "reason": "400"}]}
+    assert [(step["kind"], step["text"]) for step in steps(kept)] == [("bad", "400")]
+
+
+def test_every_word_of_a_sites_request_counts() -> None:
+    assert is_same_site(Headers({"Host": "a", "Origin": "http://a"}))
+    assert not is_same_site(Headers({"Host": "a", "Origin": "http://b"}))
+    assert not is_same_site(Headers({"Host": "a", "Origin": "http://a", "Sec-Fetch-Site": "cross-site"}))
+    assert not is_same_site(Headers({"Host": "", "Origin": "null"}))
+
+
+def test_the_vendored_files_are_the_published_ones() -> None:
+    """VENDORED lists them with the npm packages that they are from, their integrity and their own SHA-256."""
+    listed = re.findall(r"^([0-9a-f]{64})  (\S+)$", (STATIC / "vendor/VENDORED").read_text(), re.MULTILINE)
+    files = {path.name for path in (STATIC / "vendor").iterdir()} - {"VENDORED"}
+    assert {name for _, name in listed} == files
+    for digest, name in listed:
+        assert sha256((STATIC / "vendor" / name).read_bytes()).hexdigest() == digest, name
+    for library in ("htmx", "uPlot"):
+        assert any(name.startswith(library) and "LICENSE" in name for name in files)
+
+
+def test_the_templates_and_files_are_packaged() -> None:
+    import tomllib
+
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["*"]
+    console = ROOT / "app/console"
+    packaged = {path for pattern in patterns for path in console.glob(pattern) if path.is_file()}
+    present = {path for path in console.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert present == packaged
