@@ -128,6 +128,10 @@ def bad_targets(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]
         "redis:login": {
             "address": f"{here}:{remotes.redis.port}", "key": "k", "user": "me", "password": new("redis password"),
         },
+        "redis:sentinel": {
+            "address": CLOSED, "key": "k", "sentinel": "mymaster", "sentinel_user": "me",
+            "sentinel_password": new("redis sentinel_password"),
+        },
         "webhook:refused": {
             "endpoint": f"http://me:{new('webhook endpoint')}@{refusing}/in?token={new('webhook query')}",
             "auth_token": new("webhook auth_token"), "signing_secret": planted.signing("webhook signing_secret"),

@@ -78,6 +78,7 @@ class Courier:
     recorder: AttemptRecorder | None = None
     rate: int = 0
     clock: Callable[[], int] = now_ms
+    with_free: bool = False  # as a claim for a target that is quick, while other processes are idle
 
     def __post_init__(self) -> None:
         self.leases = Leases(self.database, self.lease_ms)
@@ -86,7 +87,10 @@ class Courier:
     def partitions(self, now: int | None = None) -> PartitionWorker | None:
         """A claim of whatever is free, ready to work."""
         row_id = registry(self.database).target(self.target).row_id
-        lease = self.leases.claim(row_id, range(64), uuid4().hex, now_ms() if now is None else now)
+        moment = now_ms() if now is None else now
+        lease = self.leases.claim(
+            row_id, range(64), uuid4().hex, moment, running=self.with_free, with_free=self.with_free
+        )
         if lease is None:
             return None
         work = OpenTarget(

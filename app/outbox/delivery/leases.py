@@ -70,6 +70,7 @@ class Lease:
     replays: list[ReplayPartition] = field(default_factory=list)
     probing: bool = False  # the circuit breaker is open, and this lease probes the target
     mirror: bool = False  # the holder folds the events of versioned keys
+    has_free: bool = False  # most of its partitions were claimed without a wake-up, so few of them have events
     # What the claim has seen, so that the first turn need not query it again.
     head: int | None = None  # the log's head; None if it has to be read
     has_parked: bool = True  # whether the partitions may have parked events
@@ -192,11 +193,14 @@ class Leases:
         if not claimed.rowcount:
             return None
         try:
-            return self._claimed(row_id, token, probing=probing)
+            lease = self._claimed(row_id, token, probing=probing)
         except DatabaseUnavailable:  # otherwise nobody could claim them until the lease has expired
             with suppress(*DatabaseUnavailable):
                 self._release(row_id, token)
             raise
+        if lease is not None:
+            lease.has_free = running and with_free
+        return lease
 
     def _claimable(self, row_id: int, partitions: Sequence[int], now: int) -> tuple[bool, Sequence[int]]:
         """Return whether the target has to be probed, and the partitions that may be claimed now."""

@@ -100,6 +100,7 @@ class PartitionReader:
         self._ahead = select_ahead(lease.target_id, newest=newest)
         self._read_to = 0  # the log's head when events were last read
         self._searched: tuple[int, Set[int]] = (-1, frozenset())  # at which head, and the partitions with events then
+        self._none_until: dict[int, int] = {}  # up to which seq a partition has no event after its position
 
     def load(self, limit: int) -> Batch:
         """Return about `limit` next events after the lease's cursors, per partition oldest first.
@@ -121,7 +122,8 @@ class PartitionReader:
         events: list[LoggedEvent] = []
         scanned: dict[int, int] = {}
         at_end = not replaying
-        if len(positions) > _FEW_PARTITIONS and (found := positions.keys() & self._with_events(head)):
+        search = self._searched[0] == head or (self._lease.has_free and len(positions) > _FEW_PARTITIONS)
+        if search and (found := positions.keys() & self._with_events(head)):
             at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
             positions = {partition: positions[partition] for partition in positions if partition in found}
             share = max(1, limit // len(positions))
@@ -156,9 +158,16 @@ class PartitionReader:
         A second search at the same head would find no others in this window.
         """
         if self._searched[0] != head:
-            target, positions = self._lease.target_id, self._lease.positions
-            looks = (Look(target, partition, position, position + WINDOW) for partition, position in positions.items())
-            self._searched = head, {partition for _, partition in events_ahead(self._connection, looks)}
+            # What was searched before is not searched again, however often the log grows by events of other targets.
+            after = {
+                partition: max(position, self._none_until.get(partition, 0))
+                for partition, position in self._lease.positions.items()
+            }
+            looks = (Look(self._lease.target_id, partition, seq, seq + WINDOW) for partition, seq in after.items())
+            found = {partition for _, partition in events_ahead(self._connection, looks)}
+            for partition in after.keys() - found:
+                self._none_until[partition] = min(head, after[partition] + WINDOW)
+            self._searched = head, found
         return self._searched[1]
 
     def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:

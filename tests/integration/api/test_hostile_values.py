@@ -98,7 +98,7 @@ def test_no_route_fails_at_a_text_that_no_database_takes(app: Flask, kind: str) 
     described = client.get("/openapi.json").get_json()
     wrong, asked = [], 0
     for path, methods in described["paths"].items():
-        place = path.format(type_name="webhook", name="audit", number=1, event_id="x")
+        place = path.format(type_name="webhook", name="audit", number=1, event_id="x", run="x")
         for method, operation in methods.items():
             for what, options in _requests(path, operation, described["components"]["schemas"], HOSTILE[kind]):
                 asked += 1

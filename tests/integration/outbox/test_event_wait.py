@@ -17,6 +17,7 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from tests.services import until
 from tests.support.builders import add_target, event, registry
+from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
 from workers.delivery import event_wait
 from workers.delivery.event_wait import EventWait
@@ -73,8 +74,9 @@ def test_a_reader_learns_of_events_of_its_own_partitions_and_target_only(databas
     with SettlementStore(database, 10_000).reading(lease) as reader:
         assert reader.load(10).at_end
         assert not reader.has_new_events()
-        log.append([[event("k", bucket="other")]])
-        assert not reader.has_new_events()
+        for number in range(20):
+            log.append([[event(f"k{number}", bucket="other")]])
+            assert not reader.has_new_events()
         mine = event("k", bucket="mine")
         log.append([[mine]])
         assert reader.has_new_events()
@@ -88,7 +90,7 @@ def test_a_reader_of_many_partitions_finds_every_event_whatever_lies_between(
     database: Database, monkeypatch: pytest.MonkeyPatch, window: int
 ) -> None:
     monkeypatch.setattr(partition_reader, "WINDOW", window)
-    courier = Courier(database, add_target(database, bucket="mine"), batch=7)
+    courier = Courier(database, add_target(database, bucket="mine"), batch=7, with_free=True)
     add_target(database, "other", bucket="other")
     log, random, recorded = Log(database), Random(4), list[Event]()
     for _ in range(12):
@@ -218,3 +220,18 @@ def test_of_a_backlog_that_others_could_share_the_lease_is_given_up() -> None:
     assert not goes_on(EventWait(lambda: True, shares=True), Reader(), 1000, at_end=False)
     assert goes_on(EventWait(lambda: True, shares=True), Reader(), 3, at_end=False)
     assert goes_on(EventWait(lambda: False, shares=True), Reader(), 1000, at_end=False)
+
+
+def test_a_waiting_reader_reads_the_events_of_other_targets_once(database: Database) -> None:
+    courier = Courier(database, add_target(database, bucket="mine"), with_free=True)
+    add_target(database, "other", bucket="other")
+    lease, log = claimed(database, courier), Log(database)
+    with SettlementStore(database, 10_000).reading(lease) as reader:
+        reader.load(10)
+        log.append([[event(f"k{number}", bucket="other") for number in range(1500)]])
+        assert not reader.has_new_events()
+        with query_cost(database) as cost:
+            for _ in range(5):
+                log.append([[event("k", bucket="other")]])
+                assert not reader.has_new_events()
+    assert cost.rows < 1500, "each look would read as many, if it began at the cursors"
