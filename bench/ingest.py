@@ -8,6 +8,8 @@ Events are MinIO's, 1.1 KB each, all different; one target has a rule for everyt
 - INSERT + COMMIT: a psycopg2 loop that inserts the row of one such event and commits, into a table with the same
   indexes, from tuples in memory: no HTTP, no parsing, no rules, no counters;
 - a bare view: Flask reads the body and answers, under gunicorn with the same options;
+- a view with an INSERT: Flask inserts one row and commits before it answers, under gunicorn with the same options. An
+  API in Flask that commits before its answer cannot do less;
 - a commit for each request: the same API without group commit;
 - COPY and `execute_values` of 1,000 such rows and a commit, into that table.
 
@@ -156,12 +158,12 @@ def main() -> None:
     one, concurrent, batches = loads
     with ExitStack() as stack:
         server = stack.enter_context(services.postgres(durable=True))
-        postgres, each, bare = (
+        postgres, each, bare, inserting = (
             start(stack, server.create_database(f"ingest_{next(_numbers)}"), app)
-            for app in (APP, "bench.baseline_single_commit:app", "bench.bare_view:app")
+            for app in (APP, "bench.baseline_single_commit:app", "bench.bare_view:app", "bench.insert_view:app")
         )
         apis = {name: start(stack, new_database(stack, name), APP) for name in options.beside.split(",") if name}
-        for api in (postgres, each, bare, *apis.values()):
+        for api in (postgres, each, bare, inserting, *apis.values()):
             drive(api.port, 32, post, 1)
         drive(postgres.port, 4, post_batch, 4)
         raw = RawInserts(server.dsn(postgres.database_url.rpartition("/")[2]))
@@ -179,6 +181,10 @@ def main() -> None:
             Pair(batches, "COPY", 0.6, over(postgres, batches), raw_run(copy, BATCH)),
             Pair(batches, "execute_values", None, over(postgres, batches), raw_run(values, BATCH)),
             Pair(one, "a bare Flask view", None, over(postgres, one), over(bare, one)),
+            *(
+                Pair(load, "a Flask view with an INSERT", None, over(postgres, load), over(inserting, load))
+                for load in (one, concurrent)
+            ),
             Pair(concurrent, "a commit for each request", None, over(postgres, concurrent), over(each, concurrent)),
         ]
         pairs += [
