@@ -253,7 +253,7 @@ def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System,
         assert page.evaluate(ground) != light
         page.goto(f"targets/webhook/{busy}")
         assert page.evaluate(ground) != light
-        until(lambda: page.reload() and page.locator(".chart canvas").count() == 4, 120, what="three samples to draw")
+        until(lambda: page.reload() and page.locator(".chart canvas").count() >= 3, 120, what="three samples to draw")
         look.shoot("curves-dark")
         assert "Asia/Calcutta" in str(page.locator("time").first.get_attribute("title")) or "Asia/Kolkata" in str(
             page.locator("time").first.get_attribute("title")
