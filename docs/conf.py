@@ -11,6 +11,7 @@ include_patterns = [
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "THIRD-PARTY-NOTICES.md",
+    "examples/*.md",
     "examples/**/*.md",
 ]
 html_theme = "furo"
