@@ -70,11 +70,6 @@ def change(method: str, path: str, body: Mapping[str, Any] | None = None, **quer
     return _call(method, path, urlencode(query), orjson.dumps(body or {}))
 
 
-def has(path: str) -> bool:
-    """Return whether the API has this route."""
-    return any(rule.rule == path for rule in current_app.url_map.iter_rules())
-
-
 def target_path(type_name: str, name: str) -> str:
     """Return the path of a target's routes."""
     return f"/v1/targets/{type_name}/{name}"  # as the server decodes it

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
 _ODD = "\\u{:04x}"
 
-# Each state has a word and a sign, so that no state is told by its colour alone.
+# Each state has a word and a sign, so that no state is shown by its colour alone.
 _STATES: Mapping[str, tuple[str, str]] = {
     "running": ("good", "✓"),
     "delivered": ("good", "✓"),

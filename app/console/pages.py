@@ -14,7 +14,7 @@ from app.api import auth
 from app.api.errors import ApiProblem, to_problem
 from app.api.services import services
 from app.config.settings import SCOPES
-from app.console import calls, formats
+from app.console import formats
 from app.console.calls import Refused
 from app.console.session import LOCAL, Seals, is_same_site
 
@@ -224,7 +224,6 @@ def _context() -> dict[str, Any]:
         "link": link,
         "asset": lambda name: f"{base()}/static/{name}?v={_digest(name)}",
         "form_token": seals().form(who.session) if who else "",
-        "has_doctor": lambda: calls.has("/v1/doctor"),
         "notice": seals().read_notice(request.args.get("notice", "")),
         **formats.TEMPLATE_FUNCTIONS,
     }

@@ -27,7 +27,8 @@ class Point:
 def points(samples: Sequence[Mapping[str, Any]], *, width: int) -> list[Point]:
     """Return a point for each `width` seconds in which there are samples.
 
-    A total that falls was counted anew: the target was removed and created again, and nothing is known of that time.
+    A total that falls was counted from 0 again: the target was removed and created again. Nothing is known of that
+    time.
     """
     groups = [list(group) for _, group in groupby(samples, lambda sample: _seconds(sample["at"]) // width)]
     result = []

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from app.config.errors import BadSettings, Problem, did_you_mean
 from app.config.targets import amqp, elasticsearch, kafka, mqtt, mysql, nats, nsq, postgresql, redis, webhook  # noqa: F401
-from app.config.targets.base import REGISTERED_TYPES, TargetSettings
+from app.config.targets.base import REGISTERED_TYPES, NamespaceSettings, TargetSettings
 
 TYPES: Mapping[str, type[TargetSettings]] = MappingProxyType(REGISTERED_TYPES)
 
@@ -16,6 +16,11 @@ def settings_type(type_name: str) -> type[TargetSettings]:
         problem = Problem("type", type_name, "is not a known target type", did_you_mean(type_name, list(TYPES)))
         raise BadSettings([problem])
     return TYPES[type_name]
+
+
+def is_namespace(type_name: str, settings: Mapping[str, str]) -> bool:
+    """Return whether a target with these settings, as texts, keeps one entry for each object."""
+    return issubclass(TYPES[type_name], NamespaceSettings) and settings.get("format", "namespace") == "namespace"
 
 
 def sections() -> dict[str, type[TargetSettings]]:

@@ -5,8 +5,7 @@ from typing import Any
 
 from flask import Response, request
 
-from app.config.fields.fields import fields_of
-from app.config.targets.registry import TYPES
+from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, duration, number, short_target
@@ -113,7 +112,8 @@ def explain(state: dict[str, Any], target: dict[str, Any] | None, newer: list[di
     if state["state"] == "settled" and _last_outcome(state) in _ENDED:
         return _ENDED[_last_outcome(state)]
     if state["state"] == "settled":
-        return _SUPERSEDED if newer and _mirrors(target) else "The target has confirmed it."
+        mirrors = target is not None and is_namespace(target["type"], target["settings"])
+        return _SUPERSEDED if newer and mirrors else "The target has confirmed it."
     return _WHY["behind" if state.get("waits") else state["state"]]
 
 
@@ -144,15 +144,6 @@ def _circumstances(attempt: dict[str, Any]) -> str:
     parts += [f"with {number(attempt['events'] - 1)} others"] if attempt["events"] > 1 else []
     parts += [f"by replay {attempt['replay']}"] if attempt["replay"] else []
     return ", ".join(parts)
-
-
-def _mirrors(target: dict[str, Any] | None) -> bool:
-    """Return whether a target holds one entry for each object; `format=namespace` is the default where it exists."""
-    return (
-        target is not None
-        and "format" in fields_of(TYPES[target["type"]])
-        and (target["settings"].get("format", "namespace") == "namespace")
-    )
 
 
 @page("/events/<event_id>/replay", "POST")

@@ -4,6 +4,7 @@ from typing import Any
 
 from flask import Response, request
 
+from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, short_target
@@ -13,7 +14,6 @@ _DRIFT = ("missing", "stale", "orphaned", "malformed", "unmatched", "unreadable"
 _KINDS = ("missing", "stale", "orphaned", "malformed")
 _SIZES = (50, 200, 1000)  # runs on the page
 _PAGE = 100  # findings on a page
-_ONE = "/v1/reconciliations/<run>"  # with it come starting, cancelling, findings and repairs
 
 
 @page("/reconciliations", "GET", "POST")
@@ -32,7 +32,7 @@ def reconciliations() -> Response:
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
     runs = calls.get("/v1/reconciliations", limit=limit)["reconciliations"]
     targets = calls.get("/v1/targets")["targets"]
-    mirrors = [short_target(target["arn"]) for target in targets if _may_mirror(target)]
+    mirrors = [short_target(target["arn"]) for target in targets if is_namespace(target["type"], target["settings"])]
     name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
     return show(
         "reconciliations.html",
@@ -43,8 +43,7 @@ def reconciliations() -> Response:
         given=given,
         wrong=wrong,
         mirrors=mirrors,
-        may_start=visitor().may_change and calls.has(_ONE) and bool(mirrors),
-        has_runs=calls.has(_ONE),
+        may_start=visitor().may_change and bool(mirrors),
         more=next((size for size in _SIZES if size > limit), None) if len(runs) == limit else None,
         cli=command("reconcile", given["bucket"] or "BUCKET", "--target", name),
     )
@@ -53,8 +52,6 @@ def reconciliations() -> Response:
 @page("/reconciliations/<run>")
 def run(run: str) -> Response:
     """Show a run and what it has found."""
-    if not calls.has(_ONE):
-        raise Refused(404, {"title": "Not found", "detail": "this version shows no single run"})
     kind, after = form_values("kind")["kind"], request.args.get("after", "")
     shown = calls.get(f"/v1/reconciliations/{run}")
     findings: dict[str, Any] = calls.get(
@@ -90,9 +87,3 @@ def _change(run: str, what: str, sentence: str) -> Response:
     except Refused as refused:
         return done(str(refused), f"reconciliations/{run}", bad=True)
     return done(sentence, f"reconciliations/{changed['run']}")
-
-
-def _may_mirror(target: dict[str, Any]) -> bool:
-    return target["type"] in ("elasticsearch", "mysql", "postgresql", "redis") and (
-        target["settings"].get("format", "namespace") == "namespace"
-    )
