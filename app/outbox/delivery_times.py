@@ -1,7 +1,7 @@
 """Collect how long deliveries took, from recording to settlement, as histograms of bounded size that can be added.
 
 Four intervals for each doubling: what is read from a histogram is at most 19 % above the true time, and never below.
-Workers report the histogram of some seconds as a row of a table, and whoever takes the samples of the time series
+Workers report the histogram of some seconds as a row of a table. The process that takes the samples of the time series
 (`app.outbox.series`) takes the rows away: each is counted once.
 """
 

@@ -87,7 +87,7 @@ class Group:
         )
 
     def restore(self) -> None:
-        """Start what was killed, and wait until everything is as at the beginning, whoever is the master now."""
+        """Start what was killed, and wait until everything is as at the beginning, with any server as the master."""
         for sentinel in self.sentinels:
             if not sentinel.running:
                 sentinel.start()

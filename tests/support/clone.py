@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def copy_tree(folder: Path) -> Path:
-    """Copy what git knows, and what it would be told of, into a new folder; return it. It has no history."""
+    """Copy what git tracks, and what it would add, into a new folder; return it. It has no history."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, check=True,

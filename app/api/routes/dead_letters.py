@@ -72,7 +72,7 @@ def reasons() -> Response:
     get:
       summary: Count dead letters by target and reason, the most frequent first
       description: >
-        Of the newest 20,000 dead letters; `complete` tells whether these are all. At most 200 reasons.
+        Of the newest 20,000 dead letters; `complete` says whether these are all. At most 200 reasons.
       security: [{token: [read]}]
       parameters:
         - {name: target, in: query, schema: {type: string}, description: "the target, as an ARN or type:name"}

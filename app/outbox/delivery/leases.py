@@ -114,7 +114,7 @@ class Leases:
         missing = max(0, self._expected(target_id) - queued(target)) if again else 0
         lost, waiting = again[:missing], again[missing:]
         fresh = [partitions for partitions in groups if partitions not in again]
-        if due[0].limited:  # whoever comes first takes the tokens
+        if due[0].limited:  # the first to deliver takes the tokens
             self._rng.shuffle(fresh)
         # Distinct expiries let wake-ups be counted and ordered by age.
         for place, partitions in enumerate([*waiting, *lost, *fresh]):

@@ -172,7 +172,7 @@ def test_a_changed_target_ends_the_wait_and_its_new_events_stay(
 
 
 class Reader:
-    """Has work, or new events, as it is told."""
+    """Has work, or new events, as set."""
 
     def __init__(self, *, work: bool = False, new: int = -1) -> None:
         self.work, self.new, self.looks = work, new, 0

@@ -1,4 +1,4 @@
-"""Rate limits: never more events than tokens, whoever takes them, and no order lost."""
+"""Rate limits: never more events than tokens, whichever worker takes them, and no order lost."""
 
 from __future__ import annotations
 
