@@ -9,6 +9,7 @@ BENCHMARKS = (
     "ingest",
     "minio",
     "deliver",
+    "telemetry",
     "targets",
     "end_to_end",
     "scale",
@@ -17,8 +18,22 @@ BENCHMARKS = (
     "rules",
     "versions",
     "reconcile",
+    "listing",
+    "tables",
+    "console",
 )
-WITH_AIMS = ("ingest", "minio_stored", "minio_busy", "end_to_end", "scale_workers", "scale_api", "latency", "idle")
+WITH_AIMS = (
+    "ingest",
+    "minio_stored",
+    "minio_busy",
+    "end_to_end",
+    "scale_workers",
+    "scale_api",
+    "latency",
+    "idle",
+    "telemetry",
+    "tables",
+)
 
 for name in BENCHMARKS:
     print(f"--- {name}", flush=True)

@@ -27,6 +27,7 @@ from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.telemetry.tracing import Tracing
 from bench.report import show
 from tests import services
 from tests.support.builders import add_target, event, migrated, registry
@@ -36,6 +37,7 @@ from workers.targets import create
 from workers.targets.payloads import log as log_envelope
 from workers.targets.payloads import records, redis_access
 from workers.telemetry.attempt_recorder import AttemptRecorder
+from workers.telemetry.traced_target import TracedTarget
 
 BATCH = 500
 
@@ -109,15 +111,16 @@ def webhook_cases(server: services.Receiver) -> Iterable[Case]:
 class Deliverer:
     """Deliver every partition of one target, as one worker process does."""
 
-    def __init__(self, database: Database, target: TargetId) -> None:
+    def __init__(self, database: Database, target: TargetId, tracing: Tracing | None = None) -> None:
         targets = registry(database)
         settings = targets.settings(targets.target(target))
         self.leases, self.store = Leases(database, 60_000), SettlementStore(database, 60_000)
         self.row_id = targets.target(target).row_id
         self.adapter = create(target.type, settings)
         self.recorder = AttemptRecorder(database)
+        called = self.adapter if tracing is None else TracedTarget(self.adapter, tracing, target, str(target))
         self.work = OpenTarget(
-            str(target), self.adapter, policy(settings), schedule(settings), window(settings, sync_events=False),
+            str(target), called, policy(settings), schedule(settings), window(settings, sync_events=False),
             BatchSizer(BATCH, BATCH),
         )  # fmt: skip
 

@@ -146,10 +146,10 @@ def backlogs(stack: ExitStack, sizes: tuple[int, ...]) -> dict[int, float]:
 
 
 def compare(rounds: int, *sides: Rate) -> list[list[float]]:
-    """Measure the sides in turn, so many times; return the rates of each."""
+    """Measure the sides in turn, so many times, every other time in reverse; return the rates of each."""
     rates: list[list[float]] = [[] for _ in sides]
-    for _ in range(rounds):
-        for side, measured in zip(sides, rates, strict=True):
+    for number in range(rounds):
+        for side, measured in list(zip(sides, rates, strict=True))[:: -1 if number % 2 else 1]:
             with ExitStack() as stack:
                 measured.append(side(stack))
     return rates
