@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench docs dist chaos soak explore image-test
+.PHONY: run test servers lint types fmt bench docs dist chaos soak explore image-test matrix
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -15,7 +15,7 @@ run: $(VENV)/.installed
 test:
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.developing servers
 	@$(MAKE) --no-print-directory lint types
-	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0  # else it may wait for ever
+	$(BIN)/pytest -n 4 --dist loadscope --max-worker-restart 0 --reruns 1  # a lost worker's tests would wait for ever
 
 # Needs the standard library only, so that it goes on beside the installation.
 servers: | $(BIN)/pip
@@ -67,13 +67,17 @@ explore: $(VENV)/.developing servers
 image-test: $(VENV)/.developing
 	$(BIN)/python -m tests.images
 
+# What servers are asked for most, against the newest of each: on Debian, as root.
+matrix: $(VENV)/.developing servers
+	$(BIN)/python -m tests.matrix
+
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."
 	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
 	@touch $@
 
 $(VENV)/.developing: $(CAUSES) | $(BIN)/pip
-	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,spark]'
+	@$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,otel,spark]'
 	@touch $@ $(VENV)/.installed
 
 $(BIN)/pip:

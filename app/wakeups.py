@@ -50,7 +50,7 @@ _WORKERS_APART, _DRAINS_APART, _MOST_APART = (
 )  # seconds; with 5 ms, a hundred events a second kept two cores busy
 _RETRY_PAUSE = 1.0  # seconds between two attempts to reach an unavailable broker
 _MOST_WAITING = 3  # messages in a queue; a drain that is among them has not begun, so it finds all work
-_MOST_TARGETS, _MOST_REQUESTS = 4, 16  # for which workers are woken directly: for more, the drain makes fewer batches
+_MOST_TARGETS, _MOST_EVENTS = 4, 16  # for which workers are woken directly: more are shared out by the drain
 _NOT_READY = 1.0  # seconds until the drain looks after targets that could not be delivered to
 _HEADERS = {"lang": "py", "kwargsrepr": "{}", "retries": 0}
 _OPTIONS: Mapping[str, None] = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
@@ -63,12 +63,14 @@ Due = Mapping[TargetId, Collection[int]]
 class Ready:
     """A target that can be delivered to now: its ARN, and the seconds after which a delivery certainly hangs.
 
-    `partitions` are those of the due ones that no worker has and no waiting wake-up names.
+    `partitions` are those of the due ones that no worker has and no waiting wake-up names. If the target's rate limit
+    is used up, there are none, and `wait` is the time (s) until it may get events again.
     """
 
     arn: str
     time_limit: int
     partitions: Collection[int]
+    wait: float = 0.0
 
 
 class BrokerUnavailable(Exception):
@@ -134,14 +136,14 @@ class WakeUps:
         """
         self._started().request_drain(delay)
 
-    def request_delivery(self, due: Due) -> None:
-        """Have events delivered soon that were recorded in these partitions. Returns at once and raises nothing.
+    def request_delivery(self, due: Due, events: int = 1) -> None:
+        """Have so many events delivered soon that were recorded in these partitions. Returns at once, raises nothing.
 
         A worker of a target that is ready is woken directly, which saves the time and the cost of a drain; for others,
         or while much is going on, the drain is woken. A worker that is woken in vain does no harm.
         """
         if due:
-            self._started().request_delivery(due)
+            self._started().request_delivery(due, events)
 
     def _started(self) -> "_Sender":
         sender = self._sender
@@ -164,6 +166,7 @@ class _Requested:
     """What was requested since the last wake-up; times are those of `time.monotonic()`."""
 
     number: int = 0
+    events: int = 0
     drain_at: float = math.inf
     deliver_at: float = math.inf
     due: dict[TargetId, set[int]] = field(default_factory=dict)
@@ -196,10 +199,11 @@ class _Sender:
             if requested.at < before:
                 self._changed.notify()
 
-    def request_delivery(self, due: Due) -> None:
+    def request_delivery(self, due: Due, events: int) -> None:
         with self._changed:
             requested, before = self._requested, self._requested.at
             requested.number += 1
+            requested.events += events
             requested.deliver_at = min(requested.deliver_at, time.monotonic())
             for target, partitions in due.items():
                 requested.due.setdefault(target, set()).update(partitions)
@@ -277,8 +281,10 @@ class _Sender:
         if not ready.keys() >= requested.due.keys():
             # Some are down, paused, or so new that they are not known: the drain looks after them, not for each event.
             self.request_drain(_NOT_READY)
+        if waits := [each.wait for each in ready.values() if each.wait]:
+            self.request_drain(min(waits))
         free = {target: each for target, each in ready.items() if each.partitions}
-        if free and (requested.number > _MOST_REQUESTS or len(free) > _MOST_TARGETS):
+        if free and (requested.events > _MOST_EVENTS or len(free) > _MOST_TARGETS):
             return False
         complete = True
         for target, each in free.items():

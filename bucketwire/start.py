@@ -22,7 +22,11 @@ def folder() -> Path:
 
 
 def load() -> None:
-    """Import the four packages, in place of others of the same names. Raises `ImportError` if one is missing."""
+    """Import the four packages, in place of others of the same names. Raises `ImportError` if one is missing.
+
+    Hide OpenTelemetry, which libraries such as redis-py load wherever it is installed; `app.telemetry` shows it.
+    """
+    sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]  # as the import system has it: there is none
     for name in PACKAGES:
         spec = PathFinder.find_spec(name, [str(folder())])
         if spec is None or spec.loader is None:

@@ -1,4 +1,4 @@
-"""Dispatch `python -m spark_jobs …`; `bucketwire reconcile`, `backfill`, `scan` and `journal` exec this module."""
+"""Dispatch `python -m spark_jobs …`; `bucketwire reconcile`, `backfill`, `scan` and `tables` exec it."""
 
 import click
 
@@ -6,9 +6,9 @@ from app.cli_common.run import run_command
 from app.outbox.reconcile.runs import AlreadyRunning
 from spark_jobs import shutdown
 from spark_jobs.commands.backfill import backfill
-from spark_jobs.commands.journal import journal
 from spark_jobs.commands.reconcile import reconcile
 from spark_jobs.commands.scan import scan
+from spark_jobs.commands.tables import tables
 from spark_jobs.errors import describe_error
 
 
@@ -17,7 +17,7 @@ def jobs() -> None:
     """Jobs that run on Spark."""
 
 
-for command in (backfill, scan, journal, reconcile):
+for command in (backfill, scan, reconcile, tables):
     jobs.add_command(command)
 
 

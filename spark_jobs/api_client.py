@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from app.cli_common.api_session import ApiSession, ApiUnavailable, InvalidToken, InvalidUrl, is_success
 from app.config.arn import TargetId
-from spark_jobs.jobs.drift import DRIFT
+from spark_jobs.jobs.findings import DRIFT
 from spark_jobs.jobs.repair_events import repair_event, request_body
 from spark_jobs.repair_limits import RepairLimits
 

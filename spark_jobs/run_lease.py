@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from spark_jobs import shutdown
 
@@ -11,17 +12,19 @@ LEASE = 60_000  # ms; a run whose lease is not renewed for so long is dead
 
 
 @contextlib.contextmanager
-def renewed(runs: Reconciliations, run: str) -> Iterator[threading.Event]:
-    """Renew the run's lease inside; the event is set if the run was declared dead nevertheless.
+def renewed(
+    runs: Reconciliations, run: str, progress: Callable[[], Progress | None] = lambda: None
+) -> Iterator[threading.Event]:
+    """Renew the run's lease inside, with its progress; the event is set if it was declared dead nevertheless.
 
-    If the run is cancelled, the process ends as on SIGTERM.
+    `progress` must return at once, else the lease expires. If the run is cancelled, the process ends as on SIGTERM.
     """
     stop, lost = threading.Event(), threading.Event()
 
     def renew() -> None:
         while not stop.wait(LEASE / 4000):
             with contextlib.suppress(Exception):  # the next renewal may succeed
-                if not lost.is_set() and not runs.renew(run, lease=LEASE):
+                if not lost.is_set() and not runs.renew(run, lease=LEASE, progress=progress()):
                     lost.set()
                     if runs.is_cancelled(run):
                         shutdown.begin()

@@ -1,18 +1,20 @@
-"""Open a job's Spark session: its master, its memory, its connectors, and on a cluster the job's own code.
+"""Open a job's Spark session: its master, its memory, its libraries, and on a cluster the job's own code.
 
 On one machine Spark listens on the loopback interface only, and its Python processes find `app` and `spark_jobs` where
 they are installed. On a cluster the executors get the two from here; the libraries that these import have to be in the
 executors' Python, which `PYSPARK_PYTHON` names. Neither looks for modules in the working directory.
 """
 
+import contextlib
 import os
 import sys
+import threading
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from spark_jobs import connectors
@@ -26,25 +28,62 @@ _LOCAL_PARTITIONS, _LOCAL_PARTITION_SIZE = 64, "16m"
 _CLUSTER_PARTITIONS = 2000
 
 
-@contextmanager
+@contextlib.contextmanager
 def session(
-    name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g", more: Mapping[str, str] | None = None
-) -> Iterator[SparkSession]:
-    """Open a session and stop it at the end. `jars` is a folder with the connectors; empty: Spark downloads them.
+    name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g", more: Mapping[str, str] | None = None,
+    libraries: Sequence[str] = connectors.DRIVERS,
+) -> Iterator[SparkSession]:  # fmt: skip
+    """Open a session and stop it at the end. `jars` is a folder with the `libraries`; empty: Spark downloads them.
 
-    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a connector is missing.
+    `more` are Spark's own settings and take precedence. Raises `FileNotFoundError` if a library is missing.
     """
+    settings = _settings(master, jars, memory, libraries) | dict(more or {})
+    builder = SparkSession.builder.appName(name).master(master)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    with TemporaryDirectory(prefix="bucketwire-") as folder:
+        try:
+            spark.sparkContext.setLogLevel("ERROR")
+            if not _is_local(master):
+                spark.sparkContext.addPyFile(str(write_code_zip(Path(folder) / "bucketwire.zip")))
+                if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
+                    spark.conf.set("spark.sql.shuffle.partitions", str(_CLUSTER_PARTITIONS))
+            yield spark
+        finally:
+            spark.stop()
+
+
+def launch(name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g") -> None:
+    """Start the JVM of a session that is opened later with the same arguments, in the background.
+
+    Raises `FileNotFoundError` as `session` does; any other error is left to `session`.
+    """
+    conf = SparkConf(loadDefaults=False)
+    conf.setAll([("spark.app.name", name), ("spark.master", master)])
+    conf.setAll(list(_settings(master, jars, memory, connectors.DRIVERS).items()))
+
+    def start() -> None:
+        with contextlib.suppress(Exception):
+            SparkContext._ensure_initialized(conf=conf)
+
+    threading.Thread(target=start, name="jvm").start()
+
+
+def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> dict[str, str]:
+    """Return Spark's settings, and set its environment variables."""
     settings = {
         "spark.driver.memory": memory,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "false",  # would need pandas
+        # Would tell Spark of each expression which line of Python it is from, which takes longer than to make it.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         "spark.executorEnv.PYTHONSAFEPATH": "1",
-        **connectors.options(jars),
+        **connectors.options(jars, libraries),
     }
-    is_local = master.startswith("local")
-    if is_local:
+    if _is_local(master):
         # Otherwise Spark starts the first `python3` of the PATH, which may lack the libraries of the jobs.
         os.environ["PYSPARK_PYTHON"] = sys.executable
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
@@ -54,20 +93,11 @@ def session(
         settings["spark.executorEnv.PYTHONPATH"] = str(_ROOT)  # before the user's own, which Spark appends
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (settings | dict(more or {})).items():
-        builder = builder.config(key, value)
-    spark = builder.getOrCreate()
-    with TemporaryDirectory(prefix="bucketwire-") as folder:
-        try:
-            spark.sparkContext.setLogLevel("ERROR")
-            if not is_local:
-                spark.sparkContext.addPyFile(str(write_code_zip(Path(folder) / "bucketwire.zip")))
-                if not spark.sparkContext.getConf().contains("spark.sql.shuffle.partitions"):
-                    spark.conf.set("spark.sql.shuffle.partitions", str(_CLUSTER_PARTITIONS))
-            yield spark
-        finally:
-            spark.stop()
+    return settings
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local")
 
 
 def write_code_zip(path: Path) -> Path:

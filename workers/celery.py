@@ -8,13 +8,14 @@ import logging
 import os
 import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from billiard.process import current_process
-from celery import Celery, beat, bootsteps
+from celery import Celery, beat, bootsteps, schedules
 from celery.signals import (
+    beat_init,
     celeryd_init,
     setup_logging,
     task_postrun,
@@ -30,8 +31,9 @@ from kombu import Queue
 from kombu.transport import redis as over_redis
 from kombu.transport.virtual import QoS
 
-from app import logs
+from app import logs, telemetry
 from app.config.arn import TargetId
+from app.config.fields.cron import last_moment
 from app.config.settings import Settings
 from app.metrics_folder import remove
 from app.outbox import series
@@ -87,8 +89,23 @@ logging.getLogger("celery.beat").addFilter(lambda record: "Sending due task" not
 
 
 # Beat sends nothing more once this many messages wait in the service queue. (An expiry would instead compare the clocks
-# of two hosts.) Rare tasks may wait behind waiting drains.
+# of two hosts.) Rare tasks may wait behind waiting drains. An update of the tables waits for Spark's worker; one that
+# waits is enough.
 _MOST_DRAINS, _MOST_WAITING = 3, 20
+_UPDATE_TABLES = "update_tables"
+
+
+class CronSchedule(schedules.BaseSchedule):
+    """A cron expression in UTC, as the settings have it. A time at which beat does not run is not caught up."""
+
+    def __init__(self, expression: str) -> None:
+        super().__init__()
+        self._expression = expression
+
+    def is_due(self, last_run_at: datetime) -> schedules.schedstate:
+        """Return whether the expression matched a time since then, and the seconds until the next look."""
+        moment = last_moment(self._expression, int(self.now().timestamp() * 1000))
+        return schedules.schedstate(moment > last_run_at.timestamp() * 1000, 1.0)
 
 
 class Scheduler(beat.Scheduler):
@@ -103,16 +120,21 @@ class Scheduler(beat.Scheduler):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send a task that is due, unless enough messages wait already."""
-        if self._waiting() < (_MOST_DRAINS if entry.task == "drain" else _MOST_WAITING):
+        if self._has_room(entry.task):
             super().apply_entry(entry, producer=producer)
 
-    def _waiting(self) -> int:
-        """Return how many messages wait in the service queue; 0 if the broker does not answer."""
+    def _has_room(self, task: str) -> bool:
+        if task == _UPDATE_TABLES:
+            return not self._waiting(SPARK_QUEUE)
+        return self._waiting(SERVICE_QUEUE) < (_MOST_DRAINS if task == "drain" else _MOST_WAITING)
+
+    def _waiting(self, name: str) -> int:
+        """Return how many messages wait in a queue; 0 if the broker does not answer."""
         connection = self.connection
         try:
             if self._counting is None:
                 self._counting = connection.channel()
-            return waiting(self._counting, SERVICE_QUEUE)
+            return waiting(self._counting, name)
         except (*connection.channel_errors, *connection.connection_errors):
             # RabbitMQ closes a channel on which a missing queue was queried.
             channel, self._counting = self._counting, None
@@ -151,6 +173,17 @@ app.conf.update(
             "schedule": timedelta(seconds=reconcile_jobs.CHECK_INTERVAL),
         },
         "purge": {"task": "purge", "schedule": timedelta(seconds=PURGE_EVERY)},
+        **(
+            {
+                _UPDATE_TABLES: {
+                    "task": _UPDATE_TABLES,
+                    "schedule": CronSchedule(settings.tables_schedule),
+                    "options": {"queue": SPARK_QUEUE},
+                }
+            }
+            if settings.tables_schedule
+            else {}
+        ),
         # Twice in a step, because beat is not exact: a step without a sample would be a gap.
         "sample": {"task": "sample", "schedule": timedelta(seconds=series.FINE.step / 2)},
     },
@@ -251,9 +284,12 @@ _figures: metrics.Server | None = None
 
 @worker_ready.connect
 def _ready(**_: Any) -> None:
-    """Serve the metrics of the pool's processes; called again after each reconnect."""
+    """Serve and export the metrics of the pool's processes; called again after each reconnect."""
     global _figures  # noqa: PLW0603 - one for each worker is the point
     folder = os.environ.get(metrics.FOLDER)
+    telemetry.start("worker")
+    if folder and telemetry.exports_metrics():
+        telemetry.send_metrics(metrics.pool_registry(folder).collect)
     if _figures is None and folder and settings.metrics_listen.host:
         _figures = metrics.Server(settings.metrics_listen, folder)
         _figures.start()
@@ -262,6 +298,7 @@ def _ready(**_: Any) -> None:
 @worker_init.connect
 def _starting(**_: Any) -> None:
     processes.share()
+    telemetry.prepare()
 
 
 @task_prerun.connect
@@ -282,26 +319,38 @@ def _stopping(**_: Any) -> None:
 
 @worker_process_init.connect
 def _forked(**_: Any) -> None:
+    own = current_process()
+    # The kernel kills a pool's process with its parent; Celery asks for that too late if the parent is gone already.
+    if getattr(own, "_parent_pid", None) not in (None, os.getppid()):
+        os._exit(1)
     runtime.forget()
     if _figures is not None:
         _figures.forget()
-    index = getattr(current_process(), "index", 0)
+    index = getattr(own, "index", 0)
     metrics.begin(index)
     processes.begin(index)
+    telemetry.start("worker")
 
 
 @worker_process_shutdown.connect
 def _child_ended(**_: Any) -> None:
     processes.end()
     runtime.forget()
+    telemetry.stop()
 
 
 @worker_shutdown.connect
 def _ended(**_: Any) -> None:
     runtime.forget()
+    telemetry.stop()
     if _figures is not None:
         _figures.stop()
         remove(Path(os.environ[metrics.FOLDER]), settings.folder)
+
+
+@beat_init.connect
+def _beat_started(**_: Any) -> None:
+    telemetry.start("beat")
 
 
 def _log_in_json(loglevel: int = logging.INFO, **_: Any) -> None:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from app import telemetry
 from app.config.arn import TargetId
 from app.events.buckets import is_bucket_name
 from app.outbox.engine.clock import database_now
@@ -131,6 +132,19 @@ def job_arguments(run: WaitingRun) -> list[str]:
     return ["reconcile", "--target", str(run.target), "--scheduled", run.run, "--", run.bucket]
 
 
+def update_tables() -> str:
+    """Run `bucketwire tables`; return its result in one line."""
+    started = time.monotonic()
+    result = jobs.run([sys.executable, "-P", "-m", "bucketwire", "tables", "--scheduled"])
+    if result.code == _ALREADY_RUNNING:
+        log.info("tables: %s", result.message)
+    elif result.code:
+        log.error("tables: %s", result.message)
+    else:
+        log.info("tables: %s in %.0f s", result.message, time.monotonic() - started)
+    return result.message
+
+
 def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> str:
     """Run the waiting reconciliation of a target and a bucket, if there is one; return its result in one line."""
     schedule = Schedule(database)
@@ -144,7 +158,12 @@ def reconcile(database: Database, target: TargetId, bucket: str, arn: str) -> st
         schedule.fail(waiting.run, problem, now_ms())
         log.error("%s with %r: %s", arn, bucket, problem, extra=members)
         return problem
-    result = jobs.run([sys.executable, "-P", "-m", "bucketwire", *job_arguments(waiting)])
+    attributes = {"bucketwire.target": arn, "aws.s3.bucket": bucket, "bucketwire.run": waiting.run}
+    with telemetry.span(waiting.job, **attributes) as span:
+        result = jobs.run([sys.executable, "-P", "-m", "bucketwire", *job_arguments(waiting)])
+        span.set("bucketwire.exit_code", result.code)
+        if result.code and result.code != _ALREADY_RUNNING:
+            span.fail("failed", result.message)
     if result.code == _ALREADY_RUNNING:
         log.info("%s with %s: %s", arn, bucket, result.message, extra=members)
     elif result.code:

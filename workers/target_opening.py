@@ -10,10 +10,11 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.logs import printable
-from app.outbox.delivery.openings import Opening, offer_openings, record_opening
+from app.outbox.delivery.openings import Opening, offer_openings, postpone_opening, record_opening
 from app.outbox.engine.database import Database
 from app.outbox.registry import Registry
 from app.outbox.targets import OPENED, StoredTarget
+from workers.idle_processes import processes
 from workers.target_pool import as_served
 from workers.targets import create
 from workers.targets.base import TargetUnavailable
@@ -49,11 +50,17 @@ class TargetOpener:
     def open(self, opening: Opening) -> str:
         """Open a target, close it again, and record the result; return it as one line. Raises `UnknownTarget`.
 
-        Nothing is shared with deliveries: each process that delivers to the target opens it for itself.
+        Only the newest offer counts, because one that waited for long was followed by others. An opening may take as
+        long as a server that does not answer, so it is postponed where deliveries would wait for it. Nothing is shared
+        with deliveries: each process that delivers to the target opens it for itself.
         """
         stored = self._registry.target(opening.target)
-        if stored.revision != opening.revision or stored.opening == OPENED or stored.state not in _OPENABLE:
+        newest = (stored.revision, stored.opening_due_at) == (opening.revision, opening.next_at)
+        if not newest or stored.opening == OPENED or stored.state not in _OPENABLE:
             return "nothing to open"
+        if not processes.take_turn():
+            postpone_opening(self._database, stored.row_id, opening, self._clock())
+            return "postponed: no process is free"
         began = time.monotonic()
         try:
             settings = as_served(self._registry.settings(stored), self._settings)
@@ -61,6 +68,8 @@ class TargetOpener:
             problem = str(error)
         else:
             problem = problem_of_opening(stored.target.type, settings)
+        finally:
+            processes.end_turn(time.monotonic() - began)
         if not record_opening(self._database, stored.row_id, stored.revision, self._clock(), problem):
             return "opened by another worker, or set again meanwhile"
         self._log(stored, problem, time.monotonic() - began)

@@ -3,11 +3,14 @@
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
+from itertools import chain
 
+from app import telemetry
 from app.config.api_settings import sync_events
 from app.config.errors import BadSettings
+from app.config.fields.fields import references
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.config.targets.webhook import WebhookSettings
@@ -17,11 +20,14 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.retry import RetrySchedule
 from workers.targets import create
+from workers.targets.base import Target
 from workers.telemetry.redaction import RedactingTarget
+from workers.telemetry.traced_target import TracedTarget
 
 log = logging.getLogger("bucketwire.worker")
 
 _STORED_KNOWN = 0.5  # seconds for which the stored settings of the section `api` are cached
+_REMOVED_KEPT = 60.0  # seconds between two searches for open targets that were removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,7 @@ class _Open:
     settings: TargetSettings
     sync: bool  # the service's, for targets that do not set it
     work: OpenTarget
+    in_files: bool  # whether a secret may change while its setting does not; variables of a process do not change
 
 
 class TargetPool:
@@ -41,14 +48,21 @@ class TargetPool:
         self._open: dict[int, _Open] = {}
         self._stored: Mapping[str, str] = {}  # the settings of the section `api`
         self._read_again = 0.0  # when to read them
+        self._searched = time.monotonic()  # when it looked for removed targets
         self._unread: set[int] = set()  # targets with a secret in a file that could not be read again
 
     def work(self, stored: StoredTarget) -> OpenTarget:
-        """Return the target, with the current content of the secret files in its settings. Raises `BadSettings`."""
+        """Return the target, with the current content of the secret files in its settings. Raises `BadSettings`.
+
+        Targets that were removed are closed, one of the same name before this one is opened.
+        """
+        if time.monotonic() - self._searched > _REMOVED_KEPT:
+            self._searched = time.monotonic()
+            self._close_all(self._open.keys() - {stored.row_id} - self._registry.existing(self._open.keys()))
         known = self._open.get(stored.row_id)
         sync = self._sync_events()
         same = known is not None and known.values == stored.values and known.sync == sync
-        if known is not None and same and not _in_files(stored.values):
+        if known is not None and same and not known.in_files:
             return known.work
         try:
             settings = as_served(self._registry.settings(stored), self._settings)
@@ -65,16 +79,23 @@ class TargetPool:
             if same and known.settings == settings:
                 return known.work
             known.work.target.close()
+        arn = stored.target.arn(self._settings.region)
+        self._close_all({row_id for row_id, one in self._open.items() if one.work.name == arn} - {stored.row_id})
+        target: Target = RedactingTarget(create(stored.target.type, settings), settings)
+        if (tracing := telemetry.tracing()) is not None:
+            target = TracedTarget(target, tracing, stored.target, arn)
         work = OpenTarget(
-            name=stored.target.arn(self._settings.region),
-            target=RedactingTarget(create(stored.target.type, settings), settings),
+            name=arn,
+            target=target,
             policy=policy(settings),
             schedule=schedule(settings),
             window=window(settings, sync_events=sync),
             sizer=BatchSizer(limit=settings.batch_size, size=min(16, settings.batch_size)),
             rate=settings.rate_limit,
         )
-        self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work)
+        secrets = chain.from_iterable(references(type(settings), self._registry.texts(stored)).values())
+        in_files = any(secret.startswith("file:") for secret in secrets)
+        self._open[stored.row_id] = _Open(dict(stored.values), settings, sync, work, in_files)
         return work
 
     def is_quick(self, stored: StoredTarget) -> bool:
@@ -92,15 +113,14 @@ class TargetPool:
 
     def close(self) -> None:
         """Close every target."""
-        for known in self._open.values():
-            with contextlib.suppress(Exception):  # the process ends; either way the remote detects a closed connection
+        self._close_all(set(self._open))
+
+    def _close_all(self, row_ids: Set[int]) -> None:
+        for row_id in row_ids:
+            known = self._open.pop(row_id)
+            self._unread.discard(row_id)
+            with contextlib.suppress(Exception):  # nobody uses it; either way the remote detects a closed connection
                 known.work.target.close()
-        self._open.clear()
-
-
-def _in_files(values: Mapping[str, str]) -> bool:
-    """Return whether a secret may change while its setting does not: only files; sealed values and variables do not."""
-    return any(text.startswith("file:") for text in values.values())
 
 
 def as_served(settings: TargetSettings, service: Settings) -> TargetSettings:

@@ -1,5 +1,7 @@
 """The Celery tasks: a few lines each, without decisions."""
 
+from typing import Any
+
 from app.config.arn import TargetId, parse_arn
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Offer
@@ -16,7 +18,8 @@ _MOST_RUNS = 1000  # wake-ups for reconciliations that may wait for a worker
 @app.task(name="drain", send_events=False)
 def drain() -> int:
     """Offer partitions with due work to their targets' queues. Not shown in Flower: it runs many times a second."""
-    return runtime.current().drain(_publish, _queued, _publish_opening)
+    with _QueueLengths() as lengths:
+        return runtime.current().drain(_publish, lengths.of, _publish_opening)
 
 
 @app.task(name="deliver")
@@ -27,10 +30,10 @@ def deliver(arn: str, partitions: str) -> str:
 
 
 @app.task(name="open_target")
-def open_target(arn: str, revision: int) -> str:
+def open_target(arn: str, revision: int, next_at: int = 0) -> str:
     """Open a target that was set, with the settings of this revision, and record whether that was possible."""
     _, target = parse_arn(arn)
-    return runtime.current().open_target(Opening(target, revision))
+    return runtime.current().open_target(Opening(target, revision, next_at))
 
 
 @app.task(name="probe_queues", send_events=False)
@@ -58,6 +61,12 @@ def reconcile(arn: str, bucket: str) -> str:
     return reconcile_jobs.reconcile(runtime.current().database, target, bucket, arn)
 
 
+@app.task(name="update_tables", acks_late=False)  # the tables themselves have their state
+def update_tables() -> str:
+    """Add the log's new events to the Iceberg tables."""
+    return reconcile_jobs.update_tables()
+
+
 @app.task(name="purge")
 def purge() -> str:
     """Remove old events from the log's tail."""
@@ -72,7 +81,9 @@ def sample() -> bool:
 
 def _publish_run(run: WaitingRun) -> None:
     # It has no expiry, which would compare the clocks of two hosts: while nobody takes them, no more are sent.
-    if _waiting(SPARK_QUEUE) < _MOST_RUNS:
+    with _QueueLengths() as lengths:
+        free = lengths.waiting(SPARK_QUEUE) < _MOST_RUNS
+    if free:
         arn = run.target.arn(settings.region)
         reconcile.apply_async((arn, run.bucket), queue=SPARK_QUEUE)
 
@@ -91,20 +102,42 @@ def _publish(offer: Offer) -> None:
 def _publish_opening(opening: Opening) -> None:
     arn = opening.target.arn(settings.region)
     limit = runtime.current().time_limit(opening.target)
-    open_target.apply_async((arn, opening.revision), queue=_known(opening.target), time_limit=limit)
+    open_target.apply_async((arn, opening.revision, opening.next_at), queue=_known(opening.target), time_limit=limit)
 
 
-def _queued(target: TargetId) -> int:
-    """Return how many wake-ups wait in the target's queue; 0 if there is no queue, or the broker does not answer."""
-    return _waiting(queue_name(target))
+class _QueueLengths:
+    """Counts the messages in queues over one connection to the broker, which is opened when it is needed."""
 
+    def __init__(self) -> None:
+        self._connection: Any = None
+        self._channel: Any = None
 
-def _waiting(name: str) -> int:
-    with app.connection_for_write() as connection:
+    def __enter__(self) -> "_QueueLengths":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def of(self, target: TargetId) -> int:
+        """Return how many wake-ups wait in the target's queue."""
+        return self.waiting(queue_name(target))
+
+    def waiting(self, name: str) -> int:
+        """Return how many messages wait; 0 if there is no such queue, or the broker does not answer."""
+        connection = self._connection = self._connection or app.connection_for_write()
         try:
-            return waiting(connection.channel(), name)
-        except (*connection.channel_errors, *connection.connection_errors):
-            return 0
+            self._channel = self._channel or connection.channel()
+            return waiting(self._channel, name)
+        except connection.channel_errors:
+            self._channel = None  # RabbitMQ has closed it, because there is no such queue
+        except connection.connection_errors:
+            self._release()
+        return 0
+
+    def _release(self) -> None:
+        connection, self._connection, self._channel = self._connection, None, None
+        if connection is not None:
+            connection.release()
 
 
 def _ask(asked: heartbeats.Queue) -> None:

@@ -5,7 +5,8 @@ from functools import partial
 
 from flask import Flask, Response, g, request
 
-from app.api import auth, errors, openapi, services
+from app import telemetry
+from app.api import auth, errors, openapi, services, tracing
 from app.api.routes import (
     audit,
     dead_letters,
@@ -27,8 +28,8 @@ from app.api.routes import (
     tokens,
 )
 from app.config.settings import Settings
+from app.outbox.log.batch import Receipt
 from app.outbox.tokens import TokensUnknown
-from app.wakeups import Due
 
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})  # they change nothing
 _BLUEPRINTS = (
@@ -75,6 +76,8 @@ def create_app(settings: Settings) -> Flask:
 
     app.register_blueprint(console_routes)
     app.after_request(partial(_wake, opened))
+    if (traces := telemetry.tracing()) is not None:
+        tracing.install(app, traces)
     _add_signed_apps(app, opened)
     with suppress(TokensUnknown):
         opened.tokens.required()  # cached now, in case the database becomes unavailable before the first request
@@ -86,11 +89,11 @@ def create_app(settings: Settings) -> Flask:
 def _wake(opened: services.Services, response: Response) -> Response:
     """Have the drain or workers run after whatever made work due: recorded events, a replay, a resumed target."""
     if request.method not in _SAFE and response.status_code < 300:
-        due: Due | None = g.get("due")
-        if due is None:
+        receipt: Receipt | None = g.get("receipt")
+        if receipt is None:
             opened.wakeups.request()
         else:
-            opened.wakeups.request_delivery(due)
+            opened.wakeups.request_delivery(receipt.due, receipt.recorded)
     return response
 
 
@@ -99,5 +102,5 @@ def _add_signed_apps(app: Flask, opened: services.Services) -> None:
     from app.api.admin.wsgi_app import AdminApp  # noqa: PLC0415
     from app.api.s3.wsgi_app import Front, S3App  # noqa: PLC0415
 
-    streams = stream.install(app, opened.database)
+    streams = stream.install(app, opened.database, tls=bool(opened.settings.tls_cert))
     app.wsgi_app = Front(S3App(opened, streams), AdminApp(opened), app.wsgi_app)  # type: ignore[method-assign]  # as Flask's documentation has it

@@ -8,33 +8,32 @@ The console calls the routes for a browser: its session stands in for the token 
 """
 
 import base64
-import binascii
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 from urllib.parse import urlsplit
 
-import sqlalchemy as sa
 from flask import Flask, Request, current_app, g, request
 
 from app.api.errors import ApiProblem
 from app.api.services import services
 from app.config.arn import TargetId
-from app.config.errors import BadSettings, Problem
 from app.config.networks import is_loopback
-from app.config.settings import ApiToken, Settings
+from app.config.settings import ApiToken
 from app.outbox import audit
-from app.outbox.engine.database import Database
-from app.outbox.tokens import Tokens
+from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.sessions import Sessions
+from app.outbox.tokens import Tokens, TokensUnknown
 
 F = TypeVar("F", bound=Callable[..., object])
 
 PUBLIC = "anyone"  # for probes, which have no token; reveals nothing about the events
 VISITOR = "visitor"  # of a page of the console, which checks its session itself and then calls routes that have a scope
 INGEST, READ, ADMIN = "ingest", "read", "admin"
-SESSION = "bucketwire.session"  # in the environment of the console's calls: the digest of its session's token, or ""
+SESSION = "bucketwire.session"  # in the environment of the console's calls: a `ConsoleSession`
 _SCOPE, _LIMITED = "needed_scope", "checks_limits"
 # Headers by which proxies and content delivery networks name the client or themselves.
 _FORWARDED = re.compile(r"x-(?:original-)?forwarded(?:-|$)", re.IGNORECASE)
@@ -45,6 +44,18 @@ _FORWARDING = frozenset(
         "true-client-ip", "fastly-client-ip", "cf-connecting-ip", "cdn-loop",
     }
 )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleSession:
+    """What stands in for the token of a call that the console makes; nothing for a visitor who has not signed in.
+
+    A session has the digest of its token, or the `identity` of a person.
+    """
+
+    number: str = ""
+    digest: str = ""
+    identity: ApiToken | None = None
 
 
 def needs(scope: str, *, limited: bool = False) -> Callable[[F], F]:
@@ -117,6 +128,44 @@ def require_bucket(bucket: str) -> None:
         raise _beyond_limits(token, "buckets", token.buckets)
 
 
+def is_limited() -> bool:
+    """Return whether the request's token is limited to buckets or targets."""
+    return _limited_token() is not None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenWatch:
+    """Says, in any thread, whether a request's token is still valid; those of requests with the same token are equal.
+
+    What answers a request for long asks it from time to time. Of a call of the console it also says no after the end
+    of the session. While neither can be read, it says yes.
+    """
+
+    tokens: Tokens
+    sessions: Sessions
+    digest: str | None  # None: the request needed no token; "": a person has signed in without one
+    session: str = ""  # its number
+
+    def __call__(self) -> bool:
+        """Return whether the token is valid."""
+        try:
+            if self.digest is None:
+                return not self.tokens.required()
+            if self.digest and self.tokens.find_digest(self.digest) is None:
+                return False
+            return not self.session or self.sessions.is_active(self.session)
+        except (TokensUnknown, *DatabaseUnavailable):
+            return True
+
+
+def watch_token() -> TokenWatch:
+    """Return a watch on the token of this request."""
+    token: ApiToken | None = g.token
+    session: ConsoleSession = request.environ.get(SESSION, ConsoleSession())
+    opened, digest = services(), None if token is None else token.digest
+    return TokenWatch(opened.tokens, opened.sessions, digest, session.number if token is not None else "")
+
+
 def may_see(target: TargetId) -> bool:
     """Return whether the request's token allows to read about a target."""
     token = _limited_token()
@@ -144,7 +193,7 @@ def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiPro
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
     route = request.url_rule.rule if request.url_rule else ""
     via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
-    return audit.Actor(f"token:{token.name}" if token else "local", request.remote_addr or "", via)
+    return audit.Actor(f"{token.kind}:{token.name}" if token else "local", request.remote_addr or "", via)
 
 
 def check(request: Request, scope: str) -> ApiToken | None:
@@ -155,13 +204,13 @@ def check(request: Request, scope: str) -> ApiToken | None:
     opened = services()
     tokens = opened.tokens
     # No client can set a name of the environment that does not begin with HTTP_.
-    session: str | None = request.environ.get(SESSION)
+    session: ConsoleSession | None = request.environ.get(SESSION)
     if session is None:
         presented = presented_token(request.headers.get("Authorization", ""))
         token = tokens.find(presented) if presented else None
     else:
-        presented = session
-        token = tokens.find_digest(session) if session else None
+        presented = session.digest
+        token = session.identity or (tokens.find_digest(presented) if presented else None)
     if token is None:
         if opened.loopback and not tokens.required():
             _check_local(request)  # also if it presents a token, configured before the first one existed
@@ -193,29 +242,9 @@ def presented_token(authorization: str) -> str:
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(rest.strip(), validate=True).decode().partition(":")[2]
-        except (binascii.Error, UnicodeDecodeError):
+        except ValueError:  # neither base64, nor ASCII, nor UTF-8
             return ""
     return scheme if not rest else ""
-
-
-def check_listen(settings: Settings, database: Database) -> None:
-    """Raise `BadSettings` if the API would be open to the network: no token, and no loopback address.
-
-    A database that cannot be read is no error: the tokens are unknown then, and every request without one is refused.
-    """
-    if settings.loopback or settings.api_tokens:
-        return
-    try:
-        if Tokens(database).list():
-            return
-    except sa.exc.SQLAlchemyError:
-        return
-    hint = (
-        "create one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
-        "or listen on 127.0.0.1"
-    )
-    problem = "is reachable from other hosts, and there is no token"
-    raise BadSettings([Problem("BUCKETWIRE_LISTEN", str(settings.listen), problem, hint)])
 
 
 def _check_local(request: Request) -> None:

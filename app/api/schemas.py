@@ -11,8 +11,10 @@ from app.manifest.document import schema as document_schema
 from app.outbox.audit import ACTIONS
 from app.outbox.delivery.attempts import OUTCOMES
 from app.outbox.delivery.event_states import STATES
+from app.outbox.delivery.partition_states import LEASE_STATES
 from app.outbox.reconcile.runs import COUNTS
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED
+from app.rules.filters import MAX_SIZE
 
 _TEXT = {"type": "string"}
 _NUMBER = {"type": "integer"}
@@ -53,6 +55,8 @@ _FILTER: dict[str, Any] = {
     "before": {**_TEXT, "format": "date-time"},
     "all": {**_FLAG, "description": "required if no filter is given"},
 }
+_PAIRS = {"type": ["object", "null"], "additionalProperties": _TEXT}
+_SIZE = {"type": ["integer", "string", "null"]}
 _RULE: dict[str, Any] = {
     "bucket": {**_TEXT, "minLength": 1, "maxLength": 255, "description": "the bucket's name; * for every bucket"},
     "events": {
@@ -66,6 +70,11 @@ _RULE: dict[str, Any] = {
     "suffix": _TEXT,
     "target": _TARGET,
     "rule_id": _TEXT,
+    "regex": {**_OPTIONAL_TEXT, "description": "a regular expression (RE2) that the whole key must match"},
+    "metadata": {**_PAIRS, "description": "entries of the object's metadata that the event must carry"},
+    "tags": {**_PAIRS, "description": "tags of the object that the event must carry"},
+    "min_size": {**_SIZE, "description": "least size of the object in bytes, or a text such as 1MiB"},
+    "max_size": {**_SIZE, "description": "greatest size of the object in bytes, or a text such as 1MiB"},
 }
 _EVENT: dict[str, Any] = {
     "id": _TEXT, "seq": _NUMBER, "name": _TEXT, "bucket": _TEXT, "key": _TEXT, "version": _TEXT, "time": _TIME,
@@ -191,6 +200,21 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         history={**_TEXT, "description": "the address of their delivery state"},
     ),
     "Targets": _object(targets=_list("Target")),
+    "Partitions": _object(
+        target=_TEXT,
+        partitions={"type": "array", "items": _object(
+            partition=_NUMBER,
+            position={**_NUMBER, "description": "the sequence number up to which its events are settled or parked"},
+            pending={**_NUMBER, "description": "events after the position, as far as they were counted"},
+            parked={**_NUMBER, "description": "events that are retried, or wait behind one of their object"},
+            parked_objects={**_NUMBER, "description": "objects that have parked events"},
+            more={**_FLAG, "description": "there may be more of these than were counted"},
+            lease={**_TEXT, "enum": list(LEASE_STATES), "description": "offered: a wake-up for it is on its way; "
+                   "revoked: no worker may have it until the lease has expired"},
+            holder={**_OPTIONAL_TEXT, "description": "the worker process that has leased it, as HOST:PID"},
+            leased_until=_TIME,
+        )},
+    ),
     "Reason": _object(reason=_TEXT) | {"additionalProperties": False},
     "Nothing": _object() | {"additionalProperties": False},
     "Empty": _object(),
@@ -283,6 +307,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         **dict.fromkeys(COUNTS, _NUMBER),
         report={**_TEXT, "description": "the folder with the findings, on the host of the job"},
         problem=_TEXT,
+        progress={
+            **_object(
+                stage=_TEXT,
+                keys={**_NUMBER, "description": "entries of the listing and rows of the target that have been read"},
+                rate={**_NUMBER, "description": "of them per second"},
+                remaining={"type": ["integer", "null"], "description": "seconds; null: not known"},
+            ),
+            "type": ["object", "null"],
+            "description": "of a run that is running, every 15 s",
+        },
     ),
     "NewReconciliation": _with("target bucket", _object(
         target=_TARGET, bucket={**_TEXT, "pattern": "^[A-Za-z0-9_][A-Za-z0-9._-]{2,254}$"},
@@ -303,7 +337,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         entries={"type": "array", "items": _object(
             id=_NUMBER,
             at=_TIME,
-            actor={**_TEXT, "description": "`token:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local` (no token yet)"},
+            actor={
+                **_TEXT,
+                "description": "`token:NAME`, `openid:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local` (no token yet)",
+            },
             address={**_TEXT, "description": "of the client that sent the request; empty for a command"},
             via={**_TEXT, "description": "the route or the command"},
             operation={**_TEXT, "description": "the same for all entries of one request or command"},
@@ -357,6 +394,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "MatchedEvent": _with("bucket event", _object(
         bucket=_NAME, key={"$ref": "#/components/schemas/Text"},
         event={**_NAME, "description": "its name, such as s3:ObjectCreated:Put"},
+        metadata=_PAIRS, tags=_PAIRS, size={**_OPTIONAL_NUMBER, "minimum": 0, "maximum": MAX_SIZE},
     )) | {"additionalProperties": False},
     "Match": _object(
         rules=_list("Rule"),

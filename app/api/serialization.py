@@ -10,10 +10,12 @@ from flask import Response
 from app.api.errors import ApiProblem
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
-from app.outbox.markers import NEVER
 
 MAX_TEXT_LENGTH = 4096  # characters: an object's key has at most as many bytes
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+_FIRST = (datetime.min.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
+_LAST = (datetime.max.replace(tzinfo=UTC) - _EPOCH) // _MILLISECOND
 
 
 def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
@@ -22,22 +24,23 @@ def json_response(content: Mapping[str, Any], status: int = 200) -> Response:
 
 
 def format_time(at: int) -> str | None:
-    """Format milliseconds since 1970 as RFC 3339 in UTC; null for no time."""
+    """Format milliseconds since 1970 as RFC 3339 in UTC, in the years 1 to 9999; null for no time."""
     if not at:
         return None
-    return (_EPOCH + timedelta(milliseconds=at)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    time = _EPOCH + timedelta(milliseconds=min(max(at, _FIRST), _LAST))
+    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def parsed_time(field: str, value: object, default: int) -> int:
     """Parse RFC 3339, or milliseconds since 1970, to milliseconds since 1970. Raises `ApiProblem`.
 
-    The result is between -`NEVER` and `NEVER`, which every database can compare.
+    A time is in the years 1 to 9999, so that `format_time` can write it.
     """
     if value is None or value == "":
         return default
     at = _milliseconds(value)
-    if at is None or abs(at) > NEVER:
-        raise bad_value(field, "is not a time", "write it as 2026-11-21T00:33:56Z")
+    if at is None or not _FIRST <= at <= _LAST:
+        raise bad_value(field, "is not a time", "write it as 2026-11-21T00:33:56Z, or in milliseconds since 1970")
     return at
 
 
@@ -52,7 +55,7 @@ def _milliseconds(value: object) -> int | None:
         time = datetime.fromisoformat(value)
     except ValueError:
         return None
-    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // timedelta(milliseconds=1)
+    return (time.replace(tzinfo=time.tzinfo or UTC) - _EPOCH) // _MILLISECOND
 
 
 def parsed_number(field: str, value: object, default: int, *, least: int, most: int) -> int:

@@ -18,6 +18,7 @@ from app.outbox.log.group_commit import GroupCommit
 from app.outbox.log.spool import Spool
 from app.outbox.log.spool_feeder import SpoolFeeder
 from app.outbox.registry import Registry, open_sealer
+from app.outbox.sessions import Sessions
 from app.outbox.tokens import Tokens
 from app.wakeups import WakeUps
 
@@ -33,6 +34,7 @@ class Services:
     sealer: Sealer
     registry: Registry
     tokens: Tokens
+    sessions: Sessions
     commits: GroupCommit
     dead_letters: DeadLetters
     replays: Replays
@@ -69,6 +71,7 @@ def open_services(settings: Settings) -> Services:
         sealer=sealer,
         registry=registry,
         tokens=Tokens(database, settings.api_tokens, memory=memory),
+        sessions=Sessions(database),
         commits=GroupCommit(database),
         dead_letters=DeadLetters(database),
         replays=Replays(database),

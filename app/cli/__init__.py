@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "reconcile": "app.cli.commands.reconcile",
         "backfill": "app.cli.commands.reconcile",
         "scan": "app.cli.commands.reconcile",
-        "journal": "app.cli.commands.reconcile",
+        "tables": "app.cli.commands.reconcile",
         "events": "app.cli.commands.events",
         "audit": "app.cli.commands.audit",
         "watch": "app.cli.commands.watch",

@@ -13,6 +13,7 @@ from app.config.target_settings import redacted
 from app.manifest.document import Manifest
 from app.outbox.rules import StoredRule
 from app.outbox.targets import StoredTarget, UnknownTarget
+from app.rules.filters import parse_filters
 from app.rules.model import Rule
 
 
@@ -153,6 +154,7 @@ def _rule(body: dict[str, Any]) -> StoredRule:
         prefix=body["prefix"],
         suffix=body["suffix"],
         rule_id=body["rule_id"],
+        filters=parse_filters(body),
     )
     return StoredRule(body["number"], rule)
 
@@ -160,5 +162,5 @@ def _rule(body: dict[str, Any]) -> StoredRule:
 def _rule_json(rule: Rule) -> dict[str, Any]:
     return {
         "bucket": rule.bucket, "events": list(rule.events), "target": str(rule.target), "prefix": rule.prefix,
-        "suffix": rule.suffix, "rule_id": rule.rule_id,
+        "suffix": rule.suffix, "rule_id": rule.rule_id, **rule.filters.members,
     }  # fmt: skip

@@ -9,10 +9,12 @@ import click
 
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadValue
-from app.config.fields.field_types import Duration
+from app.config.fields.field_types import Duration, Size
 from app.config.targets.registry import TYPES
 
 _PERIOD = Duration()
+_LAST = 253_402_300_799_999  # ms: the end of the year 9999
+_SIZE = Size(0, 2**53)
 
 
 class TargetParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
@@ -61,7 +63,39 @@ class TimeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in n
             )  # fmt: skip
 
 
+class PairParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A name with its value: NAME=VALUE."""
+
+    name = "pair"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        """Return name and value; the value may contain `=`."""
+        if isinstance(value, tuple):
+            return value
+        name, equals, text = str(value).partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, text
+
+
+class SizeParam(click.ParamType):  # type: ignore[type-arg]  # generic only in newer click
+    """A number of bytes, plain or with KiB, MiB or GiB."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Parse the size."""
+        if isinstance(value, int):
+            return value
+        try:
+            return _SIZE.parse(value)
+        except BadValue as error:
+            self.fail(f"{value!r} {error.problem}; {error.hint}", param, ctx)
+
+
 BUCKET = BucketParam()
+PAIR = PairParam()
+SIZE = SizeParam()
 TARGET = TargetParam()
 TIME = TimeParam()
 
@@ -83,7 +117,7 @@ def iso(at: int) -> str | None:
     """Format milliseconds since 1970 as ISO 8601; None for 0, which means never."""
     if not at:
         return None
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return datetime.fromtimestamp(min(at, _LAST) / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def split_words(text: str) -> list[str]:

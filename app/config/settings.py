@@ -8,12 +8,14 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path as FilePath
 from typing import ClassVar, Literal, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
 from app.config.fields.addresses import Host, HostPort, redacted_url, split_url
+from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
+from app.config.fields.openid import ConsoleUrl, Issuer, Values
 from app.config.fields.secret_refs import SECRETS_DIR
 from app.config.networks import is_loopback
 from app.config.secrets import parse_key
@@ -38,7 +40,8 @@ _MAX_SOCKET_PATH = 107  # bytes
 class ApiToken(NamedTuple):
     """A bearer token by its SHA-256; the token itself is not kept.
 
-    With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets.
+    With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
+    `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has.
     """
 
     name: str
@@ -46,6 +49,7 @@ class ApiToken(NamedTuple):
     digest: str
     buckets: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
+    kind: str = "token"
 
     @property
     def is_limited(self) -> bool:
@@ -221,12 +225,41 @@ class Settings(Declared):
     secret_keys: tuple[str, ...] = setting(
         SecretKeys(), default="", secret=True, about="encrypt stored secrets; empty: a generated key in the data folder"
     )
+    oidc_issuer: str = setting(
+        Issuer(), default="", about="OpenID Connect provider that people sign in to the console with; empty: none"
+    )
+    oidc_client_id: str = setting(Text(), default="", about="the client's id at the provider")
+    oidc_client_secret: str = setting(
+        Text(), default="", secret=True, about="the client's secret at the provider; empty: a public client"
+    )
+    oidc_console_url: str = setting(
+        ConsoleUrl(), default="", about="the console as browsers see it, such as https://ops.example.com/console/"
+    )
+    oidc_scope: str = setting(
+        Text(ascii_only=True), default="openid profile email", about="what the provider is asked for"
+    )
+    oidc_claim: str = setting(Text(), default="groups", about="the claim that says what a person may do")
+    oidc_admin: tuple[str, ...] = setting(
+        Values(), default="", about="values of `oidc_claim` that give the scope admin"
+    )
+    oidc_read: tuple[str, ...] = setting(
+        Values(), default="", about="values of `oidc_claim` that give the scope read; *: everybody"
+    )
     region: str = setting(Text(), default="", about="the region in ARNs and in responses of the S3 API")
     retention: float = setting(Duration(), default="7d", about="how long settled events can be replayed")
     report_retention: float = setting(
         Duration(), default="90d", about="how long reconciliations and their reports are kept"
     )
     audit_retention: float = setting(Duration(), default="365d", about="how long the audit log is kept")
+    service_events: bool = setting(
+        Toggle(), default="off", about="record events about the service itself, which rules can send to any target"
+    )
+    service_events_interval: float = setting(
+        Duration(60, 86400), default="10m", about="least time between two such events of a kind about a target"
+    )
+    service_events_backlog: int = setting(
+        Number(), default="100000", about="backlog of a target above which such an event is recorded; 0: never"
+    )
     drain_interval: float = setting(
         Duration(0.01, 10), default="2s", about="how often the drain looks for due work if no wake-up reaches it"
     )
@@ -251,9 +284,33 @@ class Settings(Declared):
     )
     spark_master: str = setting(Text(), default="local[*]", about="the Spark master that runs `bucketwire reconcile`")
     spark_jars: str = setting(
-        Path(), default="", about="folder with JDBC drivers for Spark; empty: Spark downloads them once"
+        Path(), default="", about="folder with libraries for Spark; empty: Spark downloads them once"
     )
     spark_memory: str = setting(Text(), default="1g", about="memory of the Spark driver process, in Java's notation")
+    tables_warehouse: str = setting(
+        Text(),
+        default="",
+        about="where `bucketwire tables` keeps its Iceberg tables: a folder, or `s3a://bucket/prefix`; empty: `tables` "
+        "in the data folder. With a REST catalog: the name of its warehouse",
+    )
+    tables_catalog: Literal["hadoop", "jdbc", "rest"] = setting(
+        Choice("hadoop", "jdbc", "rest"),
+        default="hadoop",
+        about="their Iceberg catalog: files of the warehouse, two tables in the outbox's PostgreSQL, or a REST catalog",
+    )
+    tables_catalog_uri: str = setting(Text(), default="", about="URL of the REST catalog")
+    tables_catalog_credential: str = setting(
+        Text(),
+        default="",
+        secret=True,
+        about="what the REST catalog asks for: a bearer token, or `id:secret` of an OAuth2 client",
+    )
+    tables_schedule: str = setting(
+        Cron(), default="", about="when a Spark worker runs `bucketwire tables`; empty: only on request"
+    )
+    tables_history: float = setting(
+        Duration(), default="30d", about="how long earlier states of the tables can be queried"
+    )
     sync_events: Literal["on", "off", ""] = setting(
         Switch(),
         default="",
@@ -307,10 +364,13 @@ class Settings(Declared):
             yield Problem(
                 missing, "", "is missing", "TLS needs both a certificate and its key; plain HTTP needs neither"
             )
+        if self.oidc_issuer:
+            yield from self._openid_problems()
         if self.lease_max_work >= self.lease_ttl:
             yield Problem(
                 "lease_max_work", "", "is not shorter than the lease", "shorten it, or raise BUCKETWIRE_LEASE_TTL"
             )
+        yield from self._problems_of_tables()
         if not re.fullmatch(r"[A-Za-z0-9_-]*", self.region):
             yield Problem("region", self.region, "is not a region", "letters, digits and -, such as us-east-1")
         if not self.broker_url and len(str(self.broker_socket).encode()) > _MAX_SOCKET_PATH:
@@ -319,6 +379,39 @@ class Settings(Declared):
                 self.data_dir,
                 "is too long for the path of a unix socket",
                 "choose a shorter one, or set BUCKETWIRE_BROKER_URL",
+            )
+
+    def _openid_problems(self) -> Iterator[Problem]:
+        for name in ("oidc_client_id", "oidc_console_url", "oidc_claim"):
+            if not getattr(self, name):
+                yield Problem(name, "", "is missing", "the sign-in with OpenID Connect needs it")
+        if not self.oidc_admin and not self.oidc_read:
+            yield Problem("oidc_read", "", "is missing", "say whom to let in, here or in BUCKETWIRE_OIDC_ADMIN")
+        if "openid" not in self.oidc_scope.split():
+            yield Problem("oidc_scope", self.oidc_scope, "lacks openid", "write openid and what else is needed")
+
+    def _problems_of_tables(self) -> Iterator[Problem]:
+        if self.tables_catalog == "rest":
+            if urlsplit(self.tables_catalog_uri).scheme not in ("http", "https"):
+                yield Problem(
+                    "tables_catalog_uri", self.tables_catalog_uri, "is not the URL of a REST catalog",
+                    "write one with http:// or https://",
+                )  # fmt: skip
+            return
+        scheme, divider, _ = self.tables_warehouse.partition("://")
+        if divider and scheme not in ("file", "s3", "s3a"):
+            yield Problem(
+                "tables_warehouse", self.tables_warehouse, "is neither a folder nor in a bucket",
+                "write a path, or s3a://bucket/prefix",
+            )  # fmt: skip
+        elif divider and scheme != "file" and self.tables_catalog == "hadoop":
+            yield Problem(
+                "tables_warehouse", self.tables_warehouse, "is no folder, so its files cannot be a catalog",
+                "set BUCKETWIRE_TABLES_CATALOG=jdbc",
+            )  # fmt: skip
+        if self.tables_catalog == "jdbc" and not self.database_url.startswith("postgresql"):
+            yield Problem(
+                "tables_catalog", "jdbc", "needs an outbox on PostgreSQL", "set BUCKETWIRE_DATABASE_URL=postgresql://…"
             )
 
     @property

@@ -90,8 +90,8 @@ def merged(type_name: str, stored: Mapping[str, str], changes: Mapping[str, obje
     for name, text in texts(type_name, without_null).items():
         if not text:
             result.pop(name, None)
-        elif name not in stored or text != fields.fields_of(cls)[name].shown(stored[name]):
-            result[name] = text
+        else:
+            result[name] = fields.fields_of(cls)[name].restored(text, stored[name]) if name in stored else text
     return result
 
 

@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 import orjson
-from flask import current_app, request
+from flask import Response, current_app, request
 
-from app.api.auth import SESSION
+from app.api.auth import SESSION, ConsoleSession
 
 _SERVER = (
     "SERVER_NAME", "SERVER_PORT", "SERVER_PROTOCOL", "REMOTE_ADDR", "REMOTE_PORT", "wsgi.version", "wsgi.url_scheme",
@@ -65,9 +65,31 @@ def get(path: str, **query: Any) -> dict[str, Any]:
     return _call("GET", path, urlencode(given), None)
 
 
+def targets() -> list[dict[str, Any]]:
+    """Return the visitor's targets with their states and settings, but without their counters, which take longer."""
+    return list(get("/v1/targets", brief="true")["targets"])
+
+
+def checks() -> dict[str, dict[str, Any]]:
+    """Return the checks of the service by name, whether it is ready or not."""
+    try:
+        answer: Mapping[str, Any] = get("/readyz")
+    except Refused as refused:
+        answer = refused.body
+    return dict(answer["checks"])
+
+
 def change(method: str, path: str, body: Mapping[str, Any] | None = None, **query: str) -> dict[str, Any]:
     """Call a route that changes something; `body` is sent as JSON. Raises `Refused`."""
     return _call(method, path, urlencode(query), orjson.dumps(body or {}))
+
+
+def stream(path: str, **query: str) -> Response:
+    """Return the answer of a route that streams, for the browser itself. Raises `Refused`."""
+    response = _respond(request.method, path, urlencode({name: text for name, text in query.items() if text}), None)
+    if response.status_code >= 400:
+        raise Refused(response.status_code, orjson.loads(response.get_data() or b"{}"))
+    return response
 
 
 def target_path(type_name: str, name: str) -> str:
@@ -75,12 +97,17 @@ def target_path(type_name: str, name: str) -> str:
     return f"/v1/targets/{type_name}/{name}"  # as the server decodes it
 
 
-def _call(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
+def _respond(method: str, path: str, query: str, body: bytes | None) -> Response:
     app = current_app._get_current_object()  # type: ignore[attr-defined]  # the app behind the proxy
     # A context of its own for the app too: a call shares nothing with the page, as if it came over the network.
     with app.app_context(), app.request_context(_environ(method, path, query, body)):
-        response = app.full_dispatch_request()
-        content = response.get_data()
+        response: Response = app.full_dispatch_request()
+    return response
+
+
+def _call(method: str, path: str, query: str, body: bytes | None) -> dict[str, Any]:
+    response = _respond(method, path, query, body)
+    content = response.get_data()
     answer = orjson.loads(content) if content else {}
     if response.status_code >= 400:
         raise Refused(response.status_code, answer)
@@ -97,7 +124,7 @@ def _environ(method: str, path: str, query: str, body: bytes | None) -> dict[str
         "PATH_INFO": path.encode().decode("latin-1"),
         "QUERY_STRING": query,
         "wsgi.input": io.BytesIO(body or b""),
-        SESSION: outer.get(SESSION, ""),
+        SESSION: outer.get(SESSION, ConsoleSession()),
     }
     if body is not None:
         kept |= {"CONTENT_TYPE": "application/json", "CONTENT_LENGTH": str(len(body))}

@@ -62,7 +62,7 @@ def _of_target(target: Mapping[str, Any]) -> Iterator[Ailment]:
             yield Ailment("warning", what, remedy, path, command("retry", "ls", "--target", name))
     if events["dead"]:
         what = f"{name} has {number(events['dead'])} dead {'letter' if events['dead'] == 1 else 'letters'}"
-        remedy = "They are retried no more. Mend the cause, then replay them."
+        remedy = "They are not retried any more. Mend the cause, then replay them."
         yield Ailment("warning", what, remedy, path, command("dead-letter", "ls", "--target", name))
     if events["discarded"]:
         what = f"{name} has missed {number(events['discarded'])} events"

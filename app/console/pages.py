@@ -13,16 +13,18 @@ from flask import Blueprint, Response, g, make_response, render_template, reques
 from app.api import auth
 from app.api.errors import ApiProblem, to_problem
 from app.api.services import services
+from app.config.fields.field_types import written_size
 from app.config.settings import SCOPES
 from app.console import formats
 from app.console.calls import Refused
-from app.console.session import LOCAL, Seals, is_same_site
+from app.console.openid import identity
+from app.console.session import LOCAL, Seals, Session, is_same_site
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 routes = Blueprint("console", __name__, url_prefix="/console", template_folder="templates")
 _STATIC = Path(__file__).with_name("static")
-_EXACT = frozenset({"key", "prefix", "suffix"})
+_EXACT = frozenset({"key", "prefix", "suffix", "regex", "metadata", "tags"})
 _LARGEST_FORM = 1 << 20  # bytes
 _A_YEAR = 365 * 86400  # seconds; a file's address contains its digest
 
@@ -50,11 +52,19 @@ class Visitor:
     name: str
     scopes: frozenset[str]
     session: str  # its number
+    buckets: Sequence[str] = ()  # with these or `targets`, it sees nothing else
+    targets: Sequence[str] = ()
+    kind: str = "token"
 
     @property
     def may_change(self) -> bool:
         """Whether to offer what changes something; the API decides again when it is called."""
         return auth.ADMIN in self.scopes
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it sees only some buckets and targets, and nothing that concerns all of them."""
+        return bool(self.buckets or self.targets)
 
 
 def page(rule: str, *methods: str) -> Callable[[F], F]:
@@ -94,21 +104,35 @@ def _identify() -> Response | None:
     request.max_content_length = _LARGEST_FORM
     if auth.scope_of_view(request.endpoint) != auth.VISITOR:
         return None
-    session = seals().read_session(request)
-    request.environ[auth.SESSION] = session.digest if session else ""
+    held = seals().read_session(request)
+    session = held if held is not None and is_active(held) else None
+    request.environ[auth.SESSION] = _credential(session)
     try:
         token = auth.check(request, auth.READ)
     except ApiProblem as problem:
         if problem.kind != "unauthorized":
             raise
-        return _to_sign_in(ended=session is not None and bool(session.digest))
+        return _to_sign_in(ended=held is not None and bool(held.subject))
     if token is None or session is None:
         g.visitor = Visitor("", frozenset(SCOPES), LOCAL)
     else:
-        g.visitor = Visitor(token.name, token.scopes, session.number)
+        g.visitor = Visitor(token.name, token.scopes, session.number, token.buckets, token.targets, token.kind)
     if request.method == "POST":
         check_form(g.visitor.session)
     return None
+
+
+def is_active(session: Session) -> bool:
+    """Return whether somebody has signed in to this session, and it was not ended at any API process."""
+    return bool(session.subject) and services().sessions.is_active(session.number)
+
+
+def _credential(session: Session | None) -> auth.ConsoleSession:
+    """Return what the API's check finds of a session."""
+    if session is None:
+        return auth.ConsoleSession()
+    person = None if session.person is None else identity(services().settings, session.person)
+    return auth.ConsoleSession(session.number, session.digest, person)
 
 
 def check_form(number: str) -> None:
@@ -204,11 +228,24 @@ def show(template: str, http_status: int = 200, /, **values: Any) -> Response:
 def form_values(*names: str) -> dict[str, str]:
     """Return what a form or a query has under these names; "" for what it lacks.
 
-    Spaces around a value are left out, except where a key may have them.
+    Spaces around a value are left out, except where a key, metadata or tags may have them.
     """
     given: Mapping[str, str] = request.form if request.method == "POST" else request.args
     values = {name: given.get(name, "") for name in names}
     return {name: text if name in _EXACT else text.strip() for name, text in values.items()}
+
+
+def within_limits(given: Mapping[str, str], *names: str) -> dict[str, str]:
+    """Return the values of a filter; those of `bucket` and `target` that a limited visitor has to give are filled in.
+
+    Its first bucket or target stands for one that is not given. The API refuses what is beyond the limits.
+    """
+    who, filled = visitor(), dict(given)
+    own = {"bucket": who.buckets, "target": who.targets}
+    for name in names:
+        if who.is_limited and not filled[name] and own[name]:
+            filled[name] = own[name][0]
+    return filled
 
 
 @cache
@@ -230,3 +267,4 @@ def _context() -> dict[str, Any]:
 
 
 routes.add_app_template_filter(formats.visible, "visible")
+routes.add_app_template_filter(written_size, "size")

@@ -1,7 +1,10 @@
 """The event: one normalized record of a bucket notification, with an id that never changes."""
 
 import enum
+import re
 from typing import NamedTuple
+
+EVENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class Effect(enum.Enum):

@@ -1,4 +1,4 @@
-"""The event names of events and rules: MinIO's (§1.1, §1.2), Ceph's (§12) and those of AWS (§13).
+"""The event names of events and rules: MinIO's (§1.1, §1.2), Ceph's (§12), those of AWS (§13), and our own.
 
 Names are matched exactly and case-sensitively (as MinIO: §1.1). An event with an unknown name is accepted; only a rule
 for `EVERY` matches it.
@@ -78,7 +78,21 @@ AWS: frozenset[str] = frozenset(
     )
 )
 
-KNOWN: frozenset[str] = MINIO | CEPH | AWS | {"s3:BucketCreated", "s3:BucketRemoved"}
+# The events about the service itself: `service_events`.
+SERVICE: frozenset[str] = frozenset(
+    _family(
+        "bucketwire",
+        "TargetUnavailable",
+        "TargetAvailable",
+        "EventsDead",
+        "BacklogHigh",
+        "BacklogNormal",
+        "DriftFound",
+        "DrainResumed",
+    )
+)
+
+KNOWN: frozenset[str] = MINIO | CEPH | AWS | SERVICE | {"s3:BucketCreated", "s3:BucketRemoved"}
 
 # As in MinIO (§1.2). In addition: the Scanner family, for which MinIO has no name, the families of Ceph and AWS, and
 # AWS's third restore name. `s3:LifecycleDelMarkerExpiration:Delete` belongs to none of them.
@@ -99,6 +113,7 @@ AGGREGATES: Mapping[str, frozenset[str]] = MappingProxyType(
         "s3:ObjectTagging:*": frozenset(_TAGGING),
         "s3:ObjectAcl:*": frozenset(_ACL),
         "s3:ObjectAnnotation:*": frozenset(_ANNOTATION),
+        "bucketwire:*": SERVICE,
     }
 )
 

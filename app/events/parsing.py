@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 from app.events import minio_json
 from app.events.errors import BadEvents, BadRecord
@@ -92,7 +93,8 @@ def _trace(headers: Mapping[str, str]) -> str:
     found = {lowered: value for name, value in headers.items() if (lowered := name.lower()) in _TRACE}
     if not found:
         return ""
-    of_event = trace_of(found.get("ce-traceparent"), found.get("ce-tracestate"))
+    # Values of CloudEvents' headers are percent-encoded (HTTP binding, §3.1.3.2); a trace context's own are not.
+    of_event = trace_of(unquote(found.get("ce-traceparent", "")), unquote(found.get("ce-tracestate", "")))
     return of_event or trace_of(found.get("traceparent"), found.get("tracestate"))
 
 

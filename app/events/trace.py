@@ -1,7 +1,7 @@
 """Check and bound the trace context of events: W3C Trace Context (`traceparent`, `tracestate`).
 
-It is stored as one text: `traceparent`, followed by a space and `tracestate` if there is one; "" without a trace. This
-service starts no trace, adds no span and drops no trace: it forwards what it receives.
+It is stored as one text: `traceparent`, followed by a space and `tracestate` if there is one; "" without a trace. It
+drops no trace: it forwards what it receives, or what follows it while traces are exported (`app.telemetry`).
 """
 
 import re

@@ -9,13 +9,17 @@ import yaml
 from app.config.api_settings import ApiSettings, api_texts
 from app.config.arn import TargetId, parse_target
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.fields.field_types import FieldType
 from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES, settings_type
 from app.events.names import AGGREGATES, EVERY, KNOWN, SHORTHANDS, shorthand
+from app.rules.filters import MEMBERS as FILTER_MEMBERS
+from app.rules.filters import Filters, parse_filters
 from app.rules.model import Rule, problems_of
 
 MEMBERS = ("targets", "rules", "api")
-RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "id")
+RULE_MEMBERS = ("bucket", "events", "prefix", "suffix", *FILTER_MEMBERS, "target", "id")
+_TEXT = {"type": ["string", "number", "boolean", "null"]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +73,17 @@ def parse_manifest(document: object) -> Manifest:
     return Manifest(targets, tuple(rules), api)
 
 
+def _value_schema(kind: FieldType[Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a setting's values."""
+    if kind.separator:
+        return {"type": [*_TEXT["type"], "array"], "items": _TEXT}
+    if kind.is_mapping:
+        return {"type": [*_TEXT["type"], "object"], "additionalProperties": {"type": "string"}}
+    return _TEXT
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON Schema 2020-12 of the document, for editors, from the declarations of the target types."""
-    text = {"type": ["string", "number", "boolean", "null"]}
     types = {
         f"^{kind}:[A-Za-z0-9_][A-Za-z0-9_.-]{{0,63}}$": {
             "type": "object",
@@ -79,7 +91,7 @@ def schema() -> dict[str, Any]:
             "additionalProperties": False,
             "properties": {
                 name: {
-                    **(text if not key.kind.separator else {"type": [*text["type"], "array"], "items": text}),
+                    **_value_schema(key.kind),
                     "description": f"{key.about} ({key.kind.label})",
                     **({"default": key.default} if key.default else {}),
                 }
@@ -89,6 +101,8 @@ def schema() -> dict[str, Any]:
         }
         for kind, cls in TYPES.items()
     }
+    pairs = {"type": ["object", "null"], "additionalProperties": {"type": "string"}}
+    size = {"type": ["string", "integer", "null"], "examples": ["1MiB"]}
     names = {"type": "string", "examples": [EVERY, *SHORTHANDS, *sorted(AGGREGATES), *sorted(KNOWN)]}
     rule = {
         "type": "object",
@@ -99,6 +113,11 @@ def schema() -> dict[str, Any]:
             "events": {"anyOf": [names, {"type": "array", "items": names, "minItems": 1}]},
             "prefix": {"type": "string", "description": "how the object's key begins"},
             "suffix": {"type": "string", "description": "how the object's key ends"},
+            "regex": {"type": "string", "description": "a regular expression (RE2) that the whole key must match"},
+            "metadata": {**pairs, "description": "entries of the object's metadata that the event must carry"},
+            "tags": {**pairs, "description": "tags of the object that the event must carry"},
+            "min_size": {**size, "description": "least size of the object"},
+            "max_size": {**size, "description": "greatest size of the object"},
             "target": {"type": "string", "description": "type:name or ARN"},
             "id": {"type": "string", "description": "the rule's id in the S3 API"},
         },
@@ -115,7 +134,7 @@ def schema() -> dict[str, Any]:
                 "type": ["object", "null"],
                 "additionalProperties": False,
                 "properties": {
-                    name: {**text, "description": key.about} for name, key in fields_of(ApiSettings).items()
+                    name: {**_TEXT, "description": key.about} for name, key in fields_of(ApiSettings).items()
                 },
             },
         },
@@ -187,7 +206,7 @@ def _parse_rules(value: object, problems: list[Problem]) -> list[Rule]:
 
 def identity(rule: Rule) -> tuple[object, ...]:
     """Return a key that is equal for equal rules; the order of event names does not matter."""
-    return rule.bucket, frozenset(rule.events), rule.prefix, rule.suffix, rule.target, rule.rule_id
+    return rule.bucket, frozenset(rule.events), rule.prefix, rule.suffix, rule.target, rule.rule_id, rule.filters
 
 
 def _parse_rule(path: str, members: Mapping[str, Any], problems: list[Problem]) -> Rule | None:
@@ -205,15 +224,28 @@ def _parse_rule(path: str, members: Mapping[str, Any], problems: list[Problem]) 
         prefix=members.get("prefix") or "",
         suffix=members.get("suffix") or "",
         rule_id=members.get("id") or "",
+        filters=_parse_filters(path, members, problems),
     )
-    problems += [
-        Problem(f"{path}.{problem.key}", problem.value, problem.problem, problem.hint) for problem in problems_of(rule)
-    ]
+    problems += _below(path, problems_of(rule))
     return rule
+
+
+def _parse_filters(path: str, members: Mapping[str, Any], problems: list[Problem]) -> Filters:
+    try:
+        return parse_filters({name: value for name, value in members.items() if value != ""})
+    except BadSettings as error:
+        problems += _below(path, error.problems)
+        return Filters()
+
+
+def _below(path: str, problems: Iterable[Problem]) -> list[Problem]:
+    return [Problem(f"{path}.{problem.key}", problem.value, problem.problem, problem.hint) for problem in problems]
 
 
 def _non_text_members(path: str, members: Mapping[str, Any]) -> Iterator[Problem]:
     for name, value in members.items():
+        if name in FILTER_MEMBERS:
+            continue  # `parse_filters` knows their types
         is_list = name == "events" and isinstance(value, list)
         if not all(isinstance(item, str) for item in (value if is_list else [value])) and value is not None:
             yield Problem(f"{path}.{name}", "", "is not text", "put it in quotes")

@@ -186,7 +186,7 @@ def plan_json(plan: Plan) -> dict[str, Any]:
 def _rule_json(rule: Rule) -> dict[str, Any]:
     return {
         "bucket": rule.bucket, "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix,
-        "target": str(rule.target), "rule_id": rule.rule_id,
+        "target": str(rule.target), "rule_id": rule.rule_id, **rule.filters.members,
     }  # fmt: skip
 
 
@@ -225,7 +225,7 @@ def _keep_secrets(type_name: str, before: Mapping[str, str], settings: Mapping[s
     """Return the texts to store: without empty ones, and with the stored secret for each `*redacted*` one."""
     keys = fields_of(settings_type(type_name))
     return {
-        name: before[name] if REDACTED in text and name in before and text == keys[name].shown(before[name]) else text
+        name: keys[name].restored(text, before[name]) if REDACTED in text and name in before else text
         for name, text in settings.items()
         if text
     }

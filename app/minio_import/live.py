@@ -9,7 +9,7 @@ import botocore.session
 
 from app.config.arn import parse_arn
 from app.config.errors import BadValue
-from app.rules.model import FILTERS, Rule
+from app.rules.model import PREFIX_AND_SUFFIX, Rule
 
 _ONCE = {"total_max_attempts": 2}
 
@@ -65,5 +65,5 @@ def _rule(bucket: str, queue: Mapping[str, Any]) -> Rule | tuple[str, str]:
         prefix=filters.get("prefix", ""),
         suffix=filters.get("suffix", ""),
         rule_id=queue.get("Id", ""),
-        filter_names=tuple(name for name in filters if name in FILTERS),
+        filter_names=tuple(name for name in filters if name in PREFIX_AND_SUFFIX),
     )

@@ -44,7 +44,9 @@ ACTIONS = (
     "target.disable",
     "target.pause",
     "target.remove",
+    "target.repair",
     "target.resume",
+    "target.test",
     "token.create",
     "token.revoke",
 )
@@ -57,7 +59,7 @@ _PURGED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts: `token:NAME`, `key:NAME` (an S3 key), `local` (no token exists yet) or `user:NAME@HOST`.
+    """Who acts: `token:NAME`, `openid:NAME`, `key:NAME` (an S3 key), `local` (no token exists yet) or `user:NAME@HOST`.
 
     `address` is that of the client of a request, "" for a command; `via` is the route or the command, without any
     argument; `operation` is the same for all entries of one request or command.

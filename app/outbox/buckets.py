@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from app.events.buckets import is_bucket_name
+from app.events.service_events import SERVICE_BUCKET
 from app.outbox import audit, log_head, tables
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET
 
 REMOVED = ("s3:BucketRemoved:*", "s3:BucketRemoved")  # events that do not show that the bucket exists
+_NO_BUCKETS = (EVERY_BUCKET, SERVICE_BUCKET)  # rules may name them
 _MOST_REMEMBERED = 100_000
 _MOST_LOOKED_AT = 10  # rows read for each requested name: most names are valid
 
@@ -27,7 +29,7 @@ def every_bucket(database: Database) -> list[Bucket]:
     """Return all known buckets, sorted by name."""
     with database.reading() as connection:
         named = connection.execute(sa.select(tables.rules.c.bucket).distinct()).scalars().all()
-        buckets = {name: Bucket(name, 0) for name in named if name != EVERY_BUCKET}
+        buckets = {name: Bucket(name, 0) for name in named if name not in _NO_BUCKETS}
         for row in connection.execute(sa.select(tables.buckets)):
             buckets[row.name] = Bucket(row.name, row.created_at)
     return sorted(buckets.values())
@@ -36,7 +38,7 @@ def every_bucket(database: Database) -> list[Bucket]:
 def count_buckets(database: Database) -> int:
     """Return the number of known buckets."""
     b, r = tables.buckets.c, tables.rules.c
-    named = sa.select(r.bucket).where(r.bucket != EVERY_BUCKET, r.bucket.not_in(sa.select(b.name))).distinct()
+    named = sa.select(r.bucket).where(r.bucket.not_in(_NO_BUCKETS), r.bucket.not_in(sa.select(b.name))).distinct()
     with database.reading() as connection:
         known = connection.execute(sa.select(sa.func.count()).select_from(tables.buckets)).scalar_one()
         return int(known + connection.execute(sa.select(sa.func.count()).select_from(named.subquery())).scalar_one())
@@ -49,7 +51,7 @@ def usable_buckets(connection: sa.Connection, most: int) -> tuple[list[str], int
     follow, so that invented names cannot displace them.
     """
     ruled = connection.execute(sa.select(tables.rules.c.bucket).distinct().order_by(tables.rules.c.bucket)).scalars()
-    named = [name for name in ruled if name != EVERY_BUCKET]
+    named = [name for name in ruled if name not in _NO_BUCKETS]
     unnamed = tables.buckets.c.name.not_in(sa.select(tables.rules.c.bucket))
     number = connection.execute(sa.select(sa.func.count()).select_from(tables.buckets).where(unnamed)).scalar_one()
     oldest = (
@@ -67,7 +69,7 @@ def is_bucket(database: Database, name: str) -> bool:
     known = sa.select(sa.literal(1)).where(tables.buckets.c.name == name)
     ruled = sa.select(sa.literal(1)).where(tables.rules.c.bucket == name).limit(1)
     with database.reading() as connection:
-        return name != EVERY_BUCKET and any(connection.execute(query).first() for query in (known, ruled))
+        return name not in _NO_BUCKETS and any(connection.execute(query).first() for query in (known, ruled))
 
 
 def remove_bucket(database: Database, name: str) -> None:

@@ -5,7 +5,7 @@ uses the new rules, and an append before it uses the old ones.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -84,6 +84,12 @@ class Registry:
         """Return one target. Raises `UnknownTarget`."""
         with self._database.reading() as connection:
             return find_target(connection, target)
+
+    def existing(self, row_ids: Collection[int]) -> set[int]:
+        """Return those of the row ids that are a target's."""
+        t = tables.targets.c
+        with self._database.reading() as connection:
+            return set(connection.execute(sa.select(t.id).where(t.id.in_(row_ids))).scalars())
 
     def settings(self, stored: StoredTarget) -> TargetSettings:
         """Return a target's settings with unsealed secrets. Raises `BadSettings`."""
@@ -197,6 +203,7 @@ class Registry:
                 tables.redeliveries,
                 tables.dead_letters,
                 tables.replays,
+                tables.notices,
             ):
                 connection.execute(table.delete().where(table.c.target_id == stored.row_id))
             connection.execute(tables.targets.delete().where(tables.targets.c.id == stored.row_id))

@@ -10,8 +10,11 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.targets import find_target
+from app.rules.filters import NO_FILTERS, parse_filters
 from app.rules.matching import compile_rules
-from app.rules.model import Rule
+from app.rules.model import PREFIX_AND_SUFFIX, Rule
+
+_NAMES = "names"  # in the column `filters`: the client's order of the key's filters
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,7 @@ def read_rules(connection: sa.Connection, bucket: str | None = None) -> list[Sto
 
 def rule_from_row(row: Any, target: TargetId) -> Rule:
     """Convert a row of the table of rules, whose `target_id` is that of the target."""
+    stored = orjson.loads(row.filters) if row.filters else {}
     return Rule(
         bucket=row.bucket,
         events=tuple(orjson.loads(row.events)),
@@ -41,31 +45,34 @@ def rule_from_row(row: Any, target: TargetId) -> Rule:
         suffix=row.suffix,
         target=target,
         rule_id=row.rule_id,
-        filter_names=tuple(filter(None, row.filter_names.split(","))),
+        filters=parse_filters(stored) if stored else NO_FILTERS,
+        filter_names=tuple(stored.get(_NAMES) or filter(None, row.filter_names.split(","))),
     )
 
 
 def rule_to_row(connection: sa.Connection, rule: Rule) -> dict[str, Any]:
     """Return the columns of a new row. Raises `UnknownTarget`."""
+    has_more = rule.filters or not set(rule.filter_names) <= set(PREFIX_AND_SUFFIX)
     return {
         "bucket": rule.bucket,
         "rule_id": rule.rule_id,
         "events": orjson.dumps(rule.events).decode(),
         "prefix": rule.prefix,
         "suffix": rule.suffix,
-        "filter_names": ",".join(rule.filter_names),
+        "filter_names": ",".join(name for name in rule.filter_names if name in PREFIX_AND_SUFFIX),
+        "filters": orjson.dumps(rule.filters.members | {_NAMES: rule.filter_names}).decode() if has_more else None,
         "target_id": find_target(connection, rule.target).row_id,
     }
 
 
-def matching_rules(rules: Iterable[StoredRule], bucket: str, name: str, key: str) -> list[StoredRule]:
+def matching_rules(rules: Iterable[StoredRule], bucket: str, name: str, key: str, record: str = "") -> list[StoredRule]:
     """Return those of the rules that match an event, in their order; `key` is the decoded key."""
     known = {stored.row_id: stored for stored in rules}
     matcher = compile_rules((stored.rule, number) for number, stored in known.items())
-    return [known[number] for number in matcher.targets(bucket, name, key)]
+    return [known[number] for number in matcher.targets(bucket, name, key, record)]
 
 
 def rule_facts(rule: Rule) -> dict[str, Any]:
     """Return a rule for the audit log: its target, event names and filters that are not empty."""
     facts = {"target": str(rule.target), "events": list(rule.events), "prefix": rule.prefix, "suffix": rule.suffix}
-    return {name: value for name, value in facts.items() if value}
+    return {name: value for name, value in facts.items() if value} | rule.filters.members

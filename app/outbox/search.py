@@ -15,11 +15,11 @@ import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
-from app.outbox.delivery.event_states import DEAD, PARKED, RecordedEvent, recorded_events
+from app.outbox.delivery.event_states import DEAD, PARKED, PENDING, RecordedEvent, recorded_events
 from app.outbox.delivery.log_ahead import goes_to
 from app.outbox.delivery.replays import Selection
 from app.outbox.engine.database import Database
-from app.outbox.markers import NEVER
+from app.outbox.markers import NEVER, WHOLE_LOG
 from app.outbox.targets import find_target
 
 WINDOW = 10_000  # sequence numbers that one query reads
@@ -27,7 +27,9 @@ MOST_READ = 100_000
 _AT_ONCE = 500  # events of one query
 _CANDIDATES = 100  # parked events or dead letters of each partition in one query
 _PARTITIONS = 64  # in one statement
-_LONGEST = 2.0  # seconds
+_LONGEST = 0.15  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
+_ALWAYS_READ = 2_000
+_FIRST_WINDOW = 500  # sequence numbers that the first query of a page reads; the next ones read more, up to WINDOW
 _MARGIN = 1_000  # ms by which the times of events may contradict their order: several processes date them
 
 _COLUMNS = [column for column in tables.events.c if column.name not in ("record", "key_hash", "sequencer")]
@@ -72,11 +74,12 @@ class _Search:
     def __init__(self, connection: sa.Connection, which: EventFilter, limit: int) -> None:
         self._connection = connection
         self._which = which
-        self._limit = limit
         self._head = log_head.read(connection)
         self._target_id = None if which.target is None else find_target(connection, which.target).row_id
         self._until = time.monotonic() + _LONGEST
         self._read = 0
+        self._size = min(_FIRST_WINDOW, WINDOW)
+        self._missing = limit  # events that the page still lacks
 
     def page(self, after: int) -> SearchPage:
         selection = self._which.selection
@@ -84,15 +87,18 @@ class _Search:
         if selection.before < NEVER:
             newest = min(newest, self._first_at(selection.before + _MARGIN) - 1)
         oldest = self._first_at(selection.since - _MARGIN) if selection.since > 0 else 1
+        if self._which.state == PENDING:
+            oldest = max(oldest, self._first_unsettled())
         found: list[RecordedEvent] = []
         step = self._candidates if self._which.state in (PARKED, DEAD) else self._window
         while newest >= oldest:
-            if self._read >= MOST_READ or (self._read and time.monotonic() > self._until):
+            if self._read >= MOST_READ or (self._read >= _ALWAYS_READ and time.monotonic() > self._until):
                 return SearchPage(found, newest + 1, self._time_at(newest + 1))
             rows, newest = step(newest, oldest)
             for event in self._in_state(rows):
                 found.append(event)
-                if len(found) == self._limit:
+                self._missing -= 1
+                if not self._missing:
                     return SearchPage(found, event.seq, event.received_at)
         return SearchPage(found, None, self._time_at(oldest))
 
@@ -102,16 +108,18 @@ class _Search:
         if top is None or top < oldest:
             return (), oldest - 1
         e = tables.events.c
-        below = max(oldest - 1, top - WINDOW)
+        below = max(oldest - 1, top - self._size)
+        most = _AT_ONCE if self._which.state else self._missing
         query = (
             self._select()
             .where(e.partition.in_(range(self._head.partitions)), e.seq > below, e.seq <= top)
             .order_by(e.seq.desc())
-            .limit(_AT_ONCE)
+            .limit(most)
         )
         rows = self._connection.execute(query).all()
-        reached = rows[-1].seq - 1 if len(rows) == _AT_ONCE else below
+        reached = rows[-1].seq - 1 if len(rows) == most else below
         self._read += top - reached
+        self._size = min(WINDOW, max(_FIRST_WINDOW, self._size * 4 if len(rows) < most else self._size // 4))
         return rows, reached
 
     def _candidates(self, newest: int, oldest: int) -> tuple[Sequence[Any], int]:
@@ -152,35 +160,51 @@ class _Search:
             query = query.where(goes_to(self._target_id))
         return query
 
+    def _first_unsettled(self) -> int:
+        """Return the seq of the first event that may be pending, at the target or at any."""
+        c = tables.cursors.c
+        query = sa.select(sa.func.min(c.position)).where(c.replay_id == WHOLE_LOG)
+        if self._target_id is not None:
+            query = query.where(c.target_id == self._target_id)
+        return int(self._connection.execute(query).scalar_one() or 0) + 1
+
     def _in_state(self, rows: Sequence[Any]) -> Iterator[RecordedEvent]:
-        """Yield the rows' events that are in the state, at the target if there is one."""
-        for event in recorded_events(self._connection, rows) if rows else ():
-            states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
-            if not self._which.state or self._which.state in states:
-                yield event
+        """Yield the rows' events that are in the state, at the target if there is one; reads some states at a time."""
+        for some in (rows[start : start + _AT_ONCE] for start in range(0, len(rows), _AT_ONCE)):
+            for event in recorded_events(self._connection, some):
+                states = [one.state for one in event.delivery_states if self._which.target in (None, one.target)]
+                if not self._which.state or self._which.state in states:
+                    yield event
 
     def _first_at(self, at: int) -> int:
-        """Return a seq before which every event was received before `at` (ms), and after which none was."""
+        """Return a seq before which every event was received before `at` (ms), and after which none was.
+
+        Most of the way is found in one partition, because a query of each partition costs as much as all those of one.
+        """
         low, high = 1, self._head.last_seq + 1
-        while low < high:
-            middle = (low + high) // 2
-            row = self._first_event(middle)
-            if row is None or row.received_at >= at:
-                high = middle
-            else:
-                low = row.seq + 1
+        newest = max(self._ends(tables.events, NEVER, 1), key=lambda row: row.seq, default=None)
+        for partitions in ((newest.place,), range(self._head.partitions)) if newest is not None else ():
+            first, last = None, high
+            while low < last:
+                middle = (low + last) // 2
+                row = self._first_event(middle, partitions)
+                if row is None or row.received_at >= at:
+                    first, last = (first if row is None else row), middle
+                else:
+                    low = row.seq + 1
+            high = first.seq if first is not None else high
         return low
 
     def _time_at(self, seq: int) -> int:
         row = self._first_event(seq)
         return 0 if row is None else int(row.received_at)
 
-    def _first_event(self, seq: int) -> Any | None:
-        """Return seq and time of the first event at or after a seq."""
+    def _first_event(self, seq: int, partitions: Sequence[int] | None = None) -> Any | None:
+        """Return seq and time of the first event at or after a seq, in any partition or in some."""
         select = (
             "SELECT seq, received_at FROM events WHERE {partition} = {number} AND seq >= {seq} ORDER BY seq LIMIT 1"
         )
-        rows = self._union(select.replace("{seq}", str(int(seq))))
+        rows = self._union(select.replace("{seq}", str(int(seq))), partitions)
         return min(rows, key=lambda row: row.seq, default=None)
 
     def _last_seq(self, table: sa.Table, seq: int) -> int | None:
@@ -194,14 +218,14 @@ class _Search:
             f"SELECT seq, {{number}} AS place FROM {table.name} WHERE {where} ORDER BY seq DESC LIMIT {most:d}"  # noqa: S608 - numbers
         )
 
-    def _union(self, select: str) -> Sequence[Any]:
-        """Run a query of each partition, all in one statement.
+    def _union(self, select: str, partitions: Sequence[int] | None = None) -> Sequence[Any]:
+        """Run a query of each partition, or of some, all in one statement.
 
         Numbers are literals and not parameters, as in `log_ahead`.
         """
         quoted = self._connection.dialect.identifier_preparer.quote("partition")
         rows: list[Any] = []
-        numbers = range(self._head.partitions)
+        numbers = range(self._head.partitions) if partitions is None else partitions
         for some in (numbers[start : start + _PARTITIONS] for start in range(0, len(numbers), _PARTITIONS)):
             parts = [(select.format(partition=quoted, number=number), number) for number in some]
             union = " UNION ALL ".join(f"SELECT * FROM ({part}) AS of{number}" for part, number in parts)  # noqa: S608 - numbers

@@ -7,7 +7,7 @@ for, and removes no others. The places of a removed target are freed in the same
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -104,18 +104,58 @@ def merged(before: Sample | None, sample: Sample, begin: int) -> Sample:
 
 
 def read_series(
-    database: Database, target_id: int, resolution: Resolution, *, since: int, before: int, limit: int
+    database: Database, target_ids: Collection[int], resolution: Resolution, *, since: int, before: int, limit: int
 ) -> list[Sample]:
-    """Return a target's samples from [since, before) (ms), oldest first, at most the first `limit`."""
+    """Return the samples of targets from [since, before) (ms), by target and time, at most the first `limit`."""
     s = tables.series.c
     query = (
         sa.select(tables.series)
-        .where(s.target_id == target_id, s.step == resolution.step, s.at >= since, s.at < before)
-        .order_by(s.at)
+        .where(s.target_id.in_(target_ids), s.step == resolution.step, s.at >= since, s.at < before)
+        .order_by(s.target_id, s.at)
         .limit(limit)
     )
     with database.reading() as connection:
         return [_sample(row) for row in connection.execute(query)]
+
+
+def newest_samples(connection: sa.Connection, now: int) -> list[Sample]:
+    """Return the newest fine sample of every target; none if the last step had none."""
+    begin = FINE.begin(now)
+    return list(_at(connection, FINE, begin)) or list(_at(connection, FINE, begin - FINE.step * 1000))
+
+
+def pause_before(connection: sa.Connection, sample: Sample) -> int:
+    """Return for how long (ms) no samples were taken before a fine one; 0 if it is the first one of its target."""
+    s = tables.series.c
+    earlier = sa.select(sa.func.max(s.at)).where(s.target_id == sample.target_id, s.step == FINE.step, s.at < sample.at)
+    before: int | None = connection.execute(earlier).scalar_one()
+    return 0 if before is None else sample.at - before - FINE.step * 1000
+
+
+def read_merged(
+    database: Database, target_id: int, resolution: Resolution, *, width: int, since: int, before: int, limit: int
+) -> list[Sample]:
+    """Return a target's samples as `read_series` does, those of each `width` seconds merged into one.
+
+    Its `at` is that of the last of them. The database merges the numbers: a month has thousands of samples.
+    """
+    s = tables.series.c
+    group = s.at - s.at % sa.literal_column(str(width * 1000))
+    which = (s.target_id == target_id, s.step == resolution.step, s.at >= since, s.at < before)
+    greatest = [sa.func.max(s[name]).label(name) for name in ("at", *_TOTALS, "backlog", "oldest_age")]
+    numbers = sa.select(group.label("begun"), *greatest).where(*which).group_by(group).order_by(group).limit(limit)
+    histograms = sa.select(group.label("begun"), s.times).where(*which, s.times != "")
+    with database.reading() as connection:
+        rows = connection.execute(numbers).all()
+        times: dict[int, Histogram] = {int(row.begun): Counter() for row in rows}
+        for row in connection.execute(histograms):
+            if int(row.begun) in times:
+                times[int(row.begun)].update(decode(row.times))
+    names = ("at", *_TOTALS, "backlog", "oldest_age")
+    return [
+        Sample(target_id=target_id, times=times[int(row.begun)], **{name: getattr(row, name) for name in names})
+        for row in rows
+    ]
 
 
 def _is_taken(connection: sa.Connection, at: int) -> bool:
@@ -134,7 +174,7 @@ def _measure(connection: sa.Connection, at: int, now: int, seconds: float) -> li
         age: int | None = 0
         if backlog:
             in_time = time.monotonic() < until
-            oldest = oldest_undelivered(connection, row.id, pending=True) if in_time else None
+            oldest = oldest_undelivered(connection, [row.id], [row.id]).get(row.id, 0) if in_time else None
             age = max(1, now - oldest) if oldest else oldest
         samples.append(
             Sample(

@@ -86,6 +86,9 @@ rules = sa.Table(
     sa.Column("suffix", sa.Text, nullable=False, default=""),
     sa.Column("filter_names", sa.String(32), nullable=False, default=""),  # comma-separated, in the client's order
     sa.Column("target_id", sa.Integer, sa.ForeignKey("targets.id"), nullable=False, index=True),
+    # JSON object: the filters beside prefix and suffix, by name, and `names`, the client's order of the key's. NULL:
+    # none. `filter_names` has prefix and suffix only, because code before 0.3 knows no others.
+    sa.Column("filters", LongText),
     **MYSQL,
 )
 
@@ -273,6 +276,7 @@ reconciliations = sa.Table(
     sa.Column("report", sa.Text, nullable=False),  # the folder of the full report
     sa.Column("problem", sa.Text, nullable=False),
     sa.Column("repair", sa.String(8), nullable=False, default=""),  # yes | no, as requested; "": by the settings
+    sa.Column("progress", sa.Text),  # JSON, while it runs
     sa.Index(None, "type", "name"),
     sqlite_autoincrement=True,
     **MYSQL,
@@ -300,6 +304,17 @@ tokens = sa.Table(
     # JSON object of `buckets` and `targets`, to which it is limited; "": it is not.
     sa.Column("limits", sa.Text, nullable=False, default=""),
     sa.Column("created_at", sa.BigInteger, nullable=False),
+    **MYSQL,
+)
+
+# The console's sessions that have neither expired nor been ended: `app.outbox.sessions`.
+console_sessions = sa.Table(
+    "console_sessions",
+    metadata,
+    sa.Column("id", sa.CHAR(64), primary_key=True),  # SHA-256 of the number in the browser's cookie
+    sa.Column("subject", sa.CHAR(64), nullable=False),  # digest of the session's token, or of the person
+    sa.Column("ends_at", sa.BigInteger, nullable=False, index=True),
+    sa.Index(None, "subject", "ends_at"),
     **MYSQL,
 )
 
@@ -390,6 +405,17 @@ attempts = sa.Table(
     sa.Column("reason", sa.Text, nullable=False),
     sa.Index(None, "target_id", "partition", "last_seq"),
     sa.Index(None, "target_id", "ring", "id"),
+    **MYSQL,
+)
+
+# What was noticed last of each target and of the service (target_id 0): `app.outbox.notices`. No foreign key, as above.
+notices = sa.Table(
+    "notices",
+    metadata,
+    sa.Column("kind", sa.String(32), primary_key=True),
+    sa.Column("target_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("value", sa.BigInteger, nullable=False),
+    sa.Column("notified_at", sa.BigInteger, nullable=False),  # ms; 0: never
     **MYSQL,
 )
 

@@ -21,9 +21,9 @@ import orjson
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.config.errors import BadValue, did_you_mean
-from app.config.settings import SCOPES, ApiToken, hash_token
-from app.outbox import audit, tables
+from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.settings import SCOPES, ApiToken, Settings, hash_token
+from app.outbox import audit, sessions, tables
 from app.outbox.engine.cached_probe import CachedProbe
 from app.outbox.engine.database import Database, now_ms
 from app.rules.model import EVERY_BUCKET
@@ -123,12 +123,12 @@ class Tokens:
         with self._database.reading() as connection:
             rows = connection.execute(tokens).all()
         return configured + [
-            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, **_limits(row.limits))
+            StoredToken(row.name, frozenset(row.scopes.split()), "stored", row.created_at, *_limits(row.limits))
             for row in rows
         ]
 
     def revoke(self, name: str) -> None:
-        """Revoke a token; effective within 1 s. Without any token left, the API still requires one.
+        """Revoke a token; effective within 1 s, and its sessions end at once. Without any, the API still requires one.
 
         Raises `UnknownToken`.
         """
@@ -136,8 +136,11 @@ class Tokens:
         if name != _RECORD:
             self._record()
             with self._database.writing() as connection:
-                gone = connection.execute(tables.tokens.delete().where(tables.tokens.c.name == name)).rowcount
+                of_name = tables.tokens.c.name == name
+                digest = connection.execute(sa.select(tables.tokens.c.digest).where(of_name)).scalar()
+                gone = connection.execute(tables.tokens.delete().where(of_name)).rowcount
                 if gone:
+                    sessions.end_all(connection, str(digest))
                     audit.record(connection, "token.revoke", f"token:{name}")
         if not gone:
             if any(token.name == name for token in self._configured):
@@ -175,14 +178,14 @@ class Tokens:
         if self._memory is None or not self._memory.exists():
             raise TokensUnknown("the tokens are in the database, which cannot be read") from result.error
         rows = orjson.loads(self._memory.read_bytes())
-        return [ApiToken(name, frozenset(scopes), digest, **_limits(limits)) for name, scopes, digest, limits in rows]
+        return [ApiToken(name, frozenset(scopes), digest, *_limits(limits)) for name, scopes, digest, limits in rows]
 
     def _read(self) -> Sequence[ApiToken]:
         with self._database.reading() as connection:
             rows = connection.execute(
                 sa.select(tables.tokens.c.name, tables.tokens.c.scopes, tables.tokens.c.digest, tables.tokens.c.limits)
             ).all()
-        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest, **_limits(row.limits)) for row in rows]
+        tokens = [ApiToken(row.name, frozenset(row.scopes.split()), row.digest, *_limits(row.limits)) for row in rows]
         if tokens and all(token.name != _RECORD for token in tokens):
             self._recorded.get()  # an earlier version created them
         if self._memory is not None and tokens != self._remembered:
@@ -203,9 +206,10 @@ class Tokens:
             connection.execute(tables.tokens.insert().values(**row))
 
 
-def _limits(text: str) -> dict[str, tuple[str, ...]]:
-    """Return the buckets and targets to which a token is limited, without those to which it is not."""
-    return {kind: tuple(names) for kind, names in orjson.loads(text or "{}").items()}
+def _limits(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the buckets and the targets to which a token is limited."""
+    limits = orjson.loads(text or "{}")
+    return tuple(limits.get("buckets", ())), tuple(limits.get("targets", ()))
 
 
 def _remembered(tokens: Sequence[ApiToken]) -> Sequence[Sequence[object]]:
@@ -232,3 +236,23 @@ def _equal(tokens: Sequence[ApiToken], digest: str) -> ApiToken | None:
         if hmac.compare_digest(token.digest, digest):
             match = token
     return match
+
+
+def check_listen(settings: Settings, database: Database) -> None:
+    """Raise `BadSettings` if the API would be open to the network: no token, and no loopback address.
+
+    A database that cannot be read is no error: the tokens are unknown then, and every request without one is refused.
+    """
+    if settings.loopback or settings.api_tokens:
+        return
+    try:
+        if Tokens(database).list():
+            return
+    except sa.exc.SQLAlchemyError:
+        return
+    hint = (
+        "create one with `bucketwire token create minio --scope ingest`, set BUCKETWIRE_API_TOKENS, "
+        "or listen on 127.0.0.1"
+    )
+    problem = "is reachable from other hosts, and there is no token"
+    raise BadSettings([Problem("BUCKETWIRE_LISTEN", str(settings.listen), problem, hint)])

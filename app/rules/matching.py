@@ -5,15 +5,18 @@ byte, and a `?` that is reached at the end of the key makes the whole match true
 
 Ten thousand rules cost about as much as ten: dictionaries index them by bucket, event name, and the literal beginning
 and end of their pattern. A rule with wildcards inside its values is tried only if the key has its literal beginning
-and contains some bytes that it requires.
+and contains some bytes that it requires. A rule with further filters is tried if its pattern matches: `conditions`.
 """
 
 import re
 from collections import defaultdict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from app.events.names import EVERY
+from app.events.service_events import SERVICE_BUCKET
+from app.rules.conditions import Candidates, Condition, EventFacts
+from app.rules.filters import literal_beginning
 from app.rules.model import EVERY_BUCKET, Rule, event_names
 
 T = TypeVar("T", bound=Hashable)
@@ -35,16 +38,25 @@ class Matcher(Generic[T]):
             bucket.add(rule, ranks.setdefault(value, len(ranks)))
         self._values = tuple(ranks)
 
-    def targets(self, bucket: str, name: str, key: str) -> tuple[T, ...]:
+    def targets(self, bucket: str, name: str, key: str, record: str = "") -> tuple[T, ...]:
         """Return the values of the rules that match an event, each once, in the order of the rules.
 
-        `key` is the decoded key. An event with an unknown name matches only rules for event `*`.
+        `key` is the decoded key. An event with an unknown name matches only rules for event `*`, an event about the
+        service only rules for its bucket. The `record`'s JSON is read if a rule with a filter on metadata, tags or size
+        matches otherwise; without it none of those matches.
         """
         raw = _encode(key)
         matched: set[int] = set()
-        for rules in (self._buckets.get(bucket), self._buckets.get(EVERY_BUCKET)):
+        facts: EventFacts | None = None
+        every = self._buckets.get(EVERY_BUCKET) if bucket != SERVICE_BUCKET else None
+        for rules in (self._buckets.get(bucket), every):
             if rules is not None:
-                rules.index(name).find(raw, matched)
+                index = rules.index(name)
+                index.plain.find(raw, matched)
+                if index.filtered is not None:
+                    if facts is None:
+                        facts = EventFacts(name, record)
+                    index.filtered.find(raw, facts, matched)
         return tuple([self._values[rank] for rank in sorted(matched)])
 
 
@@ -66,30 +78,72 @@ def pattern(prefix: str, suffix: str) -> bytes:
     return _encode(text.replace("**", "*") or "*")
 
 
+def rule_pattern(rule: Rule) -> bytes:
+    """Return the pattern of a rule, which every key has that the rule matches.
+
+    Without prefix and suffix it is what the rule's regular expression obviously begins with, so that rules which differ
+    in that are not all tried.
+    """
+    if rule.filters.regex and not rule.prefix and not rule.suffix:
+        return pattern(literal_beginning(rule.filters.regex), "")
+    return pattern(rule.prefix, rule.suffix)
+
+
 class _Bucket:
     """The rules of one bucket, with an index for each event name that is built for its first event."""
 
     __slots__ = ("_indexes", "_names", "_rules")
 
     def __init__(self) -> None:
-        self._rules: list[tuple[frozenset[str], bytes, int]] = []
+        self._rules: list[tuple[frozenset[str], bytes, Condition | None, int]] = []
         self._names: set[str] = set()
-        self._indexes: dict[str, _Index] = {}
+        self._indexes: dict[str, _NameIndex] = {}
 
     def add(self, rule: Rule, rank: int) -> None:
         names = frozenset(name for event in rule.events for name in event_names(event))
         self._names |= names
-        self._rules.append((names, pattern(rule.prefix, rule.suffix), rank))
+        condition = Condition(rule.filters) if rule.filters else None
+        self._rules.append((names, rule_pattern(rule), condition, rank))
 
-    def index(self, name: str) -> "_Index":
+    def index(self, name: str) -> "_NameIndex":
         if name not in self._names:
             name = EVERY  # so that unknown names from senders never add indexes
         index = self._indexes.get(name)
         if index is None:
             # Threads that run this at the same time build equal indexes, and any of them may be kept.
-            index = _Index((text, rank) for names, text, rank in self._rules if name in names or EVERY in names)
+            index = _NameIndex([rule[1:] for rule in self._rules if name in rule[0] or EVERY in rule[0]])
             self._indexes[name] = index
         return index
+
+
+class _NameIndex:
+    """The rules of a bucket for one event name: those of prefix and suffix alone, and those with further filters."""
+
+    __slots__ = ("filtered", "plain")
+
+    def __init__(self, rules: Sequence[tuple[bytes, Condition | None, int]]) -> None:
+        self.plain = _Index((text, rank) for text, condition, rank in rules if condition is None)
+        filtered = [(text, condition, rank) for text, condition, rank in rules if condition is not None]
+        self.filtered = _FilteredIndex(filtered) if filtered else None
+
+
+class _FilteredIndex:
+    """Rules with further filters, in a group for each pattern."""
+
+    __slots__ = ("_groups", "_patterns")
+
+    def __init__(self, rules: Iterable[tuple[bytes, Condition, int]]) -> None:
+        groups: dict[bytes, Candidates] = defaultdict(Candidates)
+        for text, condition, rank in rules:
+            groups[text].add(condition, rank)
+        self._groups = tuple(groups.values())
+        self._patterns = _Index((text, number) for number, text in enumerate(groups))
+
+    def find(self, key: bytes, facts: EventFacts, matched: set[int]) -> None:
+        numbers: set[int] = set()
+        self._patterns.find(key, numbers)
+        for number in numbers:
+            self._groups[number].find(key, facts, matched)
 
 
 class _Index:

@@ -9,9 +9,12 @@ from app.config.arn import TargetId
 from app.config.errors import BadSettings, Problem
 from app.events.names import UnknownEventName, expand, nearest
 from app.events.normalize import MAX_KEY_BYTES
+from app.events.service_events import SERVICE_BUCKET
+from app.rules.filters import NO_FILTERS, Filters, filter_problems
 
 EVERY_BUCKET = "*"
-FILTERS = ("prefix", "suffix")
+PREFIX_AND_SUFFIX = ("prefix", "suffix")
+_SERVICE = "bucketwire:"
 _LONGEST_BUCKET = 255
 _LONGEST_ID = 1024
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -25,8 +28,8 @@ class BadRules(BadSettings):
 class Rule:
     """Events of a bucket that are sent to a target. Event names are kept as they were given, aggregates included.
 
-    The constructor checks nothing; call `check` before storing a rule. `filter_names` are the names of the filters as
-    the client ordered them, those of empty values too; it makes no rule another one.
+    The constructor checks nothing; call `check` before storing a rule. `filter_names` are the names of the filters of
+    the key as the client ordered them, those of empty values too; it makes no rule another one.
     """
 
     bucket: str
@@ -35,13 +38,15 @@ class Rule:
     prefix: str = ""
     suffix: str = ""
     rule_id: str = ""
+    filters: Filters = NO_FILTERS
     filter_names: tuple[str, ...] = field(default=(), compare=False)
 
     @property
-    def filters(self) -> dict[str, str]:
-        """The filters by name, in the client's order; if that is not known, those that are not empty."""
-        not_empty = [name for name in FILTERS if getattr(self, name)]
-        return {name: getattr(self, name) for name in (*self.filter_names, *not_empty)}
+    def key_filters(self) -> dict[str, str]:
+        """The filters of the key by name, in the client's order; if that is not known, those that are not empty."""
+        values = {"prefix": self.prefix, "suffix": self.suffix, "regex": self.filters.regex}
+        not_empty = [name for name, value in values.items() if value]
+        return {name: values[name] for name in (*self.filter_names, *not_empty)}
 
 
 def event_names(name: str) -> frozenset[str]:
@@ -55,7 +60,8 @@ def event_names(name: str) -> frozenset[str]:
 def check(rules: Sequence[Rule]) -> None:
     """Check each rule, and that no two rules are equal in all members. Raises `BadRules`.
 
-    Rules that differ only in their ids, or whose filters overlap, are allowed, as in MinIO (§2.3).
+    Rules that differ only in their ids, or whose filters overlap, are allowed, as in MinIO (§2.3) and Ceph; AWS refuses
+    overlapping ones. A target gets an event once, however many of its rules match.
     """
     problems: list[Problem] = []
     seen = set()
@@ -73,9 +79,12 @@ def problems_of(rule: Rule) -> Iterator[Problem]:
     """Yield the problems of one rule."""
     yield from _check_bucket(rule.bucket)
     yield from _check_events(rule.events)
+    if rule.bucket != SERVICE_BUCKET and rule.events and all(name.startswith(_SERVICE) for name in rule.events):
+        yield Problem("bucket", rule.bucket, "has no such events", f"events about the service are in {SERVICE_BUCKET}")
     # A prefix may end, and a suffix begin, within a segment: logs/. matches logs/.hidden.
     yield from _check_filter("prefix", rule.prefix, rule.prefix.split("/")[:-1])
     yield from _check_filter("suffix", rule.suffix, rule.suffix.split("/")[1:])
+    yield from filter_problems(rule.filters)
     if len(rule.rule_id) > _LONGEST_ID or _CONTROL.search(rule.rule_id):
         yield Problem("id", rule.rule_id, "is not a valid rule id", f"use up to {_LONGEST_ID} printable characters")
 

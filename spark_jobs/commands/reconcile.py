@@ -7,9 +7,10 @@ from pathlib import Path
 import click
 
 from app.cli_common.context import ServiceContext
-from app.cli_common.output import count_noun
+from app.cli_common.output import bar, count_noun
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
+from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import AlreadyRunning
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs import shutdown
@@ -42,6 +43,9 @@ def reconcile(
     Repairs are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
     """
     source = listing.source(bucket)
+    context.registry.target(target)  # fail before Spark starts if the target is unknown
+    session_name = f"bucketwire reconcile {bucket}"
+    options.launch_spark(context, session_name)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - as above
@@ -59,14 +63,27 @@ def reconcile(
     )
     if scheduled:
         config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
-    open_session = partial(options.spark_session, context, f"bucketwire reconcile {bucket}")
-    result = job.run(open_session, context.database, context.registry, config, Api(*options.api_login(context, url)))
+    open_session = partial(options.spark_session, context, session_name)
+    api = Api(*options.api_login(context, url))
+    with bar(context) as progress:
+        task = progress.add_task(bucket, total=None)
+        result = job.run(
+            open_session, context.database, context.registry, config, api,
+            lambda measured: progress.update(task, description=describe_progress(measured)),
+        )  # fmt: skip
     counts = ", ".join(f"{count:,} {name}" for name, count in result.counts.items() if count) or "no objects, no rows"
     sentence = f"{result.state}: {count_noun(result.drift, 'difference')} ({counts}); {result.page}"
     if result.problem:
         click.echo(result.problem, err=True)
     context.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
     return _EXIT_DRIFT if check and result.state == "drift" else 0
+
+
+def describe_progress(progress: Progress) -> str:
+    """Return a line that says how far a run is."""
+    read = f": {progress.keys:,} keys, {progress.rate:,} per second" if progress.keys else ""
+    left = "" if progress.remaining is None else f", about {progress.remaining} s left"
+    return f"{progress.stage}{read}{left}"
 
 
 def may_repair(context: ServiceContext, target: TargetId, run: str) -> bool:

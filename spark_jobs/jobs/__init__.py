@@ -1,1 +1,1 @@
-"""The Spark jobs: reconcile, backfill, scan, journal."""
+"""The Spark jobs: reconcile, backfill, scan, tables."""

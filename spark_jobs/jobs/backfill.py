@@ -92,7 +92,8 @@ def backfill(
     if not any(is_matched(rules, config.bucket, name) for name in (PUT, MULTIPART)):
         raise CannotBackfill(
             f"no rule sends created objects of {config.bucket} to {config.target}: "
-            f"add one first, such as `bucketwire event add {config.bucket} {config.target} --event put`"
+            f"add one first, such as `bucketwire event add {config.bucket} {config.target} --event put`; "
+            "rules with filters on metadata or tags do not count, because a listing has neither"
         )
     if config.listed_at and now_ms() - config.listed_at > config.log_retention:
         raise CannotBackfill(
@@ -120,7 +121,7 @@ def classify(listing: DataFrame, in_flight: DataFrame, *, rules: Iterable[Rule],
     (ms) are in flight as well. An object is matched by the event that would be sent for it.
     """
     rules, key = list(rules), F.col("key")
-    put, multipart = (matched_events(rules, bucket, name, key) for name in (PUT, MULTIPART))
+    put, multipart = (matched_events(rules, bucket, name, key, F.col("size")) for name in (PUT, MULTIPART))
     matched = F.when(F.col("etag").contains("-"), multipart).otherwise(put)
     is_in_flight = F.col("moving").isNotNull() | (F.col("modified") >= young)
     action = F.when(~matched, UNMATCHED).when(is_in_flight, IN_FLIGHT).otherwise(SEND)

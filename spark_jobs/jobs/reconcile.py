@@ -23,14 +23,16 @@ from app.config.targets.base import NamespaceSettings
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile import runs as r
 from app.outbox.reconcile.findings import MOST, store_findings
+from app.outbox.reconcile.progress import Progress
 from app.outbox.registry import Registry
 from spark_jobs import stores
 from spark_jobs.api_client import Api, repairable
 from spark_jobs.errors import root_cause
 from spark_jobs.jobs.comparison import write_differences
-from spark_jobs.jobs.drift import DRIFT, count_findings, mark_in_flight
+from spark_jobs.jobs.findings import DRIFT, count_findings, mark_in_flight
 from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
+from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import ReportHeader, write_findings, write_page
 from spark_jobs.run_lease import LEASE, renewed
@@ -77,13 +79,13 @@ def reconcile(
 
 def run(
     open_session: Callable[[], AbstractContextManager[SparkSession]], database: Database, registry: Registry,
-    config: ReconcileConfig, api: Api,
+    config: ReconcileConfig, api: Api, show: Callable[[Progress], None] | None = None,
 ) -> ReconcileResult:  # fmt: skip
-    """Register a run, compare, repair, and record the result.
+    """Register a run, compare, repair, and record the result; `show` gets the progress every second.
 
-    A second run of the same pair fails before it starts Spark. Raises `AlreadyRunning`, `UnknownTarget`, `CannotRead`,
-    `BadListing`, `NotPosted`, and what Spark and S3 raise; then nothing more is repaired, and the run is recorded as
-    failed.
+    A second run of the same pair fails before it opens a session. Raises `AlreadyRunning`, `UnknownTarget`,
+    `CannotRead`, `BadListing`, `NotPosted`, and what Spark and S3 raise; then nothing more is repaired, and the run is
+    recorded as failed.
     """
     settings = registry.settings(registry.target(config.target))
     if not isinstance(settings, NamespaceSettings):
@@ -92,9 +94,10 @@ def run(
         )
     runs = r.Reconciliations(database)
     name = runs.begin(config.target, config.bucket, lease=LEASE, run=config.run)
+    meter = ProgressMeter(runs.last_size(config.target, config.bucket))
     try:
-        with renewed(runs, name) as lost, open_session() as spark:
-            result = _run(spark, database, registry, settings, config, api, name, lost)
+        with renewed(runs, name, lambda: meter.latest) as lost, watched(meter, show), open_session() as spark:
+            result = _run(spark, database, registry, settings, config, api, name, lost, meter)
     except KeyboardInterrupt:
         runs.end(name, r.FAILED, {}, problem=r.STOPPED_EARLY)
         raise
@@ -115,9 +118,10 @@ def _delete_reports(reports: Mapping[str, str]) -> None:
 
 def _run(
     spark: SparkSession, database: Database, registry: Registry, settings: NamespaceSettings,
-    config: ReconcileConfig, api: Api, run: str, lost: threading.Event,
+    config: ReconcileConfig, api: Api, run: str, lost: threading.Event, meter: ProgressMeter,
 ) -> ReconcileResult:  # fmt: skip
     begun = time.monotonic()
+    meter.enter(COMPARING, spark)
     listed_at, mark = config.listed_at or now_ms(), r.log_mark(database, config.target, config.bucket)
     rules = [stored.rule for stored in registry.rules() if stored.rule.target == config.target]
     cores = spark.sparkContext.defaultParallelism
@@ -133,6 +137,7 @@ def _run(
             listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
             rules=rules, policy=settings.policy,
         )  # fmt: skip
+        meter.enter(REPORTING, spark)
         rows.unpersist()
         unreadable = listing.unreadable_count
         # Then events of what happened before the listing ended are in the log.
@@ -146,9 +151,10 @@ def _run(
     counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
     drift = sum(counts[kind] for kind in DRIFT)
     listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
-    store_findings(database, run, (row.asDict() for row in listed.toLocalIterator()))
+    store_findings(database, run, (row.asDict() for row in listed.collect()))
     problem = _listing_problem(listing, unreadable)
     if config.repair and drift:
+        meter.enter(REPAIRING, spark)
         counts["repaired"], repair_problem = _repair(
             database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
         )

@@ -4,15 +4,13 @@ import io
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, select_autoescape
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Bars = Sequence[tuple[str, Mapping[str, int]]]
 _MAX_LABEL = 40
@@ -44,24 +42,14 @@ def bars(rows: Bars, colours: Mapping[str, str]) -> str:
     return svg[0]
 
 
-def columns(counts: Mapping[datetime, Mapping[str, int]], colours: Mapping[str, str], step: timedelta) -> str:
-    """Return stacked columns over time as SVG, each `step` wide."""
-    with _axes(3.2) as (axes, svg):
-        times, bottom = sorted(counts), [0] * len(counts)
-        for part, colour in colours.items():
-            heights = [counts[at].get(part, 0) for at in times]
-            if any(heights):
-                axes.bar(times, heights, step, bottom=bottom, align="edge", color=colour, label=part)  # type: ignore[arg-type]  # accepts times too
-            bottom = [start + height for start, height in zip(bottom, heights, strict=True)]
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(axis="x", labelrotation=20)
-        axes.legend(frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(colours))
-    return svg[0]
-
-
 @contextmanager
-def _axes(height: float) -> Iterator[tuple[Axes, list[str]]]:
+def _axes(height: float) -> "Iterator[tuple[Axes, list[str]]]":
     """Yield axes to draw on and a list that has the SVG afterwards."""
+    # Here, because most nights nothing is drawn, and the import takes longer than the rest of a page.
+    from matplotlib import rc_context  # noqa: PLC0415 - as above
+    from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415 - as above
+    from matplotlib.figure import Figure  # noqa: PLC0415 - as above
+
     svg: list[str] = []
     # The browser's fonts have the glyphs that this font lacks; here they are only measured.
     with (

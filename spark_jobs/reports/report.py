@@ -1,5 +1,6 @@
 """Write the report of a reconciliation: every finding in Parquet and JSON lines, and a self-contained HTML page."""
 
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
-from spark_jobs.jobs.drift import DRIFT, UNMATCHED
+from spark_jobs.jobs.findings import DRIFT, UNMATCHED
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
 from spark_jobs.reports.html_report import Bars
@@ -76,13 +77,11 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
     total = sum(counts.values())
     charts = []
     if total:
+        folders, ages = by_folder_and_age(drift, header.listed_at)
         charts = [
             ("Drift by kind", html_report.bars([(kind, {kind: count}) for kind, count in counts.items()], _COLOURS)),
-            ("Drift by folder", html_report.bars(_by_folder(drift), _COLOURS)),
-            (
-                "Drift by age of the object (of the row if there is no object)",
-                html_report.bars(_by_age(drift, header.listed_at), _COLOURS),
-            ),
+            ("Drift by folder", html_report.bars(folders, _COLOURS)),
+            ("Drift by age of the object (of the row if there is no object)", html_report.bars(ages, _COLOURS)),
         ]
     verdict = (
         "No drift: the target's rows match the bucket's objects."
@@ -122,31 +121,25 @@ def samples(findings: DataFrame, kind: str) -> Sequence[Mapping[str, Any]]:
     return [row.asDict() for row in sample.collect()]
 
 
-def _by_folder(drift: DataFrame) -> Bars:
+def by_folder_and_age(drift: DataFrame, listed_at: int) -> tuple[Bars, Bars]:
+    """Return the bars of the largest folders, and those of the ages, by one reading of the findings."""
     folder = F.when(F.col("key").contains("/"), F.concat(F.substring_index("key", "/", 1), F.lit("/"))).otherwise(
         "(none)"
     )
-    bars = _counts_by_bar(drift.withColumn("bar", folder))
-    largest = sorted(bars, key=lambda bar: -sum(bars[bar].values()))
-    rest: dict[str, int] = {}
-    for bar in largest[_MAX_FOLDERS:]:
-        for kind, count in bars[bar].items():
-            rest[kind] = rest.get(kind, 0) + count
-    shown = [(bar, bars[bar]) for bar in largest[:_MAX_FOLDERS]]
-    return [*shown, ("all others", rest)] if rest else shown
-
-
-def _by_age(drift: DataFrame, listed_at: int) -> Bars:
     age = F.lit(listed_at) - F.coalesce("modified", "row_time")
-    bar = F.when(age.isNull(), "unknown")
+    age_name = F.when(age.isNull(), "unknown")
     for name, limit in _AGES:
-        bar = bar.when(age < limit, name)
-    bars = _counts_by_bar(drift.withColumn("bar", bar.otherwise(_OLDER)))
-    return [(name, bars.get(name, {})) for name in (*(name for name, _ in _AGES), _OLDER, "unknown")]
+        age_name = age_name.when(age < limit, name)
+    grouped = drift.groupBy(folder.alias("folder"), age_name.otherwise(_OLDER).alias("age"), "kind").count()
+    by_folder, by_age = defaultdict[str, Counter[str]](Counter), defaultdict[str, Counter[str]](Counter)
+    for row in grouped.collect():
+        by_folder[row["folder"]][row["kind"]] += row["count"]
+        by_age[row["age"]][row["kind"]] += row["count"]
+    return _largest(by_folder), [(name, by_age[name]) for name in (*(name for name, _ in _AGES), _OLDER, "unknown")]
 
 
-def _counts_by_bar(drift: DataFrame) -> dict[str, dict[str, int]]:
-    bars: dict[str, dict[str, int]] = {}
-    for row in drift.groupBy("bar", "kind").count().collect():
-        bars.setdefault(row["bar"], {})[row["kind"]] = row["count"]
-    return bars
+def _largest(folders: Mapping[str, Counter[str]]) -> Bars:
+    ordered = sorted(folders, key=lambda folder: -folders[folder].total())
+    shown = [(folder, folders[folder]) for folder in ordered[:_MAX_FOLDERS]]
+    rest = sum((folders[folder] for folder in ordered[_MAX_FOLDERS:]), Counter[str]())
+    return [*shown, ("all others", rest)] if rest else shown

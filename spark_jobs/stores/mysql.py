@@ -1,7 +1,6 @@
 """Read the table of a MySQL or MariaDB target by JDBC, as `postgresql` does, in parts by a hash of the key."""
 
 import re
-from collections.abc import Callable
 
 from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
 from pyspark.sql import DataFrame, SparkSession
@@ -17,11 +16,6 @@ _TLS = {"": "DISABLED", "preferred": "PREFERRED", "skip-verify": "REQUIRED", "tr
 
 def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: int) -> DataFrame:
     """Return the ROWS of the bucket. Raises `CannotRead`."""
-    return read(spark, settings, tasks, lambda table: _query(table, bucket, tasks))
-
-
-def read(spark: SparkSession, settings: MysqlSettings, tasks: int, query: Callable[[str], str]) -> DataFrame:
-    """Return what `query` of the table selects; its column `part` (0 to `tasks`) partitions it. Raises `CannotRead`."""
     dsn = settings.dsn
     if dsn.socket:
         raise CannotRead("MySQL: Spark reads by TCP, not by a unix socket; give the server's host and port")
@@ -33,7 +27,7 @@ def read(spark: SparkSession, settings: MysqlSettings, tasks: int, query: Callab
         # Never a URL of MariaDB's: see spark_jobs.connectors.
         "url": f"jdbc:mysql://{host}:{dsn.port}/{dsn.database}",
         "driver": "com.mysql.cj.jdbc.Driver",
-        "dbtable": f"({query(table)}) AS selected",
+        "dbtable": f"({_query(table, bucket, tasks)}) AS selected",
         "fetchsize": "10000",
         "useCursorFetch": "true",  # otherwise the driver keeps the whole result in memory
         "partitionColumn": "part",

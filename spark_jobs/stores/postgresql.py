@@ -4,17 +4,16 @@ Each task reads the keys of one hash: the table needs no numeric key, and rows t
 neither lost nor repeated, as they would be by ranges of `ctid`.
 """
 
-from collections.abc import Callable
-
 import psycopg2
 from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
-from spark_jobs.jobs.drift import documents
+from spark_jobs.jobs.findings import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
+_COLUMN = "value"
 _FETCH = "10000"  # rows; without it the driver keeps the whole result in memory
 _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
 # Parameter names of libpq and of JDBC.
@@ -23,22 +22,6 @@ _TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert"
 
 def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
     """Return the ROWS of the bucket. Raises `CannotRead`."""
-
-    def query(table: sql.Identifier, kind: str) -> sql.Composable:
-        return _query(table, bucket, tasks, is_json=kind in ("json", "jsonb"))
-
-    selected = read(spark, settings, "value", tasks, query)
-    return documents(selected) if "document" in selected.columns else selected
-
-
-def read(
-    spark: SparkSession, settings: PostgresSettings, column: str, tasks: int,
-    query: Callable[[sql.Identifier, str], sql.Composable],
-) -> DataFrame:  # fmt: skip
-    """Return what `query` of the table and the type of its `column` selects; `part` (0 to `tasks`) partitions it.
-
-    Raises `CannotRead`.
-    """
     parameters = _parameters(settings)
     try:
         connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | parameters)))
@@ -47,14 +30,15 @@ def read(
     try:
         with connection.cursor() as cursor:
             table = sql.Identifier(settings.table_name)
-            cursor.execute(_TYPE, (table.as_string(connection), column))
+            cursor.execute(_TYPE, (table.as_string(connection), _COLUMN))
             kind = cursor.fetchone()
             if kind is None:
                 cursor.execute("SELECT to_regclass(%s)", (table.as_string(connection),))
                 if cursor.fetchone() == (None,):
                     raise NoTable(f"PostgreSQL: there is no table {settings.table}")
-                raise CannotRead(f"PostgreSQL: the table {settings.table} has no column {column}")
-            text = query(table, kind[0]).as_string(connection)
+                raise CannotRead(f"PostgreSQL: the table {settings.table} has no column {_COLUMN}")
+            is_json = kind[0] in ("json", "jsonb")
+            text = _query(table, bucket, tasks, is_json=is_json).as_string(connection)
             host, port, database = connection.info.host, connection.info.port, connection.info.dbname
             user, password = connection.info.user, connection.info.password
     except psycopg2.Error as error:
@@ -77,7 +61,8 @@ def read(
         "ApplicationName": "bucketwire",
         **{name: parameters[key] for key, name in _TLS.items() if key in parameters},
     }
-    return spark.read.format("jdbc").options(**options).load().drop("part")
+    selected = spark.read.format("jdbc").options(**options).load().drop("part")
+    return selected if is_json else documents(selected)
 
 
 def _parameters(settings: PostgresSettings) -> dict[str, str]:

@@ -13,7 +13,7 @@ from redis.cluster import ClusterNode, RedisCluster
 from redis.sentinel import Sentinel
 
 from app.config.targets.redis import RedisSettings
-from spark_jobs.jobs.drift import documents
+from spark_jobs.jobs.findings import documents
 from spark_jobs.stores.base import CannotRead
 
 _COUNT = 2000  # fields of one response
@@ -21,7 +21,7 @@ _COUNT = 2000  # fields of one response
 
 def rows(spark: SparkSession, settings: RedisSettings, bucket: str) -> DataFrame:
     """Return the ROWS of the bucket. Raises `CannotRead`."""
-    check(settings, "hash")
+    _check(settings)
     # One task reads the fields; all tasks parse them.
     buckets = spark.sparkContext.parallelize([bucket], 1)
     fields = buckets.flatMap(lambda name: _fields(settings, name))
@@ -29,8 +29,8 @@ def rows(spark: SparkSession, settings: RedisSettings, bucket: str) -> DataFrame
     return documents(frame.repartition(spark.sparkContext.defaultParallelism))
 
 
-def check(settings: RedisSettings, kind: str) -> None:
-    """Raise `CannotRead` if the target's key exists and is not of that kind, or if the server does not answer."""
+def _check(settings: RedisSettings) -> None:
+    """Raise `CannotRead` if the target's key exists and is no hash, or if the server does not answer."""
     try:
         client = connect(settings)
         try:
@@ -39,8 +39,8 @@ def check(settings: RedisSettings, kind: str) -> None:
             client.close()
     except (redis.RedisError, OSError) as error:
         raise CannotRead(f"Redis: {error}") from None
-    if actual not in (kind.encode(), b"none"):
-        raise CannotRead(f"Redis: key {settings.key!r} is not a {kind}")
+    if actual not in (b"hash", b"none"):
+        raise CannotRead(f"Redis: key {settings.key!r} is not a hash")
 
 
 def connect(settings: RedisSettings) -> redis.Redis | RedisCluster:

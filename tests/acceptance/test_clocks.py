@@ -16,6 +16,8 @@ from tests.support.service_processes import System, start_all, system
 from tests.support.target_readers import posted
 from tests.support.traffic import Poster, Traffic
 
+pytestmark = pytest.mark.promise
+
 AHEAD = 10  # seconds
 LEASE = 4
 PATIENCE = 90

@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, expect
 from app.events.model import Event
 from tests import services
 from tests.services import Answer, until
+from tests.services.openid import openid_provider
 from tests.support.builders import event
 from tests.support.console_browser import PATIENCE, Visit, chromium
 from tests.support.service_processes import System, system
@@ -134,6 +135,47 @@ def test_a_paused_target_gets_its_events_when_it_is_resumed(
     assert len(receiver.requests()) == 1
 
 
+def test_new_events_are_followed_and_frozen(browser: Browser, whole: System) -> None:
+    bucket = name()
+    whole.post(body(event("old", bucket=bucket)))
+    with visit(browser, whole, READ) as look:
+        page = look.page
+        page.goto("events")
+        page.get_by_label("Bucket").fill(bucket)
+        page.get_by_role("button", name="Search").click()
+        page.get_by_role("link", name="Follow live").click()
+        rows, status = page.locator("#events-found tr"), page.locator("#tail-status")
+        expect(rows).to_have_count(1)
+        expect(status).to_contain_text("Following.")
+        whole.post(body(event("elsewhere", bucket=name()), event(HOSTILE, bucket=bucket)))
+        expect(rows).to_have_count(2)
+        expect(rows.first).to_contain_text("<script>")
+        expect(rows.first).to_contain_text("\\u202e")
+        expect(status).to_contain_text("1 new event.")
+        assert page.locator("#events-found script").count() == 0
+        assert page.title() != "pwned"
+        # Frozen by the keyboard: what comes meanwhile waits.
+        page.locator("#freeze").focus()
+        page.keyboard.press("Enter")
+        whole.post(body(*(event(f"many/{number}", bucket=bucket) for number in range(260))))
+        expect(status).to_contain_text("Frozen. 260 new events wait.")
+        assert rows.count() == 2
+        look.shoot("events-frozen", whole=False)
+        page.keyboard.press("Enter")
+        expect(rows.first).to_contain_text("many/259")
+        expect(rows).to_have_count(200)
+        expect(status).to_contain_text("60 more were not shown")
+        # The table stands still while somebody is on a link in it.
+        rows.first.get_by_role("link").first.focus()
+        whole.post(body(event("last", bucket=bucket)))
+        expect(status).to_contain_text("1 new event.")
+        expect(rows.first).to_contain_text("many/259")
+        page.locator("#freeze").focus()
+        expect(rows.first).to_contain_text("last")
+        rows.first.get_by_role("link", name="ObjectCreated").click()
+        expect(page.get_by_role("heading", level=1)).to_contain_text("ObjectCreated")
+
+
 def test_a_session_that_is_revoked_ends_while_its_page_is_open(browser: Browser, whole: System) -> None:
     made = whole.ask("POST", "/v1/tokens", json={"name": name(), "scopes": ["read"]}).json()
     until(lambda: whole.ask("GET", "/v1/tokens").status_code == 200)
@@ -204,6 +246,7 @@ def pages(whole: System, target: str) -> dict[str, str]:
         "target-new": "targets/new?type=kafka",
         "target-remove": f"targets/webhook/{target}/remove",
         "events": f"events?bucket={target}",
+        "events-followed": f"events?follow=1&bucket={target}",
         "event-hostile": f"events/{by_key[HOSTILE]}",
         "event-parked": f"events/{by_key['AGAIN/later.txt']}",
         "event-dead": f"events/{by_key['DEAD/letter.txt']}",
@@ -233,6 +276,8 @@ def test_every_page_is_accessible_and_fits_its_window(browser: Browser, whole: S
             look.shoot(f"{picture}-{theme}", whole=False)
             if found := look.problems():
                 problems[picture] = found
+            if too_wide := look.wide():
+                problems[f"{picture} at 1280"] = [f"{too_wide} pixels too wide"]
             look.page.set_viewport_size({"width": 320, "height": 640})
             if too_wide := look.wide():
                 problems[f"{picture} at 320"] = [f"{too_wide} pixels too wide"]
@@ -242,6 +287,50 @@ def test_every_page_is_accessible_and_fits_its_window(browser: Browser, whole: S
         look.page.goto("")
         look.shoot(f"sign-in-{theme}", whole=False)
         assert look.problems() == []
+
+
+def test_a_person_signs_in_at_a_provider_of_another_site(browser: Browser) -> None:
+    """A browser sends a strict cookie to no page that another site leads to, also not by a redirect."""
+    url = f"sqlite:///{services.new_folder('console')}/outbox.db"
+    options: Any = {"start": False, "partitions": 64, "token": ADMIN, "api_tokens": TOKENS}
+    with services.redis() as broker, system(url, broker.url, **options) as whole:
+        console = f"{whole.api.url}/console/"
+        with openid_provider(f"{console}openid-callback") as provider:
+            whole.api.settings = {
+                **whole.settings,
+                "BUCKETWIRE_OIDC_ISSUER": provider.issuer,
+                "BUCKETWIRE_OIDC_CLIENT_ID": provider.client_id,
+                "BUCKETWIRE_OIDC_CLIENT_SECRET": provider.secret,
+                "BUCKETWIRE_OIDC_CONSOLE_URL": console,
+                "BUCKETWIRE_OIDC_ADMIN": "platform",
+            }
+            whole.api.start()
+            look = Visit(browser, whole.api.url)
+            try:
+                page = look.page
+                ours = (whole.api.url, provider.issuer)
+                page.route(lambda address: not address.startswith(ours), lambda route: route.abort())  # a font
+                page.goto("events?bucket=images")
+                assert look.problems_in_both_themes("sign-in-openid") == []
+                page.get_by_role("link", name="Sign in with").click()
+                page.locator("input[name=login]").fill("alice")
+                page.locator("input[name=password]").fill("any")
+                page.locator("button[type=submit]").click()
+                page.get_by_role("button", name="Continue").click()
+                expect(page.get_by_role("heading", level=1)).to_have_text("Events")
+                expect(page.get_by_text("user alice")).to_be_visible()
+                assert page.url == f"{console}events?bucket=images"
+                # Beside it, because this log has as many: the strip of 64 partitions.
+                whole.add_target("webhook:wide", "images", endpoint="http://127.0.0.1:9/")
+                whole.post(body(*(event(f"{number}", bucket="images") for number in range(100))))
+                page.goto("targets/webhook/wide")
+                expect(page.locator(".heat > li")).to_have_count(64)
+                page.locator(".heat").scroll_into_view_if_needed()
+                assert look.problems_in_both_themes("partitions-64") == []
+                page.get_by_role("button", name="Sign out").click()
+                expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
+            finally:
+                look.close()
 
 
 def test_the_theme_is_kept_and_curves_are_drawn(browser: Browser, whole: System, busy: str) -> None:

@@ -18,27 +18,15 @@ import sqlalchemy as sa
 from app.events.model import Event
 from tests import services
 from tests.services import until
-from tests.support.builders import event
+from tests.support.builders import body, event, records, some
 from tests.support.service_processes import Role, System, drain_worker, start_all, stop_all, system
-from tests.support.target_readers import Expected, Record, listed, posted
+from tests.support.target_readers import Expected, Record, length, listed, posted
 
 LEASE = 4  # seconds: what a lost wake-up may cost
 BROKER_PASSWORD = "br0ker-passw0rd"
 API_TOKENS: dict[str, Any] = {scope: f"{scope}-{uuid4().hex}" for scope in ("ingest", "admin")}
 SHORT: dict[str, Any] = {"lease_ttl": f"{LEASE}s", "lease_max_work": "3s"}
 TOKENS: dict[str, Any] = {"api_tokens": ",".join(f"{scope}:{scope}:{token}" for scope, token in API_TOKENS.items())}
-
-
-def records(*events: Event) -> list[Record]:
-    return [orjson.loads(one.record) for one in events]
-
-
-def body(*events: Event) -> bytes:
-    return f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode()
-
-
-def some(bucket: str, count: int, *, keys: int = 10, first: int = 0) -> list[Event]:
-    return [event(f"k{number % keys}", bucket=bucket) for number in range(first, first + count)]
 
 
 def running(whole: System) -> System:
@@ -90,11 +78,6 @@ def webhook_target(whole: System, receiver: services.Receiver, bucket: str, **se
     return f"webhook:{bucket}"
 
 
-def length(server: services.Redis, key: str) -> int:
-    with server.client() as client:
-        return int(client.llen(key))
-
-
 def arrives(server: services.Redis, key: str, count: int, timeout: float = 10) -> None:
     """Return when so many events are in the list."""
     until(lambda: length(server, key) >= count, timeout, what=f"{count} events at the target")
@@ -124,6 +107,37 @@ def test_an_event_goes_through_on_every_outbox_database(
 
 def test_an_event_goes_through_over_rabbitmq(over_rabbitmq: System, redis_server: services.Redis, bucket: str) -> None:
     goes_through(running(over_rabbitmq), redis_server, bucket)
+
+
+def test_a_target_gets_the_events_that_pass_the_filters_of_its_rule(
+    over_redis: System, redis_server: services.Redis, bucket: str
+) -> None:
+    whole = running(over_redis)
+    redis_target(whole, redis_server, bucket)
+    [rule] = whole.ask("GET", "/v1/rules", params={"bucket": bucket}).json()["rules"]
+    whole.ask("DELETE", f"/v1/rules/{rule['number']}")
+    filters = {"regex": "in/[0-9]+[.]jpg", "tags": {"team": "blue"}, "min_size": "1KiB"}
+    whole.ask("POST", "/v1/rules", json={"bucket": bucket, "events": ["*"], "target": f"redis:{bucket}"} | filters)
+
+    def ceph(key: str, size: int, team: str) -> dict[str, Any]:
+        thing = {"key": key, "size": size, "eTag": "e", "tags": [{"key": "team", "val": team}]}
+        record = {
+            "eventSource": "ceph:s3",
+            "eventName": "ObjectCreated:Put",
+            "eventTime": "2026-11-22T10:00:00.000001Z",
+        }
+        return record | {"s3": {"bucket": {"name": bucket}, "object": thing}}
+
+    sent = [
+        ceph("in/1.jpg", 1024, "blue"), ceph("in/1.jpg", 1023, "blue"), ceph("in/x.jpg", 1024, "blue"),
+        ceph("in/2.jpg", 1024, "red"), ceph("in/3.jpg", 5000, "blue"),
+    ]  # fmt: skip
+    receipt = whole.post(orjson.dumps({"Records": sent}))
+    assert (receipt["recorded"], list(receipt["matched"].values())) == (5, [2])
+    arrives(redis_server, bucket, 2)
+    until(lambda: whole.settled(f"redis:{bucket}"), 30)
+    keys = [record["s3"]["object"]["key"] for record in listed(redis_server, bucket)]
+    assert sorted(keys) == ["in%2F1.jpg", "in%2F3.jpg"]
 
 
 def test_a_trace_context_goes_through_with_its_event_alone(

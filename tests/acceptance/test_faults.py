@@ -25,6 +25,8 @@ from tests.support.service_processes import System, system
 from tests.support.target_readers import appended, create_log, listed, posted
 from tests.support.traffic import Poster, Traffic
 
+pytestmark = pytest.mark.promise
+
 PATIENCE = 90  # seconds for what comes within few on a quiet machine
 SHARE = 40  # events that each poster has for a fault, and again after it
 FAULTS: dict[str, Callable[[Proxy], None]] = {

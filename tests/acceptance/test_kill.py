@@ -26,6 +26,8 @@ from tests.support.service_processes import system
 from tests.support.target_readers import appended, hashed, listed, posted, rows
 from tests.support.traffic import Poster, Traffic
 
+pytestmark = pytest.mark.promise
+
 EVENTS = 9_600
 POSTERS = 4
 ROUNDS = 1  # how often each is killed; `make chaos` does it as often as one likes

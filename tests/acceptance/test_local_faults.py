@@ -21,12 +21,14 @@ import pytest
 
 from app.outbox.log.spool import Spool
 from tests import services
-from tests.acceptance.test_end_to_end import length, records, some
 from tests.services import until
 from tests.services.clock import Clock
+from tests.support.builders import records, some
 from tests.support.service_processes import System, start_all, system
-from tests.support.target_readers import Expected, Record, appended, create_log, listed, text
+from tests.support.target_readers import Expected, Record, appended, create_log, length, listed, text
 from tests.support.traffic import Poster, Traffic
+
+pytestmark = pytest.mark.promise
 
 PATIENCE = 90
 HOUR = 3600

@@ -20,9 +20,9 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.due_work import OFFERED
 from app.outbox.engine.database import now_ms
 from tests import services
-from tests.integration.api.test_metrics import expressions
 from tests.services import Answer, until
 from tests.support.builders import event
+from tests.support.metric_expressions import expressions
 from tests.support.service_processes import Role, System, start_all, system
 
 Members = dict[str, Any]
@@ -229,6 +229,15 @@ def test_each_queue_answers_when_it_is_asked(watched: Watched) -> None:
     silent = re.findall(r'bucketwire_target_worker_heartbeat_age_seconds{name="(\w+)",type="webhook"} ([\d.]+)', text)
     assert {name for name, _ in silent} == set(TARGETS)
     assert all(float(seconds) < PATIENCE for _, seconds in silent)
+
+
+def test_nothing_of_opentelemetry_is_loaded_unless_it_is_asked_for(watched: Watched) -> None:
+    """Its protobuf library would be mapped: test_opentelemetry.py sees it in the processes that export."""
+    watched.post("good")
+    until(lambda: watched.whole.settled("webhook:good"), PATIENCE)
+    for role in watched.whole.roles:
+        for pid in (role.pid, *(child.pid for child in role.children())):
+            assert "_upb" not in Path(f"/proc/{pid}/maps").read_text(), role.arguments
 
 
 def test_nothing_is_logged_where_nothing_happens(watched: Watched) -> None:

@@ -33,9 +33,8 @@ from app.outbox.engine.database import now_ms
 from app.outbox.registry import Registry
 from app.outbox.tokens import Tokens
 from tests import services
-from tests.acceptance.test_end_to_end import body
 from tests.services import Request, until
-from tests.support.builders import event
+from tests.support.builders import body, event
 from tests.support.service_processes import BUCKETWIRE, System, start_all, system
 
 PATIENCE = 60
@@ -214,6 +213,7 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
     service.write("bearer", "first-token")
     files: dict[str, Any] = {name: f"file:{service.folder}/{file}" for name, file in
                              (("signing_secret", "signing"), ("auth_token", "bearer"))}  # fmt: skip
+    files["headers"] = f"X-Tenant: a; X-Key: {files['auth_token']}"
     service.whole.add_target(f"webhook:{bucket}", bucket, endpoint=receiver.url, **files)
     for own in ("seals", "tokens", "s3"):
         place = f"{service.whole.api.url}/v1/targets/webhook/{bucket}"
@@ -226,6 +226,10 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
         until(
             lambda: idle(service.whole), PATIENCE, what="the worker done with it, which reads the files when it begins"
         )
+        assert (request.headers["x-tenant"], f"Bearer {request.headers['x-key']}") == (
+            "a",
+            request.headers["authorization"],
+        )
         return signed_by(request, old), signed_by(request, new), request.headers["authorization"]
 
     assert seen() == (True, False, "Bearer first-token")
@@ -236,6 +240,14 @@ def test_signing_secrets_and_tokens_of_a_target_change_in_their_files_while_a_wo
     service.write("bearer", "second-token")
     service.write("signing", new)
     assert seen() == (False, True, "Bearer second-token")
+    change = {"endpoint": receiver.url, "headers": {"X-Tenant": "b"}}
+    service.whole.ask("PUT", f"/v1/targets/webhook/{bucket}", json=change)
+
+    def is_changed() -> bool:
+        given = next_request(service, receiver, bucket).headers
+        return given["x-tenant"] == "b" and not given.keys() & {"x-key", "authorization", "webhook-id"}
+
+    until(is_changed, PATIENCE, what="requests with the headers of the new settings")
     [worker] = service.whole.workers
     assert worker.said().count("keeps its secrets, because they cannot be read again: ") == 1
     until(lambda: service.whole.settled(f"webhook:{bucket}"), PATIENCE, what="every request counted")

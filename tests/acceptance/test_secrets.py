@@ -22,9 +22,9 @@ import redis as redis_py
 from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES
 from tests import services
-from tests.acceptance.test_flower import Flower
 from tests.services import until
 from tests.support.builders import event
+from tests.support.flower import Flower
 from tests.support.service_processes import BUCKETWIRE, System, start_all, system
 
 CLOSED = f"{services.LOOPBACK}:{services.free_port()}"
@@ -135,10 +135,12 @@ def bad_targets(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]
         "webhook:refused": {
             "endpoint": f"http://me:{new('webhook endpoint')}@{refusing}/in?token={new('webhook query')}",
             "auth_token": new("webhook auth_token"), "signing_secret": planted.signing("webhook signing_secret"),
+            "headers": f"X-Key: Token {new('webhook header')}; X-Other: {new('another webhook header')}",
         },
         "webhook:closed": {
             "endpoint": f"http://me:{new('webhook closed')}@{CLOSED}/in?api_key={new('webhook closed query')}",
             "auth_token": f"Splunk {new('webhook closed auth_token')}",
+            "headers": f"X-Tenant: {new('webhook closed header')}",
         },
     }  # fmt: skip
 

@@ -16,11 +16,12 @@ import orjson
 import pytest
 
 from tests import services
-from tests.acceptance.test_end_to_end import body, records
 from tests.services import Proxy, until
-from tests.support.builders import DELETE, event
+from tests.support.builders import DELETE, body, event, records
 from tests.support.service_processes import Role, System, start_all, system
 from tests.support.target_readers import Record, hashed, listed, path, posted, rows
+
+pytestmark = pytest.mark.promise
 
 LEASE = 2  # seconds
 PATIENCE = 60

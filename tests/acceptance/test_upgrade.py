@@ -21,22 +21,23 @@ from app.events.model import Event
 from app.outbox.engine import schema_version
 from app.outbox.engine.database import Database
 from tests import services
-from tests.acceptance.test_end_to_end import body, records, some
 from tests.services import until
 from tests.services.server_process import run_to_end
+from tests.support.builders import body, records, some
 from tests.support.service_processes import BUCKETWIRE, OTHER_CODE, Api, Role, System, start_all, stop_all
 from tests.support.target_readers import Expected, posted
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 90
+RELEASED = "0001"  # the newest migration of the last release, 0.2.0
 
 
-def newest() -> Script:
-    """The newest migration there is."""
+def first_since_the_release() -> Script | None:
+    """The first migration that no release has; None right after a release."""
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
-    folder = ScriptDirectory.from_config(config)
-    return folder.get_revision("head")
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+    return next((script for script in scripts if script.down_revision == RELEASED), None)
 
 
 def git(*words: str) -> str:
@@ -49,7 +50,7 @@ def git(*words: str) -> str:
 
 
 def code_before(migration: Path, folder: Path) -> None:
-    """Put the code there that had not this migration yet; skips the test where the history does not go back to it."""
+    """Put the code there that did not have this migration yet; skips the test if the history is too short."""
     if Path(git("rev-parse", "--show-toplevel") or "/") != ROOT:
         pytest.skip("the code of the version before is taken from git, and this is no repository")
     added = git("log", "--first-parent", "-m", "--diff-filter=A", "--format=%H", "-1", "--", str(migration))
@@ -58,7 +59,7 @@ def code_before(migration: Path, folder: Path) -> None:
         pytest.skip(f"the history is too shallow to have the code from before {migration.name}")
     folder.mkdir()
     packed = folder.with_suffix(".tar")
-    packages = git("ls-tree", "--name-only", before, "app", "bucketwire", "workers", "migrations").split()
+    packages = git("ls-tree", "--name-only", before, "app", "bucketwire", "workers", "spark_jobs", "migrations").split()
     subprocess.run(["git", "-C", ROOT, "archive", "--output", packed, before, *packages], check=True)
     subprocess.run(["tar", "-x", "-C", folder, "-f", packed], check=True)
     assert not (folder / migration.relative_to(ROOT)).exists()
@@ -92,9 +93,9 @@ class Version:
 def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_taken_over(
     postgres_server: services.Postgres, redis_server: services.Redis, receiver: services.Receiver, tmp_path: Path
 ) -> None:
-    script = newest()
-    if script.down_revision is None:
-        pytest.skip("there is one migration only, so no version before it")
+    script = first_since_the_release()
+    if script is None:
+        pytest.skip("no migration is newer than the last release")
     code_before(Path(script.path), tmp_path / "before")
     with ExitStack() as stack:
         broker = stack.enter_context(services.redis())
@@ -123,26 +124,33 @@ def test_the_version_before_goes_on_at_the_new_schema_until_the_new_one_has_take
             assert Expected.of(records(*sent)).check(posted(receiver), "the receiver") == 0
 
         old.migrate()
-        assert schema_version.current(database) == script.down_revision, "this is not the version before"
+        assert schema_version.current(database) == RELEASED, "this is not the version before"
         start_all(old.roles)
         whole.add_target("webhook:all", endpoint=receiver.url, max_attempts=5)
         goes_through([old.api])
 
         new.migrate()
-        assert schema_version.current(database) == script.revision
+        assert schema_version.current(database) == schema_version.head()
         goes_through([old.api])  # with what it had open before
         stop_all([old.api, old.worker])
         start_all([old.api, old.worker])
         goes_through([old.api])  # and begun anew
 
         start_all(new.roles)
+        filters = {"regex": "[a-z]+", "tags": {"team": "blue"}}
+        rule = {"bucket": "elsewhere", "events": ["*"], "target": "webhook:all", "prefix": "a", **filters}
+        made = httpx.post(f"{new.api.url}/v1/rules", json=rule, timeout=PATIENCE, trust_env=False).json()
+        for api, known in ((old.api, {}), (new.api, filters)):
+            answer = httpx.get(f"{api.url}/v1/rules?bucket=elsewhere", timeout=PATIENCE, trust_env=False)
+            [seen] = answer.json()["rules"]
+            assert seen == {name: value for name, value in made.items() if name not in filters} | known
         goes_through([old.api, new.api, old.api, new.api])
         whole.api = new.api  # whose routes the rest is asked by
         stop_all(old.roles)
         goes_through([new.api, new.api])
         [audit] = whole.audits()
         assert (audit.difference, audit.counters.recorded, audit.counters.delivered) == (0, len(sent), len(sent))
-        stays_in_service(new.api, database, script.revision)
+        stays_in_service(new.api, database, schema_version.head())
 
 
 def stays_in_service(api: Api, database: Database, revision: str) -> None:

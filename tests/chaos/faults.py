@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 import psutil
@@ -21,10 +22,14 @@ MEANWHILE = 10
 
 @dataclass
 class Effect:
-    """A fault that can be carried out: `end` brings back what `begin` took, and does nothing a second time."""
+    """A fault that can be carried out: `end` brings back what `begin` took, and does nothing a second time.
+
+    `wait` returns when it is back.
+    """
 
     begin: Callable[[], None]
     end: Callable[[], None]
+    wait: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -49,10 +54,10 @@ def _effect(fault: Fault, worker: Role, whole: System, servers: Servers) -> Effe
         role = whole.api if fault.part.startswith("API") else worker
         return _child(role, fault, signal.SIGKILL if kill else signal.SIGSTOP)
     if fault.part == "worker's parent":
-        return Effect(worker.kill_alone, _once(worker.start)) if kill else _stopped(lambda: worker.pid)
+        return started_again(worker.kill_alone, worker) if kill else _stopped(lambda: worker.pid)
     server = _servers(whole, servers, worker)[fault.part]
     assert server is not None, f"there is no {fault.part}"
-    return Effect(server.kill, _once(server.start)) if kill else Effect(server.freeze, _once(server.thaw))
+    return started_again(server.kill, server) if kill else Effect(server.freeze, _once(server.thaw))
 
 
 def _servers(whole: System, servers: Servers, worker: Role) -> dict[str, Server | None]:
@@ -101,6 +106,22 @@ def _stopped(pick: Callable[[], int]) -> Effect:
                 stopped.pop().resume()
 
     return Effect(begin, end)
+
+
+def started_again(kill: Callable[[], None], server: Server) -> Effect:
+    """Start it in a thread: what it needs may be stopped until a later step."""
+    starts: list[Future[object]] = []
+
+    def start() -> None:
+        threads = ThreadPoolExecutor(1)
+        starts.append(threads.submit(server.start))
+        threads.shutdown(wait=False)
+
+    def wait() -> None:
+        while starts:
+            starts.pop().result()
+
+    return Effect(kill, _once(start), wait)
 
 
 def _once(act: Callable[[], object]) -> Callable[[], None]:

@@ -98,6 +98,8 @@ class Chaos:
             try:
                 steps = timeline(plan.faults, carried, 3 * lease)
                 carry_out(steps, lambda: self.flow.allow_more(drops.pop()), last_is_over)
+                for each in carried:
+                    each.wait()
             finally:
                 end_all(carried)
             [(taken, settled, over)] = at_end
@@ -131,3 +133,4 @@ def end_all(carried: Sequence[Effect]) -> None:
     for each in carried:
         with contextlib.suppress(RuntimeError, AssertionError):  # a server that was never taken, or does not start
             each.end()
+            each.wait()

@@ -6,7 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
-from itertools import repeat
 
 import orjson
 
@@ -14,7 +13,7 @@ from app.outbox.delivery.replays import Replays
 from app.outbox.engine.database import Database
 from tests.chaos.operations import Operator
 from tests.support.fault_injection import Servers, target_settings, texts
-from tests.support.ledger import UNKNOWN, Counts, Ledger, Stream
+from tests.support.ledger import Counts, Ledger, Stream
 from tests.support.service_processes import System
 from tests.support.target_readers import Record, hashed, rows
 from tests.support.traffic import Traffic
@@ -59,7 +58,7 @@ class Verification:
             self.ledger.follow(Stream(name))
 
     def look(self) -> Figures:
-        """Read all targets; to be called when nothing is on its way."""
+        """Read all targets; when nothing is on its way, unless the round has failed already."""
         self._read()
         counts, lost, went_back = self.ledger.total(), self.ledger.lost(), self.ledger.went_back()
         different, new = self._differences(), counts - self._counts
@@ -77,10 +76,7 @@ class Verification:
 
     def _read(self) -> None:
         for poster in self.flow.posters:
-            spans = [*poster.spans, *repeat(UNKNOWN, len(poster.sent) - len(poster.spans))]
-            self.ledger.record(poster.sent, spans)
-            poster.sent.clear()
-            poster.spans.clear()
+            self.ledger.record(*poster.draw())
         delivered = [request for request in self.servers.receiver.take() if request.status == 200]
         for name, path in (("webhook", "/"), ("strict", "/strict")):
             self.ledger.arrive(name, [request.json()["Records"][0] for request in delivered if request.path == path])

@@ -18,8 +18,8 @@ from pika.exceptions import ChannelClosedByBroker
 from tests import services
 from tests.contract.probes.amqp import QUEUE, Queue
 from tests.contract.probes.base import LIMIT, attempt
-from tests.contract.test_reference_pages import consumers, output
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
+from tests.support.doc_consumers import consumers, output
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -122,6 +122,23 @@ def test_a_trace_context_is_two_headers_more(rabbit: Queue) -> None:
     target.close()
     minios = {"minio-bucket": "images", "minio-event": "s3:ObjectCreated:Put"}
     assert [properties.headers for properties, _ in rabbit.messages()] == [minios | sample_events.TRACE, minios]
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+def test_a_cloud_event_is_read_by_the_sdk_beside_minios_headers(rabbit: Queue, payload: str) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    target = rabbit.target(payload=payload)
+    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
+    target.close()
+    for event, (properties, body) in zip(made, rabbit.messages(), strict=True):
+        assert properties.message_id == event.id
+        assert properties.headers["minio-event"] == event.name
+        found = cloud_events.of_amqp(properties.content_type, properties.headers, body)
+        cloud_events.assert_is(found, event)
+        if payload == "cloudevents-binary":
+            assert body == payloads.log(event).encode()
+            assert properties.headers["cloudEvents_time"] == payloads.timestamp(event)
 
 
 @pytest.mark.parametrize("no_wait", ["off", "on"])

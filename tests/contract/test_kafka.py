@@ -16,7 +16,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.kafka import PARTITIONS, Log
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.kafka import client
@@ -94,6 +94,24 @@ def test_a_trace_context_is_the_headers_of_its_message_alone(kafka: Log) -> None
     traced = [(name, value.encode()) for name, value in sample_events.TRACE.items()]
     assert [message.headers() for message in kafka.messages()] == [None, traced, None]
     assert [message.value().decode() for message in kafka.messages()] == [kafka.expected(event) for event in made]
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+def test_a_cloud_event_is_read_by_the_sdk_and_its_key_stays(kafka: Log, payload: str) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    assert delivered(kafka, made, 100, payload=payload) == [DELIVERED] * len(made)
+    messages = {message.key().decode(): message for message in kafka.messages()}
+    for event in made:
+        message = messages[event.path]
+        headers = dict(message.headers())
+        cloud_events.assert_is(cloud_events.of_kafka(headers, message.value()), event)
+        if payload == "cloudevents-binary":
+            assert message.value().decode() == kafka.expected(event)
+            assert headers["content-type"] == b"application/json"
+        else:
+            assert headers.keys() - {"traceparent", "tracestate"} == {"content-type"}
+        assert headers.get("traceparent", b"").decode() == event.trace.partition(" ")[0]
 
 
 @WINDOWS
@@ -281,6 +299,9 @@ def test_the_oldest_protocol_has_neither_idempotence_nor_sasl_but_delivers(old: 
     made = [sample_events.put("a"), sample_events.traced(sample_events.put("b"))]  # nor headers
     assert delivered(old, made, version="0.8.2.2") == [DELIVERED] * 2
     assert [message.headers() for message in old.messages()] == [None] * 2
+    assert delivered(old, made[1:], version="0.8.2.2", payload="cloudevents") == [DELIVERED]
+    value = next(message.value() for message in old.messages() if b"specversion" in message.value())
+    cloud_events.assert_is(cloud_events.of_kafka({}, value), made[1])
 
 
 @pytest.mark.parametrize("version", ["0.11.0.0", "1.0.0", "2.1.0", "4.3.0"])

@@ -23,8 +23,8 @@ from paho.mqtt import client as paho
 from tests import services
 from tests.contract.probes.base import LIMIT, attempt
 from tests.contract.probes.mqtt import TOPIC, Qos1, Subscriber, Watched
-from tests.contract.test_reference_pages import consumers
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
+from tests.support.doc_consumers import consumers
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
@@ -243,6 +243,30 @@ def test_a_trace_context_is_user_properties_in_version_5_and_nothing_before(brok
     subscriber.leave()
     assert subscriber.payloads == [payloads.log(event) for event in made] * 2
     assert subscriber.properties == [{}, {}, {}, sample_events.TRACE]
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+@QUALITIES
+def test_a_cloud_event_is_in_the_body_or_in_properties_of_version_5(broker: Qos1, qos: str, payload: str) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    subscriber = Subscriber(version=5)
+    subscriber.subscribe(broker.server.port)
+    target = broker.target(version="5", qos=qos, payload=payload)
+    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
+    target.close()
+    services.until(lambda: len(subscriber.heard()) == len(made))
+    subscriber.leave()
+    for number, event in enumerate(made):
+        body, user = subscriber.payloads[number], subscriber.properties[number]
+        if payload == "cloudevents":
+            assert subscriber.content_types[number] == "application/cloudevents+json; charset=utf-8"
+            assert user == (sample_events.TRACE if event.trace else {})
+            found = cloud_events.structured(body)
+        else:
+            assert body == payloads.log(event)
+            found = cloud_events.of_attributes(user | {"datacontenttype": subscriber.content_types[number]}, body)
+        cloud_events.assert_is(found, event)
 
 
 def test_a_trace_context_counts_for_the_brokers_limit() -> None:

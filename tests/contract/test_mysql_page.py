@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests import services
 from tests.contract.probes.mysql import DATABASE, Namespace
-from tests.contract.test_reference_pages import consumers, output
 from tests.support import sample_events
+from tests.support.doc_consumers import consumers, output
 from workers.delivery.outcomes import DELIVERED
 
 

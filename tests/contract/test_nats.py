@@ -12,31 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests import provision, services
-from tests.contract.probes.base import attempt
-from tests.contract.probes.nats import SUBJECT, Core, Nats
-from tests.contract.test_reference_pages import consumers
+from tests.contract.probes.base import attempt, one_outcome, unavailable
+from tests.contract.probes.nats import SUBJECT, Core
+from tests.contract.probes.nats_servers import Configured, assert_cloud_event, at
 from tests.services.messaging import http_json
 from tests.support import nats_identities, sample_events
-from tests.support.doc_consumers import following
+from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
 OTHER_HOST = "127.0.0.2"  # reaches a server on this machine, and no certificate names it
-
-
-@dataclass(eq=False)
-class Configured(services.Nats):
-    """A server with a login of another kind, or more in its configuration."""
-
-    login: str = ""
-    more: str = ""
-
-    def configuration(self) -> str:
-        text = super().configuration()
-        return (re.sub(r"authorization .*\n", lambda _: self.login, text) if self.login else text) + self.more
 
 
 @dataclass(eq=False)
@@ -65,13 +53,6 @@ def core(running: Core) -> Core:
     return running
 
 
-def at(server: services.Nats) -> Nats:
-    """What reaches this server, by user and password."""
-    probe = Core.__new__(Core)
-    probe.server = server  # type: ignore[assignment]  # nobody listens there
-    return probe
-
-
 def nobody(server: services.Nats, **login: str) -> dict[str, str]:
     """What reaches this server without user and password, or by another login."""
     return {"address": f"{services.LOOPBACK}:{server.port}", "subject": SUBJECT} | login
@@ -80,20 +61,6 @@ def nobody(server: services.Nats, **login: str) -> dict[str, str]:
 def taken(server: services.Nats) -> int:
     """How many messages the server has read from clients."""
     return int(http_json(f"http://{services.LOOPBACK}:{server.monitor_port}/varz")["in_msgs"])
-
-
-def one_outcome(probe: Nats, values: dict[str, str], window: int = 1) -> Outcome:
-    target = probe.target(values)
-    try:
-        (outcome,) = attempt(target, [sample_events.put("a")], window)
-    finally:
-        target.close()
-    return outcome
-
-
-def unavailable(outcome: Outcome) -> str:
-    assert isinstance(outcome, Unavailable), outcome
-    return outcome.reason
 
 
 # --- what is confirmed
@@ -164,6 +131,17 @@ def test_a_trace_context_is_the_headers_of_its_message_alone(core: Core) -> None
     lines = "".join(f"{name}: {value}\r\n" for name, value in sample_events.TRACE.items())
     found = [(each.headers, each.body) for each in core.server.messages()]
     assert found == [("", payloads.log(made[0])), (f"NATS/1.0\r\n{lines}\r\n", payloads.log(made[1]))]
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+def test_a_cloud_event_is_in_the_body_or_in_headers(core: Core, payload: str) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    target = core.target(payload=payload)
+    assert list(target.deliver(made, 100)) == [DELIVERED] * len(made)
+    target.close()
+    for event, received in zip(made, core.server.messages(), strict=True):
+        assert_cloud_event(event, received, payload)
 
 
 def test_a_message_beyond_a_limit_of_the_servers_own_is_rejected_with_both_sizes() -> None:

@@ -12,22 +12,23 @@ from typing import Any
 import pytest
 
 from tests import services
-from tests.contract.probes.base import attempt
+from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nats import SUBJECT
 from tests.contract.probes.nats_jetstream import STREAM, JetStream
+from tests.contract.probes.nats_servers import Configured, assert_cloud_event, at
 from tests.contract.probes.nats_streaming import AsyncStreaming, Streaming
 from tests.contract.probes.nats_wire import Wire
-from tests.contract.test_nats import WINDOWS, Configured, at, one_outcome, unavailable
-from tests.contract.test_reference_pages import consumers
 from tests.services.messaging import http_json
 from tests.support import sample_events
-from tests.support.doc_consumers import following
+from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, NotAttempted, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import TargetUnavailable
 from workers.targets.nats.connection import CLIENT_NAME
 from workers.targets.nats.streaming import decoded, encoded
+
+WINDOWS = pytest.mark.parametrize("window", [1, 100])
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +94,17 @@ def test_a_trace_context_stands_beside_the_id_and_counts_for_the_servers_limit(j
     target.close()
     assert [type(outcome) for outcome in outcomes] == [type(DELIVERED), Rejected, type(DELIVERED)]
     assert [each.headers for each in jetstream.messages()] == [header, header.replace(event.id, fits.id)]
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+def test_a_cloud_event_stands_beside_the_id(jetstream: JetStream, payload: str) -> None:
+    made = [sample_events.put("a é\n"), sample_events.traced(sample_events.put("b"))]
+    target = jetstream.target(payload=payload)
+    assert list(target.deliver(made, 1)) == [DELIVERED] * 2
+    target.close()
+    for event, received in zip(made, jetstream.messages(), strict=True):
+        assert f"Nats-Msg-Id: {event.id}\r\n" in received.headers
+        assert_cloud_event(event, received, payload)
 
 
 @WINDOWS

@@ -14,14 +14,13 @@ import pytest
 from app.config import target_settings
 from app.config.targets.nsq import NsqSettings
 from tests import services
-from tests.contract.probes.base import attempt
+from tests.contract.probes.base import attempt, one_outcome, unavailable
 from tests.contract.probes.nsq import DURABLE, TOPIC, Log, queued
-from tests.contract.test_reference_pages import consumers
 from tests.services.messaging import http_json
 from tests.support import sample_events
-from tests.support.doc_consumers import following
+from tests.support.doc_consumers import consumers, following
 from tests.support.recording_proxy import Wiretap
-from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
+from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.nsq.target import NsqTarget
 
@@ -47,20 +46,6 @@ def at(server: services.Nsqd) -> Log:
     probe = Log.__new__(Log)
     probe.server, probe._strict = server, None
     return probe
-
-
-def one_outcome(probe: Log, values: dict[str, str]) -> Outcome:
-    target = probe.target(values)
-    try:
-        (outcome,) = attempt(target, [sample_events.put("a")], 1)
-    finally:
-        target.close()
-    return outcome
-
-
-def unavailable(outcome: Outcome) -> str:
-    assert isinstance(outcome, Unavailable), outcome
-    return outcome.reason
 
 
 # --- one command for a batch

@@ -197,7 +197,7 @@ def test_the_nightly_reconciliation_reads_the_cluster(cluster: list[Node], targe
 
     assert attempt(target(), [sample_events.put("a")], 1) == [DELIVERED]
     settings: Any = load("redis", values(cluster))
-    store.check(settings, "hash")
+    store._check(settings)
     client = store.connect(settings)
     assert client.hkeys(KEY) == [b"images/a"]
     client.close()

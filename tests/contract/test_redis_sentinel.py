@@ -222,7 +222,7 @@ def test_the_nightly_reconciliation_reads_the_master(whole: Group, target: Calla
     mirror = target(format="namespace", key="bucketobjects")
     services.until(lambda: attempt(mirror, [sample_events.put("a")], 1) == [DELIVERED], 60)
     settings: Any = load("redis", values(whole) | {"format": "namespace", "key": "bucketobjects"})
-    store.check(settings, "hash")
+    store._check(settings)
     client = store.connect(settings)
     assert client.hkeys("bucketobjects") == [b"images/a"]
     client.close()

@@ -8,7 +8,6 @@ import re
 import subprocess
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 
@@ -16,31 +15,12 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.registry import TYPES
 from tests import services
 from tests.contract.probes import postgresql, redis
-from tests.contract.test_webhook import webhook
+from tests.contract.probes.webhook import webhook
 from tests.support import sample_events
+from tests.support.doc_consumers import consumers, output, page
 from workers.delivery.outcomes import DELIVERED
 from workers.targets import TARGETS
 from workers.targets.base import TargetUnavailable
-
-PAGES = Path(__file__).parents[2] / "docs" / "reference" / "targets"
-
-
-def page(type_: str) -> str:
-    return (PAGES / f"{type_}.md").read_text(encoding="utf-8")
-
-
-def consumers(type_: str, **places: str) -> list[str]:
-    """The programs on a page, with the places in them changed to those of this test."""
-    found = re.findall(r"```python\n(.*?)```", page(type_), re.DOTALL)
-    for old, new in places.items():
-        found = [program.replace(old, new) for program in found]
-    return found
-
-
-def output(program: str) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
 
 
 @pytest.mark.parametrize("type_", sorted(TARGETS))

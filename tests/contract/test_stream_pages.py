@@ -7,9 +7,8 @@ from pathlib import Path
 from app.outbox.engine.database import now_ms
 from tests import services
 from tests.contract.probes import elasticsearch, kafka
-from tests.contract.test_reference_pages import consumers, output
 from tests.support import sample_events
-from tests.support.doc_consumers import following
+from tests.support.doc_consumers import consumers, following, output
 from workers.delivery.outcomes import DELIVERED
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

@@ -14,7 +14,7 @@ import pytest
 from app.events.model import Event
 from tests import services
 from tests.contract.probes.base import LIMIT, Probe, attempt
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
 from tests.support.forking import in_a_child, local_ports
 from workers.delivery.outcomes import (
     DELIVERED,
@@ -26,7 +26,7 @@ from workers.delivery.outcomes import (
     Rejected,
     Unavailable,
 )
-from workers.targets import payloads
+from workers.targets import cloudevents, payloads
 from workers.targets.base import LeaseExpired, Target, TargetUnavailable
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
@@ -84,6 +84,24 @@ def test_messages_have_the_members_of_the_old_guides_if_asked(probe: Probe) -> N
     assert list(target.deliver([event], 1)) == [DELIVERED]
     target.close()
     assert probe.held() == [(event.path, payloads.log(event, "guide"))]
+
+
+def test_cloud_events_in_json_arrive_whole_and_the_same_each_time(probe: Probe) -> None:
+    if probe.is_namespace or "guide" in probe.values().values():
+        pytest.skip("it has one entry for each object, or the shape of the guides")
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    target = probe.target(payload="cloudevents")
+    assert list(target.deliver(made, 100)) == [DELIVERED] * len(made)
+    once = sorted(probe.held())
+    assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
+    target.close()
+    assert sorted(set(probe.held())) == once
+    assert sorted(path for path, _ in once) == sorted(event.path for event in made)
+    documents = dict(once)
+    for event in made:
+        assert probe.same(documents[event.path], cloudevents.structured(event))
+        cloud_events.assert_is(cloud_events.structured(documents[event.path]), event)
 
 
 def test_opens_what_it_created_before(probe: Probe) -> None:

@@ -25,23 +25,18 @@ import pytest
 import trustme
 from standardwebhooks.webhooks import Webhook
 
-from app.config import target_settings
+from app.events.parsing import parse
 from tests import services
 from tests.contract.probes.base import LIMIT, attempt
+from tests.contract.probes.webhook import SECRETS, webhook
 from tests.services import Answer, Receiver, Request
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Rejected, Unavailable
-from workers.targets import create, payloads
+from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
 from workers.targets.webhook.request import authorization
 
 WINDOWS = pytest.mark.parametrize("window", [1, 100])
-SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"ab"]
-
-
-def webhook(endpoint: str, **changes: str) -> Target:
-    values = {"endpoint": endpoint, "allow_private": "on", "timeout": "2s", "read_timeout": "2s"}
-    return create("webhook", target_settings.load("webhook", dict(values | changes)))
 
 
 def one_request(receiver: Receiver, endpoint: str = "", **changes: str) -> Request:
@@ -120,6 +115,59 @@ def test_a_trace_context_goes_on_as_the_headers_of_its_own_request(receiver: Rec
     names = ("traceparent", "tracestate")
     found = [{name: request.headers.get(name) for name in names} for request in receiver.requests()]
     assert found == [dict.fromkeys(names), sample_events.TRACE]
+
+
+def test_headers_of_the_users_own_are_in_each_request_in_place_of_ours_of_the_same_name(receiver: Receiver) -> None:
+    given = 'X-Tenant: a; authorization: Digest x="y"; user-agent: mine; Accept-Encoding: br'
+    request = one_request(receiver, headers=given, signing_secret=SECRETS[0])
+    assert request.headers.keys() == {
+        "host", "content-type", "content-length", "x-tenant", "authorization", "user-agent", "accept-encoding",
+        "webhook-id", "webhook-timestamp", "webhook-signature",
+    }  # fmt: skip
+    own = {name: request.headers[name] for name in ("x-tenant", "authorization", "user-agent", "accept-encoding")}
+    assert own == {
+        "x-tenant": "a", "authorization": 'Digest x="y"', "user-agent": "mine", "accept-encoding": "br"
+    }  # fmt: skip
+
+
+def test_a_header_that_the_endpoint_repeats_is_in_no_reason(receiver: Receiver) -> None:
+    receiver.set(Answer(status=422, body="not with hunter2x and not with Token hunter3x"))
+    target = webhook(receiver.url, headers="X-Key: hunter2x; X-Other: Token hunter3x")
+    (outcome,) = target.deliver([sample_events.put("a")], 1)
+    target.close()
+    assert isinstance(outcome, Rejected)
+    assert outcome.reason.endswith("not with *redacted* and not with *redacted*")
+
+
+# --- CloudEvents; `test_target_contract.py` has what is the same for every target
+
+
+@pytest.mark.parametrize("payload", ["cloudevents", "cloudevents-binary"])
+def test_a_cloud_event_is_read_by_the_sdk_and_recorded_as_the_same_event_by_another_bucketwire(
+    receiver: Receiver, payload: str
+) -> None:
+    made = [sample_events.put(key) for key in sample_events.ODD_KEYS]
+    made.append(sample_events.traced(sample_events.put("traced")))
+    target = webhook(receiver.url, payload=payload, signing_secret=SECRETS[0])
+    for _ in range(2):
+        assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
+    target.close()
+    requests = receiver.requests()
+    changing = {"webhook-timestamp", "webhook-signature"}
+    sent = [(request.body, {name: request.headers[name] for name in request.headers.keys() - changing})
+            for request in requests]  # fmt: skip
+    assert sent[: len(made)] == sent[len(made) :]
+    for event, request in zip(made, requests, strict=False):
+        Webhook(SECRETS[0]).verify(request.body, request.headers)
+        cloud_events.assert_is(cloud_events.of_http(request.headers, request.body), event)
+        if payload == "cloudevents-binary":
+            assert request.body == payloads.log(event).encode()
+            assert request.headers["content-type"] == "application/json"
+        else:
+            assert request.headers["content-type"] == "application/cloudevents+json; charset=utf-8"
+        (recorded,) = parse(request.body, request.headers, now_ms=0).events
+        same = (recorded.name, recorded.path, recorded.version, recorded.time, recorded.record, recorded.trace)
+        assert same == (event.name, event.path, event.version, event.time, event.record, event.trace)
 
 
 def test_one_connection_is_kept_alive_through_calls(receiver: Receiver) -> None:

@@ -16,7 +16,7 @@ from app.config import target_settings
 from app.config.errors import BadSettings
 from tests import services
 from tests.contract.probes.base import attempt
-from tests.contract.test_webhook import webhook
+from tests.contract.probes.webhook import webhook
 from tests.services import Receiver
 from tests.support import sample_events
 from workers.delivery.outcomes import DELIVERED, Unavailable

@@ -9,9 +9,9 @@ from standardwebhooks.webhooks import Webhook
 
 from app.events.model import Event
 from app.events.parsing import parse
-from tests.contract.test_webhook import SECRETS, webhook
+from tests.contract.probes.webhook import SECRETS, webhook
 from tests.services import Answer, Receiver
-from tests.support import sample_events
+from tests.support import cloud_events, sample_events
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 
@@ -123,6 +123,32 @@ def test_a_request_of_several_has_a_trace_context_only_where_all_came_with_the_s
     assert set(delivered(receiver, alike + mixed, 1, events_per_post="3")) == {DELIVERED}
     found = [request.headers.get("traceparent") for request in receiver.requests()]
     assert found == [sample_events.TRACEPARENT, None]
+
+
+def test_cloud_events_come_in_batches_also_one_alone_and_our_own_api_reads_them(receiver: Receiver) -> None:
+    batch = [event for _, event in sample_events.captured()][:11]
+    assert set(delivered(receiver, batch, 1, payload="cloudevents")) == {DELIVERED}
+    requests = receiver.requests()
+    assert {request.headers["content-type"] for request in requests} == {
+        "application/cloudevents-batch+json; charset=utf-8"
+    }
+    found = [each for request in requests for each in cloud_events.batch(request.body)]
+    for event, each in zip(batch, found, strict=True):
+        cloud_events.assert_is(each, event)
+    assert [len(json.loads(request.body)) for request in requests] == [10, 1]
+    recorded = [each for request in requests for each in parse(request.body, request.headers, now_ms=0).events]
+    assert [each.record for each in recorded] == [event.record for event in batch]
+
+
+@WINDOWS
+def test_a_refused_batch_of_cloud_events_comes_as_batches_of_one(receiver: Receiver, window: int) -> None:
+    batch = [sample_events.put(f"k{number}", metadata="poison" if number == 2 else "") for number in range(4)]
+    receiver.set(Answer(status=422, containing="poison"))
+    outcomes = delivered(receiver, batch, window, payload="cloudevents")
+    assert [type(outcome) for outcome in outcomes] == [type(DELIVERED)] * 2 + [Rejected] + [type(DELIVERED)]
+    bodies = [cloud_events.batch(body) for body in receiver.bodies()]
+    assert [len(each) for each in bodies] == [4, 1, 1, 1, 1]
+    assert [each.get_id() for (each,) in bodies[1:]] == [event.id for event in batch]
 
 
 def test_our_own_api_reads_such_a_request(receiver: Receiver) -> None:

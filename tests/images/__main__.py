@@ -70,6 +70,10 @@ def container(
     having.run("run", "--detach", "--name", name, *options, image, *command)
     try:
         yield name
+    except BaseException:
+        logs = having.run("logs", "--tail", "20", name, check=False)
+        say(f"    the last lines of {' '.join(command)}:\n{logs.stdout}{logs.stderr}")
+        raise
     finally:
         having.run("rm", "--force", name, check=False)
 

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import pytest
+from billiard import process
+from billiard.process import BaseProcess as BilliardProcess
+from celery.concurrency.prefork import process_initializer
 
 from app.config.settings import Settings
 from tests import services
 from tests.support.builders import add_target, migrated, registry
 from tests.support.forking import in_a_child
 from workers import runtime
+from workers.celery import app
+
+
+def test_a_process_whose_worker_was_killed_before_it_began_ends(tmp_path: Path) -> None:
+    """As Celery starts it: the kernel is asked to kill it with its parent, but the parent is gone by then."""
+    reading, writing = os.pipe()
+    worker = os.fork()
+    if not worker:
+        begun = BilliardProcess()  # whose parent is the worker
+        parent = os.getpid()
+        if os.fork():
+            os._exit(0)
+        while os.getppid() == parent:
+            time.sleep(0.001)
+        process._set_current_process(begun)
+        os.write(writing, b"begins ")
+        process_initializer(app, "host")
+        os.write(writing, b"and goes on")
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(worker, 0)
+    with os.fdopen(reading, "rb") as said:
+        assert said.read() == b"begins "
 
 
 def test_a_workers_child_makes_its_context_anew_with_no_target_open(

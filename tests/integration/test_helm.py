@@ -18,7 +18,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import provision, services
 from tests.support.builders import add_target, event, migrated
-from tests.unit.test_compose import parses
+from tests.support.procfile import parses
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy/helm/bucketwire"

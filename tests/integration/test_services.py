@@ -10,7 +10,8 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,7 +25,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from tests import services
+from tests import provision, services
 from tests.services import reaper
 
 TOP = Path(__file__).parents[2]
@@ -123,6 +124,30 @@ def test_a_server_keeps_what_was_written_through_kill_and_stop_and_leaves_nothin
             server.start()
             assert server.port == port
             assert probe.read(server) == written
+
+
+@dataclass(eq=False)
+class Leaving(services.ZooKeeper):
+    """The smallest server of Java's."""
+
+    def argv(self) -> Sequence[str | Path]:
+        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        return self.serving(main=main, arguments=[self.folder / "zoo.cfg"])
+
+
+def test_a_server_of_java_leaves_its_classes_to_those_after_it_if_it_ends_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provision, "CACHE", tmp_path)
+    first, beside = Leaving(), Leaving()
+    for end, found in ((first.kill, 0), (first.stop, 1)):
+        first.start()
+        assert not any("classes.jsa" in str(word) for word in beside.argv())
+        end()
+        kept = list(tmp_path.glob("*.jsa"))
+        assert len(kept) == found
+    with beside.start():
+        assert str(kept[0]) in Path(f"/proc/{beside.pid}/maps").read_text()
 
 
 S = TypeVar("S", bound=services.Server)

@@ -14,7 +14,7 @@ import pytest
 
 from app.config.settings import Settings
 from tests import services
-from tests.unit.test_compose import PROCESSES, parses
+from tests.support.procfile import PROCESSES, parses
 
 UNITS = Path(__file__).parents[2] / "deploy/systemd"
 SERVICES = sorted(path.name for path in UNITS.glob("*.service"))

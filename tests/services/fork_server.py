@@ -98,6 +98,7 @@ def become(request: dict[str, object], output: int) -> list[str]:
 
 def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
+    sys.modules.setdefault("opentelemetry", None)  # type: ignore[arg-type]  # as bucketwire.start does
     for name in PRELOADED:
         with contextlib.suppress(Exception):  # the process that needs it says why it cannot be imported
             importlib.import_module(name)

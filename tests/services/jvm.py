@@ -16,14 +16,14 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, need, run_to_end
+from tests.services.java import JavaServer, as_file
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, accepting, free_port, need, run_to_end
 
-JAVA = ("java", "-Djava.net.preferIPv4Stack=true", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
 
 
 @dataclass(eq=False)
-class Kafka(Server):
+class Kafka(JavaServer):
     """One Kafka broker in KRaft mode; topics are made by the first write and kept through kill and start.
 
     `port` is plaintext, `sasl_port` SASL over plaintext, `tls_port` TLS, `mtls_port` TLS with a client certificate,
@@ -45,7 +45,7 @@ class Kafka(Server):
         (self.folder / "server.properties").write_text("".join(self._properties(store, certs.ca, controller)))
         scram = [f"--add-scram=SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
         options = ["format", "-t", CLUSTER, "-c", f"{self.folder}/server.properties"]
-        run_to_end([*JAVA, "-Xmx128m", *self._classes(), "kafka.tools.StorageTool", *options, *scram], self.log)
+        run_to_end(self.java("-Xmx128m", main="kafka.tools.StorageTool", arguments=[*options, *scram]), self.log)
 
     def _properties(self, store: Path, ca: Path, controller: int) -> list[str]:
         ports = {
@@ -96,12 +96,11 @@ class Kafka(Server):
                 settings[f"listener.name.{listener}.scram-sha-{bits}.sasl.jaas.config"] = login
         return [f"{name}={value}\n" for name, value in settings.items()]
 
-    def _classes(self) -> list[str]:
-        return ["-cp", f"{provision.OLD_KAFKA if self.old else provision.KAFKA}/*"]
+    def jars(self) -> Sequence[Path]:
+        return sorted((provision.OLD_KAFKA if self.old else provision.KAFKA).glob("*.jar"))
 
     def argv(self) -> Sequence[str | Path]:
-        heap = ["-Xms256m", "-Xmx256m"]
-        return [*JAVA, *heap, *self._classes(), "kafka.Kafka", self.folder / "server.properties"]
+        return self.serving("-Xms256m", "-Xmx256m", main="kafka.Kafka", arguments=[self.folder / "server.properties"])
 
     def ping(self) -> None:
         # ApiVersions, the first request of every client: key 18, version 0, correlation 7, no client id.
@@ -118,7 +117,7 @@ class Kafka(Server):
 
 
 @dataclass(eq=False)
-class ZooKeeper(Server):
+class ZooKeeper(JavaServer):
     """What a Kafka of that time keeps its topics in."""
 
     name: ClassVar[str] = "first_kafka"
@@ -127,9 +126,12 @@ class ZooKeeper(Server):
         place = f"dataDir={self.folder}/data\nclientPort={self.port}\nclientPortAddress={LOOPBACK}\n"
         (self.folder / "zoo.cfg").write_text(f"{place}tickTime=500\n")
 
+    def jars(self) -> Sequence[Path]:
+        return sorted(provision.FIRST_KAFKA.glob("*.jar"))
+
     def argv(self) -> Sequence[str | Path]:
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
-        return [*JAVA, "-Xmx64m", "-cp", f"{provision.FIRST_KAFKA}/*", main, self.folder / "zoo.cfg"]
+        return self.java("-Xmx64m", main=main, arguments=[self.folder / "zoo.cfg"])
 
     def ping(self) -> None:
         with socket.create_connection((LOOPBACK, self.port), timeout=5) as client:
@@ -138,7 +140,7 @@ class ZooKeeper(Server):
 
 
 @dataclass(eq=False)
-class FirstKafka(Server):
+class FirstKafka(JavaServer):
     """Kafka 0.9, the older of the two that MinIO's guides name; it makes topics of six partitions when asked for."""
 
     name: ClassVar[str] = "first_kafka"
@@ -160,9 +162,11 @@ class FirstKafka(Server):
         lines = "".join(f"{name}={value}\n" for name, value in settings.items())
         (self.folder / "server.properties").write_text(lines)
 
+    def jars(self) -> Sequence[Path]:
+        return self.zookeeper.jars()
+
     def argv(self) -> Sequence[str | Path]:
-        classes = ["-cp", f"{provision.FIRST_KAFKA}/*"]
-        return [*JAVA, "-Xmx256m", *classes, "kafka.Kafka", self.folder / "server.properties"]
+        return self.java("-Xmx256m", main="kafka.Kafka", arguments=[self.folder / "server.properties"])
 
     def ping(self) -> None:
         accepting(self.port)
@@ -179,7 +183,7 @@ class FirstKafka(Server):
 
 
 @dataclass(eq=False)
-class Elasticsearch(Server):
+class Elasticsearch(JavaServer):
     """One Elasticsearch 8 node with its security on: user `elastic`, API keys, roles; with `tls` over HTTPS.
 
     Indexed documents are kept through kill and start. Not there: `_delete_by_query`, scripts, language analyzers.
@@ -224,11 +228,15 @@ class Elasticsearch(Server):
             "rootLogger.level = info\nrootLogger.appenderRef.c.ref = c\n"
         )
 
+    def jars(self) -> Sequence[Path]:
+        home = provision.ELASTICSEARCH
+        return [as_file(home / "launcher"), *sorted((home / "lib").glob("*.jar"))]
+
     def argv(self) -> Sequence[str | Path]:
         home, folder = provision.ELASTICSEARCH, self.folder
         heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
         paths = [f"-Des.path.home={home}", f"-Des.path.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
-        return [*JAVA, *heap, *paths, "-cp", f"{home}/launcher:{home}/lib/*", "EsNode"]
+        return self.serving(*heap, *paths, main="EsNode")
 
     def env(self) -> Mapping[str, str]:
         return {"ES_BOOTSTRAP_PASSWORD": PASSWORD}

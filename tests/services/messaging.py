@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port, run_to_end
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, free_port
 
 
 def http_json(url: str) -> Any:
@@ -36,11 +36,12 @@ class Mosquitto(Server):
     """
 
     name: ClassVar[str] = "mosquitto"
+    newest: ClassVar[Path | None] = provision.NEWEST
 
     def prepare(self) -> None:
         self.ws_port, self.tls_port, self.wss_port, self.mtls_port = (free_port() for _ in range(4))
         passwords = self.folder / "passwords"
-        run_to_end(["mosquitto_passwd", "-b", "-c", str(passwords), USER, PASSWORD], self.log)
+        self.set_up(["mosquitto_passwd", "-b", "-c", str(passwords), USER, PASSWORD])
         certs = certificates()
         tls = f"cafile {certs.ca}\ncertfile {certs.cert}\nkeyfile {certs.key}\n"
         # Without socket_domain a WebSocket listener binds to every interface, whatever its address says.
@@ -84,6 +85,7 @@ class Nats(Server):
     """
 
     name: ClassVar[str] = "nats"
+    newest: ClassVar[Path | None] = provision.NEWEST
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
     jetstream: bool = False
     tls: bool = False
@@ -134,6 +136,7 @@ class NatsStreaming(Nats):
     """
 
     name: ClassVar[str] = "nats_streaming"
+    newest: ClassVar[Path | None] = None
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     cluster_id: ClassVar[str] = "test-cluster"
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from tests import provision
-from tests.services.jvm import JAVA
-from tests.services.server_process import LOOPBACK, Server, free_port
+from tests.services.java import JavaServer, as_file
+from tests.services.server_process import LOOPBACK, free_port
 
 
 @dataclass(eq=False)
-class OpenSearch(Server):
+class OpenSearch(JavaServer):
     """One OpenSearch 2 node. Indexed documents are kept through kill and start."""
 
     name: ClassVar[str] = "opensearch"
@@ -46,11 +46,15 @@ class OpenSearch(Server):
             "rootLogger.level = info\nrootLogger.appenderRef.c.ref = c\n"
         )
 
+    def jars(self) -> Sequence[Path]:
+        home = provision.OPENSEARCH
+        return [as_file(home / "launcher"), *sorted((home / "lib").glob("*.jar"))]
+
     def argv(self) -> Sequence[str | Path]:
-        home, folder = provision.OPENSEARCH, self.folder
+        folder = self.folder
         heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
         paths = [f"-Dpeer.home={folder}", f"-Dpeer.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
-        return [*JAVA, *heap, *paths, "-cp", f"{home}/launcher:{home}/lib/*", "OsNode"]
+        return self.java(*heap, *paths, main="OsNode")
 
     @property
     def url(self) -> str:

@@ -22,6 +22,7 @@ class _Wire:
     near: socket.socket
     far: socket.socket
     silent: threading.Event = field(default_factory=threading.Event)
+    unanswered: threading.Event = field(default_factory=threading.Event)  # the next answer is lost
 
     def reset(self) -> None:
         """End it as a machine does that knows nothing of it."""
@@ -49,6 +50,8 @@ class Proxy:
     def __init__(self, to: int, change: Callable[[bytes], bytes] = bytes, *, hang_up_on: bytes = b"") -> None:
         """With `hang_up_on` a connection is reset when its client sends these bytes."""
         self._to, self._change, self._hang_up_on = to, change, hang_up_on
+        self._unanswered = b""
+        self.lost = threading.Event()  # whether an answer was lost by `lose_answer_to()`
         self._delay = 0.0
         self._refusing = False
         self._swallowing, self._muting = threading.Event(), threading.Event()
@@ -89,6 +92,10 @@ class Proxy:
             wire.silent.set()
             with contextlib.suppress(OSError):
                 wire.far.shutdown(socket.SHUT_RDWR)
+
+    def lose_answer_to(self, request: bytes) -> None:
+        """Pass on what has these bytes, once, and reset its connection in place of the answer."""
+        self._unanswered = request
 
     def heal(self) -> None:
         """Pass on again whatever new connections bring."""
@@ -150,6 +157,13 @@ class Proxy:
         with contextlib.suppress(OSError):
             while received := source.recv(1 << 16):
                 if self._hang_up_on and not answers and self._hang_up_on in received:
+                    wire.reset()
+                    return
+                if self._unanswered and not answers and self._unanswered in received:
+                    self._unanswered = b""
+                    wire.unanswered.set()
+                if answers and wire.unanswered.is_set():
+                    self.lost.set()
                     wire.reset()
                     return
                 if self._delay:

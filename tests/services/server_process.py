@@ -24,10 +24,12 @@ import psutil
 
 from tests import provision
 from tests.services import reaper
+from tests.support import debian_tree
 
 LOOPBACK = "127.0.0.1"
 USER = "alice"
 PASSWORD = "s3cret"
+NEWEST = os.environ.get("TEST_SERVERS") == "newest"  # of each server Debian's newest version, see `make matrix`
 
 logs: dict[Path, str] = {}  # of every server that this test process has made, with its name
 _issued: set[int] = set()
@@ -100,14 +102,17 @@ def until(condition: Callable[[], object], timeout: float = 10, *, what: str = "
 
 
 def looks() -> Iterator[float]:
-    """The time of each look, of which the next follows after 10 ms, but so that looking takes a third of the time.
+    """The time of each look, of which the next follows after 10 ms at first.
 
-    Else those who wait would keep those from working whom they wait for.
+    Looking takes a third of the time at most, and less the longer it is waited: else those who wait would keep those
+    from working whom they wait for. It delays nobody by more than a tenth of the wait, and by 0.2 s.
     """
+    first = time.monotonic()
     while True:
         began = time.monotonic()
         yield began
-        time.sleep(min(0.2, max(0.01, 2 * (time.monotonic() - began))))
+        now = time.monotonic()
+        time.sleep(min(0.2, max(0.01, 2 * (now - began), (now - first) / 10)))
 
 
 @dataclass
@@ -191,6 +196,7 @@ class Server:
     name: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
     patience: ClassVar[float] = 30
+    newest: ClassVar[Path | None] = None  # the folder with its newest version, where there is one besides
 
     folder: Path = field(init=False)
     log: Path = field(init=False)
@@ -207,11 +213,16 @@ class Server:
         self.port = free_port()
         self.prepare()
 
+    @property
+    def tree(self) -> Path | None:
+        """The folder with its newest version, if that is to run."""
+        return self.newest if NEWEST else None
+
     # --- what each server says of itself
 
     def check(self) -> None:
         """Skip or fail the test where this server cannot be had."""
-        need(self.name)
+        need(self.tree.name if self.tree else self.name)
 
     def prepare(self) -> None:
         """Write what the server needs before its first start: configuration, certificates, an empty data folder."""
@@ -230,7 +241,11 @@ class Server:
 
     def spawn(self) -> Child:
         """Start the process."""
-        return spawn(self.argv(), self.log, env=self.env(), user=self.user())
+        return spawn(self.argv(), self.log, env=self.env(), user=self.user(), tree=self.tree)
+
+    def set_up(self, argv: Sequence[str | Path]) -> None:
+        """Run a tool of its own to the end; RuntimeError with the log's end when it fails."""
+        run_to_end(argv, self.log, user=self.user(), tree=self.tree)
 
     def ping(self) -> None:
         """One real call by a real client; any exception means not ready yet."""
@@ -350,14 +365,22 @@ def _stopped(pid: int) -> bool:
 
 def inherited(log: Path) -> dict[str, str]:
     """The environment that a server has besides its own."""
-    kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "TZ", "JAVA_HOME") if name in os.environ}
+    names = ("PATH", "TMPDIR", "TZ", "JAVA_HOME", "GLIBC_TUNABLES")
+    kept = {name: os.environ[name] for name in names if name in os.environ}
     return {**kept, "LANG": "C.UTF-8", "HOME": str(log.parent)}
 
 
 def spawn(
-    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, user: str | None = None
+    argv: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    tree: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """A foreground child in a session of its own, its output added to `log`."""
+    """A foreground child in a session of its own, its output added to `log`; with `tree` it is a program of that."""
+    if tree:
+        argv, user = debian_tree.within(tree, argv, user), None
     with log.open("ab") as output:
         return subprocess.Popen(
             [str(argument) for argument in argv],
@@ -374,10 +397,15 @@ def spawn(
 
 
 def run_to_end(
-    argv: Sequence[str | Path], log: Path, *, env: Mapping[str, str] | None = None, user: str | None = None
+    argv: Sequence[str | Path],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    user: str | None = None,
+    tree: Path | None = None,
 ) -> None:
     """Run a server's own set-up tool; RuntimeError with the log's end when it fails."""
-    child = spawn(argv, log, env=env, user=user)
+    child = spawn(argv, log, env=env, user=user, tree=tree)
     try:
         child.wait(60)
     except subprocess.TimeoutExpired:

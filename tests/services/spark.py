@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import urllib.request
@@ -11,18 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tests.services import java, spark_classes
 from tests.services.server_process import LOOPBACK, Server, free_port, need
 
-_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 _MEMORY = "600m"  # of a worker, for one executor of Spark's least
-
-
-def spark_home() -> Path:
-    """Where the wheel has put Spark."""
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None
-    assert found.origin is not None
-    return Path(found.origin).parent
 
 
 @dataclass(eq=False)
@@ -37,11 +28,12 @@ class _Daemon(Server):
 
     def env(self) -> Mapping[str, str]:
         return {
-            "SPARK_HOME": str(spark_home()),
+            "SPARK_HOME": str(spark_classes.home()),
             "SPARK_LOCAL_IP": LOOPBACK,  # else the web page listens on every interface
             "SPARK_DAEMON_MEMORY": "192m",
-            "SPARK_DAEMON_JAVA_OPTS": f"{_SMALL} -Dspark.master.rest.enabled=false",  # its port is always the same
-            "SPARK_LAUNCHER_OPTS": _SMALL,
+            # The port of REST is always the same.
+            "SPARK_DAEMON_JAVA_OPTS": f"{spark_classes.options()} -Dspark.master.rest.enabled=false",
+            "SPARK_LAUNCHER_OPTS": " ".join(java.QUICK),
             "SPARK_WORKER_DIR": str(self.folder / "work"),
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
             "PYSPARK_PYTHON": sys.executable,
@@ -49,7 +41,7 @@ class _Daemon(Server):
 
     def command(self, name: str, *arguments: str) -> Sequence[str | Path]:
         options = ["--host", LOOPBACK, "--port", str(self.port), "--webui-port", str(self.ui_port)]
-        return [spark_home() / "bin/spark-class", f"org.apache.spark.deploy.{name}", *options, *arguments]
+        return [spark_classes.home() / "bin/spark-class", f"org.apache.spark.deploy.{name}", *options, *arguments]
 
     def state(self) -> dict[str, Any]:
         """What its page tells."""

@@ -8,33 +8,32 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
-import os
-import shutil
+import importlib.util
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 from tests import provision
-from tests.services.spark import spark_home
+from tests.services import java
 
-_SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
+def home() -> Path:
+    """Where the wheel has put Spark."""
+    found = importlib.util.find_spec("pyspark")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent
 
 
 def archive() -> Path:
     """Where it is, or will be."""
-    home = os.environ.get("JAVA_HOME")
-    java = shutil.which("java", path=f"{home}/bin" if home else None)
-    of = [Path(java).resolve()] if java else []
-    of += sorted(spark_home().glob("jars/spark-core_*.jar"))
-    found = repr([(str(path), path.stat().st_mtime_ns) for path in of])
-    return provision.CACHE / f"spark-classes-{hashlib.blake2b(found.encode(), digest_size=6).hexdigest()}.jsa"
+    return java.archive("spark", sorted(home().glob("jars/spark-core_*.jar")))
 
 
 def options() -> str:
-    """The options of a driver's JVM."""
-    return f"{_SMALL} -XX:SharedArchiveFile={archive()} -Xshare:auto -Xlog:disable"
+    """The options of a JVM of Spark's."""
+    return f"{' '.join(java.QUICK)} -XX:SharedArchiveFile={archive()} -Xshare:auto -Xlog:disable"
 
 
 def provide() -> None:
@@ -63,7 +62,7 @@ def main(made: str, folder: str) -> None:
     from spark_jobs.session import session
 
     settings = {
-        "spark.driver.extraJavaOptions": f"{_SMALL} -XX:ArchiveClassesAtExit={made} -Xlog:disable",
+        "spark.driver.extraJavaOptions": f"{' '.join(java.QUICK)} -XX:ArchiveClassesAtExit={made} -Xlog:disable",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",

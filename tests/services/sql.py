@@ -16,7 +16,7 @@ import pymysql
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting, run_to_end
+from tests.services.server_process import LOOPBACK, PASSWORD, USER, Server, accepting
 
 
 @dataclass(eq=False)
@@ -28,11 +28,13 @@ class Postgres(Server):
     """
 
     name: ClassVar[str] = "postgres"
+    newest: ClassVar[Path | None] = provision.NEWEST
     stop_signal: ClassVar[signal.Signals] = signal.SIGINT
     durable: bool = False
 
     def prepare(self) -> None:
-        self.binaries = max(Path("/usr/lib/postgresql").glob("*/bin/initdb")).parent
+        root = self.tree or Path("/")
+        self.binaries = "/" / max(root.glob("usr/lib/postgresql/*/bin/initdb")).parent.relative_to(root)
         user, certs = self.user(), certificates()
         copies = {"server.crt": certs.cert, "server.key": certs.key, "ca.crt": certs.ca}
         for name, source in copies.items():
@@ -44,7 +46,7 @@ class Postgres(Server):
                 shutil.chown(path, user, user)
         login = [f"--username={USER}", f"--pwfile={self.folder}/password", "--auth=scram-sha-256"]
         options = [f"--pgdata={self.folder}/data", "--encoding=UTF8", "--locale=C.UTF-8", "--no-sync"]
-        run_to_end([self.binaries / "initdb", *login, *options], self.log, user=user)
+        self.set_up([self.binaries / "initdb", *login, *options])
         access = self.folder / "data/pg_hba.conf"
         access.write_text(f"hostssl all client {LOOPBACK}/32 cert\n{access.read_text()}")
 
@@ -107,25 +109,29 @@ class Postgres(Server):
 
 @dataclass(eq=False)
 class MySQL(Server):
-    """Oracle's MySQL 8.0.12: caching_sha2_password, utf8mb4, TLS 1.2.
+    """Oracle's MySQL 8.0.12, or Debian's 9: caching_sha2_password, utf8mb4, TLS 1.2.
 
     The user `client` needs the session's client certificate, and no password. A SIGKILL loses nothing that was
     committed; only `durable` also waits for the disk, which is what a benchmark has to measure.
     """
 
     name: ClassVar[str] = "mysql"
+    newest: ClassVar[Path | None] = provision.NEWEST_MYSQL
     durable: bool = False
 
     def prepare(self) -> None:
-        shutil.copytree(provision.MYSQL_DATA, self.folder / "data")
+        shutil.copytree(self.tree / "data" if self.tree else provision.MYSQL_DATA, self.folder / "data")
+
+    def program(self) -> list[str | Path]:
+        """The server with the options that say where its own files are."""
+        if self.tree:
+            return ["/usr/sbin/mysqld", "--no-defaults", "--secure-file-priv=NULL"]
+        basedir = provision.MYSQL
+        return [basedir / "bin/mysqld", "--no-defaults", f"--basedir={basedir}", f"--lc-messages-dir={basedir}/share"]
 
     def argv(self) -> Sequence[str | Path]:
-        basedir = provision.MYSQL
         return [
-            basedir / "bin/mysqld",
-            "--no-defaults",
-            f"--basedir={basedir}",
-            f"--lc-messages-dir={basedir}/share",
+            *self.program(),
             "--skip-mysqlx",
             "--skip-log-bin",
             f"--innodb-flush-method={'fsync' if self.durable else 'nosync'}",
@@ -220,6 +226,7 @@ class OldMySQL(MySQL):
     """Oracle's MySQL 5.7.19: the oldest line with JSON, and no TLS that a client of today would use."""
 
     name: ClassVar[str] = "old_mysql"
+    newest: ClassVar[Path | None] = None
 
     def prepare(self) -> None:
         shutil.copytree(provision.OLD_MYSQL_DATA, self.folder / "data")
@@ -235,10 +242,11 @@ class MariaDB(MySQL):
     """MariaDB, a second server of the same protocol with a mind of its own."""
 
     name: ClassVar[str] = "mariadb"
+    newest: ClassVar[Path | None] = provision.NEWEST
 
     def prepare(self) -> None:
         options = ["--no-defaults", f"--datadir={self.folder}/data", "--auth-root-authentication-method=normal"]
-        run_to_end(["mariadb-install-db", *options, "--skip-test-db", *provision.as_root()], self.log)
+        self.set_up(["mariadb-install-db", *options, "--skip-test-db", *provision.as_root()])
 
     def argv(self) -> Sequence[str | Path]:
         return ["/usr/sbin/mariadbd", "--no-defaults", *self.common()]

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from app.cli_common.run import run_command
+from app.outbox.reconcile.runs import AlreadyRunning
 from tests import provision, services
-from tests.services import spark_classes
+from tests.services import java, spark_classes
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,8 +30,10 @@ QUICK = {
 }
 # The same for a job that is started by its command.
 QUICKLY = {
-    "PYSPARK_SUBMIT_ARGS": shlex.join([*(f"--conf={name}={value}" for name, value in QUICK.items()), "pyspark-shell"])
+    "PYSPARK_SUBMIT_ARGS": shlex.join([*(f"--conf={name}={value}" for name, value in QUICK.items()), "pyspark-shell"]),
+    "SPARK_LAUNCHER_OPTS": " ".join(java.QUICK),
 }
+Job = Callable[..., tuple[int, str, str]]  # environment and words: exit code and outputs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,14 +59,43 @@ def _classes() -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     services.need("spark_jars")
+    from spark_jobs import connectors
     from spark_jobs.session import session
 
     folder = services.new_folder("spark")
     settings = QUICK | {"spark.sql.warehouse.dir": str(folder / "warehouse"), "spark.local.dir": str(folder)}
     with session(
-        "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings
-    ) as spark_session:
+        "tests", master="local[2]", jars=str(provision.SPARK_JARS), memory="768m", more=settings,
+        libraries=tuple(connectors.SHA256),
+    ) as spark_session:  # fmt: skip
         yield spark_session
+
+
+@pytest.fixture
+def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Job:
+    """Run a job's command in an environment, in this process and this session; exit code and outputs.
+
+    A process of its own would be busy with starting a JVM: only where the process is what is tested it has one.
+    """
+    from spark_jobs.__main__ import jobs
+    from spark_jobs.errors import describe_error
+
+    @contextmanager
+    def opened(_name: str, *, jars: str, **_: Any) -> Iterator[SparkSession]:
+        assert jars == str(provision.SPARK_JARS)
+        yield spark.newSession()  # a catalog of tables is of a session
+
+    monkeypatch.setattr("spark_jobs.session.session", opened)
+
+    def run(environment: Mapping[str, str], *words: str) -> tuple[int, str, str]:
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            run_command(jobs, words, describe_error, AlreadyRunning)
+        return (ended.value.code, *capsys.readouterr())  # type: ignore[return-value]  # the code is a number
+
+    return run
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.registry import open_registry
+from app.rules.filters import NO_FILTERS, Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.api_client import Api, NotPosted
 from spark_jobs.jobs.backfill import BackfillConfig, BackfillResult, CannotBackfill, backfill, classify
@@ -35,7 +36,7 @@ from spark_jobs.jobs.scan import ScanConfig, ScanLimits, scan
 from spark_jobs.schemas import LISTING
 from tests import provision, services
 from tests.services import until
-from tests.spark.conftest import QUICKLY
+from tests.spark.conftest import QUICKLY, Job
 from tests.support.service_processes import BUCKETWIRE, System, system
 
 T = 1_795_000_000_000
@@ -47,9 +48,14 @@ PATIENCE = 120
 
 
 def rule(
-    prefix: str = "", suffix: str = "", events: Sequence[str] = ("s3:ObjectCreated:*",), bucket: str = "b"
+    prefix: str = "",
+    suffix: str = "",
+    events: Sequence[str] = ("s3:ObjectCreated:*",),
+    bucket: str = "b",
+    filters: Filters = NO_FILTERS,
 ) -> Rule:
-    return Rule(bucket=bucket, events=tuple(events), prefix=prefix, suffix=suffix, target=TargetId("redis", "rows"))
+    target = TargetId("redis", "rows")
+    return Rule(bucket=bucket, events=tuple(events), prefix=prefix, suffix=suffix, target=target, filters=filters)
 
 
 def actions(spark: SparkSession, entries: Sequence[tuple[str, str, int]], rules: Sequence[Rule]) -> dict[str, str]:
@@ -68,6 +74,9 @@ def test_rules_and_events_in_flight_decide_what_is_sent(spark: SparkSession) -> 
     rules = [rule("o", "ld", events=[PUT]), rule("pa", events=[PUT]), rule("mo", events=["s3:ObjectRemoved:*"])]
     only_old = dict.fromkeys(["young", "moving", "parts"], "unmatched") | {"old": "send"}
     assert actions(spark, entries, rules) == only_old
+    # Each object of the listing has 5 bytes.
+    filters = [Filters(min_size=5, max_size=5, regex="o.*"), Filters(min_size=6), Filters(tags=Pairs(a="1"))]
+    assert actions(spark, entries, [rule(filters=one) for one in filters]) == only_old
 
 
 def test_a_backfill_event_is_just_newer_than_the_events_of_the_bucket() -> None:
@@ -113,14 +122,18 @@ class Stage:
         file.write_bytes(b"\n".join(map(orjson.dumps, lines)))
         return str(file), began
 
+    @property
+    def settings(self) -> dict[str, str]:
+        """The environment of a job."""
+        more = {"AWS_ENDPOINT_URL_S3": self.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
+        return {**self.whole.settings, **more, "BUCKETWIRE_URL": self.whole.api.url}
+
     @contextmanager
     def bucketwire(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """A command in the service's own environment; at the end it is killed, with all that it started."""
-        more = {"AWS_ENDPOINT_URL_S3": self.minio.url, "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS)}
-        more |= {"BUCKETWIRE_SPARK_MASTER": "local[1]", **QUICKLY}
-        more |= {"BUCKETWIRE_URL": self.whole.api.url}
+        more = {"BUCKETWIRE_SPARK_MASTER": "local[1]", **QUICKLY}
         with subprocess.Popen(
-            [str(BUCKETWIRE), *arguments], env=os.environ | self.whole.settings | more, text=True,
+            [str(BUCKETWIRE), *arguments], env=os.environ | self.settings | more, text=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         ) as running:  # fmt: skip
             try:
@@ -280,13 +293,12 @@ def test_a_scheduled_scan_is_recorded_as_a_run(stage: Stage) -> None:
         assert "has already been started" in running.stderr.read()
 
 
-def test_a_scan_warns_by_ordinary_events(stage: Stage) -> None:
+def test_a_scan_warns_by_ordinary_events(stage: Stage, job: Job) -> None:
     stage.target("warnings", "access", ["s3:Scanner:*"])
     stage.target("latest", "namespace", ["s3:Scanner:*"], policy="compatible")
     options = ["--many-versions", "2", "--large-versions", "33", "--big-prefix", "2", "--json"]
-    with stage.bucketwire("scan", "b-old", *options) as running:
-        out, error = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 0, error
+    code, out, error = job(stage.settings, "scan", "b-old", *options)
+    assert code == 0, error
     assert orjson.loads(out)["s3:Scanner:BigPrefix"] == 2
     settle(stage, "warnings")
     settle(stage, "latest")

@@ -24,7 +24,7 @@ from app.outbox.reconcile.runs import Reconciliation, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
 from spark_jobs.reports.report import LINES
 from tests import provision, services
-from tests.services import until
+from tests.services import spark_classes, until
 from tests.services.spark import SparkMaster, SparkWorker
 from tests.spark.conftest import QUICK
 from tests.support.service_processes import BUCKETWIRE, Role, System, start_all, stop_all, system
@@ -32,7 +32,6 @@ from tests.support.target_contents import TABLE, PostgresContents
 
 BUCKET, TARGET, LONG_AGO = "old-things", "postgresql:rows", "2026-11-01T00:00:00Z"
 KEYS = ["dir/", "x y+%41é🎉.txt", "a+b", *(f"many/{number % 3}/{number:02}" for number in range(60))]
-SMALL = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 DRIFT = {"objects": len(KEYS), "target_rows": len(KEYS) - 1, "missing": 2, "stale": 1, "orphaned": 1, "malformed": 1}
 PATIENCE = 240  # seconds for a run; on a quiet machine it takes fifteen
 
@@ -82,7 +81,7 @@ def stage(postgres_server: services.Postgres) -> Iterator[Stage]:
             "spark.driver.bindAddress": services.LOOPBACK,
             "spark.driver.host": services.LOOPBACK,
             "spark.executor.memory": "512m",
-            "spark.executor.extraJavaOptions": SMALL,
+            "spark.executor.extraJavaOptions": spark_classes.options(),
             "spark.cores.max": "2",
             "spark.locality.wait": "0",
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
@@ -154,7 +153,7 @@ def test_a_scheduled_run_is_executed_once_by_executors_on_every_machine(stage: S
         job.send_signal(signal.SIGCONT)
     assert (by_person.returncode, by_person.stdout) == (os.EX_TEMPFAIL, ""), by_person.stderr
     assert f"{TARGET} is already being reconciled with {BUCKET} (started " in by_person.stderr
-    until(lambda: stage.last() != begun, PATIENCE, what="the end of the run")
+    until(lambda: stage.run(begun.run).state != begun.state, PATIENCE, what="the end of the run")
     found = stage.run(begun.run)
     assert (found.state, found.problem) == ("drift", ""), stage.worker.said()
     assert {name: count for name, count in found.counts.items() if count} == DRIFT

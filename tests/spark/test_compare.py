@@ -13,14 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
 from spark_jobs.jobs.comparison import has_repeated_keys, write_differences
-from spark_jobs.jobs.drift import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
+from spark_jobs.jobs.findings import compare, documents, is_encoded, mark_in_flight, namespace_by_key, parsed
 from spark_jobs.jobs.reconcile import frame_of_keys
 from spark_jobs.jobs.sizes import Sizes
 from spark_jobs.key_groups import KEY_HASH
 from spark_jobs.listings.listing import Listing, from_parquet, newest
 from spark_jobs.reports.report import write_parquet
 from spark_jobs.schemas import DIFFERENCES, LISTING, NAMESPACE, ROWS
-from tests.spark.test_drift import PUT, T, kinds, row, rule, thing
+from tests.support.comparison import PUT, T, kinds, row, rule, thing
 from tests.support.hostile_names import BUCKETS
 
 ENTRIES = "key string, etag string, size bigint, modified bigint, version string, marker boolean, ordinal bigint"

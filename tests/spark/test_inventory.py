@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.listings.inventory import manifest
 from spark_jobs.listings.listing import BadListing, from_mc
 from tests import services
-from tests.spark.test_reading import fill, objects_of
+from tests.support.listings import fill, objects_of
 
 # The columns as AWS's guide has them for each format; what is not asked for is left out of a report.
 CSV = (

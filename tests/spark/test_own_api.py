@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import httpx
@@ -15,12 +12,9 @@ from app.config.arn import TargetId
 from app.events.names import EVERY
 from app.rules.model import Rule
 from tests import provision, services
-from tests.integration.api.conftest import keys, token, url_of
-from tests.integration.api.test_tls import SecureApi
-from tests.spark.conftest import QUICKLY
+from tests.integration.api.conftest import SecureApi, keys, token, url_of
+from tests.spark.conftest import Job
 from tests.support.builders import add_target, migrated, registry
-
-PATIENCE = 180
 
 
 class SecureApiAtIpv6(SecureApi):
@@ -31,8 +25,7 @@ class SecureApiAtIpv6(SecureApi):
         return f"https://[::1]:{self.port}"
 
 
-def test_backfill_and_scan_post_by_tls_to_an_ipv6_address(tmp_path: Path) -> None:
-    services.need("spark_jars")
+def test_backfill_and_scan_post_by_tls_to_an_ipv6_address(job: Job, tmp_path: Path) -> None:
     log = migrated(f"sqlite:///{tmp_path}/outbox.db")
     add_target(log)
     registry(log).add_rule(Rule(bucket="*", events=("s3:Scanner:*", EVERY), target=TargetId("webhook", "x")))
@@ -45,19 +38,15 @@ def test_backfill_and_scan_post_by_tls_to_an_ipv6_address(tmp_path: Path) -> Non
         # Every address, which is none to connect to.
         api.settings = {**api.settings, "BUCKETWIRE_LISTEN": f"[::]:{api.port}"}
         api.start()
-        environment = os.environ | dict(api.env()) | {
-            "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_SPARK_MASTER": "local[1]",
-            "BUCKETWIRE_TOKEN": admin, **QUICKLY,
-            "SSL_CERT_FILE": str(services.certificates().ca), "BUCKETWIRE_URL": "",
+        environment = dict(api.env()) | {
+            "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS), "BUCKETWIRE_TOKEN": admin, "BUCKETWIRE_URL": "",
+            "SSL_CERT_FILE": str(services.certificates().ca),
         }  # fmt: skip
 
         def run(*words: str) -> None:
             listed = ("--listing", str(listing), "--listed-at", "1s")
-            done = subprocess.run(
-                [sys.executable, "-m", "spark_jobs", *words, *listed, "--versions"], env=environment, text=True,
-                capture_output=True, timeout=PATIENCE, check=False,
-            )  # fmt: skip
-            assert done.returncode == 0, done.stderr[-2000:]
+            code, _, error = job(environment, *words, *listed, "--versions")
+            assert code == 0, error
 
         run("scan", "images", "--many-versions", "1")
         assert keys(log) == ["a"]

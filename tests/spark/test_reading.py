@@ -22,13 +22,14 @@ from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.events.minio_json import encode_key
 from app.events.model import Effect, Event
 from spark_jobs.errors import root_cause
-from spark_jobs.jobs.drift import namespace
+from spark_jobs.jobs.findings import namespace
 from spark_jobs.listings import s3_listing
-from spark_jobs.listings.listing import BadListing, Listing, from_mc, from_parquet
+from spark_jobs.listings.listing import BadListing, from_mc, from_parquet
 from spark_jobs.stores import CannotRead, elasticsearch, rows
 from tests import services
 from tests.support import minio_life
 from tests.support.hostile_names import BUCKETS
+from tests.support.listings import ODD, fill, objects_of
 from tests.support.target_contents import ElasticsearchContents, MysqlContents
 from workers.delivery.outcomes import DELIVERED
 from workers.targets.base import Target
@@ -37,10 +38,6 @@ from workers.targets.mysql.target import MysqlTarget
 from workers.targets.postgresql.target import PostgresTarget
 from workers.targets.redis.target import RedisTarget
 
-ODD = [
-    "a.txt", "dir/", "dir/x y+%41é🎉.txt", 'quotes"\'`\\<&>', "new\nline\ttab", "tab\t", "x" * 200, "éa", "日本",
-    "%2F", "a+b", "A.TXT", "z" * 3, " lead", "trail ",
-]  # fmt: skip
 PUT = "s3:ObjectCreated:Put"
 
 
@@ -70,39 +67,6 @@ def minio(direct: dict[str, dict[str, str]]) -> Iterator[services.MinIO]:
     }
     with services.minio(extra_env=env) as running:
         yield running
-
-
-def fill(minio: services.MinIO, bucket: str, *, versioned: bool) -> dict[str, tuple[str, int, str]]:
-    """Odd objects, versions and markers; what is there afterwards by minio-py: key to ETag, size and version."""
-    client = minio.client()
-    client.make_bucket(bucket)
-    s3_client = minio.boto3()
-    try:
-        if versioned:
-            s3_client.put_bucket_versioning(Bucket=bucket, VersioningConfiguration={"Status": "Enabled"})
-        for number, key in enumerate([*ODD, *(f"many/{n % 3}/{n:03}" for n in range(60))]):
-            client.put_object(bucket, key, io.BytesIO(b"x" * number), number)
-        for key in ("a.txt", "many/1/001"):
-            client.put_object(bucket, key, io.BytesIO(b"again"), 5)
-        for key in ("many/2/002", "日本"):
-            s3_client.delete_object(Bucket=bucket, Key=key)
-    finally:
-        s3_client.close()
-    found = {}
-    for one in client.list_objects(bucket, recursive=True, include_version=versioned):
-        if not one.is_delete_marker and (not versioned or one.is_latest == "true"):
-            version = one.version_id if versioned and one.version_id != "null" else ""
-            found[one.object_name] = (one.etag, one.size, version)
-    assert len(found) == len(ODD) + 60 - 2
-    return found
-
-
-def objects_of(listing: Listing) -> dict[str, tuple[str, int, str]]:
-    collected = listing.frame.collect()
-    assert all(one["modified"] > 1_700_000_000_000 for one in collected)
-    found = {one["key"]: (one["etag"], one["size"], one["version"]) for one in collected}
-    assert len(found) == len(collected), "a key comes twice"
-    return found
 
 
 @pytest.mark.parametrize("versioned", [False, True])

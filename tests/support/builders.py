@@ -15,6 +15,7 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.migration import migrate
 from app.outbox.registry import Registry
 from app.rules.model import Rule
+from tests.support.target_readers import Record
 
 _numbers = count(1)
 PUT = "s3:ObjectCreated:Put"
@@ -80,3 +81,15 @@ def migrated(url: str, partitions: int = 16) -> Database:
     else:
         migrate(database, partitions=partitions)
     return database
+
+
+def records(*events: Event) -> list[Record]:
+    return [orjson.loads(one.record) for one in events]
+
+
+def body(*events: Event) -> bytes:
+    return f'{{"Records":[{",".join(one.record for one in events)}]}}'.encode()
+
+
+def some(bucket: str, count: int, *, keys: int = 10, first: int = 0) -> list[Event]:
+    return [event(f"k{number % keys}", bucket=bucket) for number in range(first, first + count)]

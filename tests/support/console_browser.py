@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
@@ -86,6 +86,19 @@ class Visit:
             for violation in found["violations"]
             for node in violation["nodes"][:3]
         ]
+
+    def problems_in_both_themes(self, picture: str) -> list[str]:
+        """What the check finds on this page in each theme, and whether it is too wide for a small window; shoots it."""
+        found: list[str] = []
+        themes: tuple[Literal["light"], Literal["dark"]] = ("light", "dark")
+        for theme in themes:
+            self.page.emulate_media(color_scheme=theme)
+            for width, suffix in ((1280, ""), (320, "-320")):
+                self.page.set_viewport_size({"width": width, "height": 800})
+                self.shoot(f"{picture}-{theme}{suffix}", whole=False)
+                found += self.problems()
+                found += [f"{self.wide()} pixels too wide at {width}"] if self.wide() > 0 else []
+        return found
 
     def wide(self) -> int:
         """By how many pixels the page is wider than the window."""

@@ -11,10 +11,14 @@ from typing import Any
 
 from app.config.settings import Settings
 from app.outbox.delivery.leases import Offer
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from app.outbox.targets import StoredTarget
 from tests.services import until
-from tests.support.builders import SECRET_KEY
+from tests.support.builders import SECRET_KEY, add_target, event
+from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.namespace_policy import Policy
+from workers.delivery.outcomes import Failed
 from workers.delivery.partition_worker import BatchSizer, OpenTarget
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
@@ -68,3 +72,12 @@ def delivery(database_url: str, folder: Path, **settings: Any) -> Iterator[Deliv
         yield made
     finally:
         made.context.close()
+
+
+def failing(database: Database, keys: int, events: int = 2, name: str = "audit") -> Courier:
+    """A target at which the first event of each key has failed; the others wait behind it."""
+    target = add_target(database, name)
+    courier = Courier(database, target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60)))
+    Log(database).append([[event(f"k{number}") for number in range(keys) for _ in range(events)]])
+    courier.run()
+    return courier

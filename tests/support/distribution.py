@@ -6,6 +6,7 @@ that took longest the last time begins first, so that no process is left alone w
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -23,6 +24,9 @@ _ELASTIC = {  # they use one Elasticsearch and one Kafka
     "tests/contract/test_stream_pages.py",
     "tests/contract/test_streams_minio_parity.py",
 }
+# To start a Spark session takes longer than most tests of it: two processes have one each.
+_OF_SERVICES = {f"tests/spark/test_{name}.py" for name in ("backfill", "own_api", "reconcile")}
+_WITHOUT_A_SESSION = {f"tests/spark/test_{name}.py" for name in ("cluster", "nightly")}
 # Where nothing is known yet: the folders in which the longest are.
 _FIRST = ("tests/spark", "tests/acceptance", "tests/contract", "tests/integration/outbox", "tests/integration")
 
@@ -36,6 +40,10 @@ def group(nodeid: str) -> str:
         return nodeid
     if file == "tests/contract/test_target_contract.py" or file.startswith("tests/integration/outbox/"):
         return f"{file}[{first}]"  # the kind of server, or of database
+    if file in _OF_SERVICES:
+        return "tests/spark/services"
+    if file.startswith("tests/spark/") and file not in _WITHOUT_A_SESSION:
+        return "tests/spark/frames"
     if file in _ELASTIC and ("elasticsearch" in case or "refused" not in file):
         return "tests/contract/elasticsearch"
     return file
@@ -58,7 +66,7 @@ class Distribution(LoadScopeScheduling):
 
     def _weight(self, name: str) -> tuple[float, int, int]:
         rank = next((number for number, folder in enumerate(_FIRST) if name.startswith(folder)), len(_FIRST))
-        return self.seconds.get(name, 0.0 if self.seconds else 1.0), -rank, len(self.workqueue[name])
+        return self.seconds.get(name, math.inf), -rank, len(self.workqueue[name])  # what is new may be long
 
 
 class Durations:

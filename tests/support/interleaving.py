@@ -235,13 +235,14 @@ class Explorer:
 
     def _await_sides(self) -> None:
         """Until each side has stopped, is over, or waits for a lock while the other can go on."""
-        ends = time.monotonic() + _PATIENCE
-        while moving := [side for side in self._sides if not side.arrives(0.004)]:
+        ends, pause = time.monotonic() + _PATIENCE, 0.004
+        while moving := [side for side in self._sides if not side.arrives(pause)]:
             waiting = self._lock_waits()
             if all(side.backend in waiting for side in moving) and any(side.next is not None for side in self._sides):
                 return
             if time.monotonic() > ends:
                 raise TimeoutError(f"{[side.name for side in moving]} neither stopped nor waited for a lock")
+            pause = min(2 * pause, 0.05)  # on a busy machine it is at work that long
 
 
 @dataclass(slots=True)

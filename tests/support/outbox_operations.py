@@ -20,7 +20,7 @@ from app.outbox.delivery.leases import Lease, LeaseLost
 from app.outbox.delivery.openings import record_opening
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.retries import Retries, RetryFilter
-from app.outbox.delivery.settlement_store import Settlement
+from app.outbox.delivery.settlement_store import Settlement, SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import key_hash
@@ -155,6 +155,7 @@ class Worker:
             "BUCKETWIRE_LEASE_TTL": f"{_LEASE // 1000}s",
         }
         self.context = Runtime(Settings.from_environ(environ))
+        self.store = SettlementStore(self.context.database, _LEASE)
         self.side = Side(name, self.context.database)
         self.world: World
         self.context.pool.work = self._work  # type: ignore[method-assign]
@@ -221,7 +222,7 @@ def settle_pending_events(worker: Worker, world: World) -> None:
 
 def _settle(worker: Worker, world: World, prepared: Prepared) -> None:
     world.delivered |= {(world.row_id, event_id) for event_id in prepared.sent}
-    worker.context.store.settle(copy.deepcopy(world.lease), copy.deepcopy(prepared.settlement), now_ms())
+    worker.store.settle(copy.deepcopy(world.lease), copy.deepcopy(prepared.settlement), now_ms())
 
 
 def deliver(worker: Worker, world: World) -> None:

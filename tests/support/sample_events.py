@@ -84,9 +84,9 @@ def number_of(document: str) -> int:
 
 
 def record_of(envelope: Any) -> dict[str, Any]:
-    """The one record that a parsed envelope of any shape holds."""
+    """The one record that a parsed envelope of any shape holds, or a CloudEvent around it."""
     if isinstance(envelope, dict):
-        found = envelope["Records"]
+        found = envelope.get("data", envelope)["Records"]
     else:
         found = envelope[0]["Event"] if isinstance(envelope[0], dict) else envelope[1]
     (record,) = [found] if isinstance(found, dict) else found  # the old guides' shape has the record itself

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 import httpx
@@ -197,9 +198,13 @@ def system(
     partitions: int = 16,
     start: bool = True,
     token: str = "",
+    environ: Mapping[str, str] = MappingProxyType({}),
     **settings: Any,
 ) -> Iterator[System]:
-    """The whole service as separate processes; `settings` are `BUCKETWIRE_*` variables without the prefix."""
+    """The whole service as separate processes; `settings` are `BUCKETWIRE_*` variables without the prefix.
+
+    `environ` are variables of other names.
+    """
     database = migrated(database_url, partitions=partitions)
     environment = {
         "BUCKETWIRE_DATA_DIR": str(services.new_folder("var")),
@@ -207,6 +212,7 @@ def system(
         "BUCKETWIRE_BROKER_URL": broker_url,
         "BUCKETWIRE_ALLOW_PRIVATE": "on",  # the receivers of the tests are on loopback
         **{f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()},
+        **environ,
     }
     targets = ["worker", "--only", "targets", "--concurrency", str(concurrency)]
     whole = System(

@@ -102,3 +102,8 @@ class Expected:
         missing = {name: (reached[name], len(line)) for name, line in self.lines.items() if reached[name] < len(line)}
         assert not missing, f"{where}: lost at {len(missing)} objects (arrived, recorded): {missing}"
         return len(got) - self.count
+
+
+def length(server: services.Redis, key: str) -> int:
+    with server.client() as client:
+        return int(client.llen(key))

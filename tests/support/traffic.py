@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import repeat
 from random import Random
 
 import httpx
@@ -17,6 +18,7 @@ import orjson
 from app.outbox.delivery.counters import TargetCounters, read_counters
 from app.outbox.engine.database import DatabaseUnavailable
 from tests.support.bucket_model import Bucket
+from tests.support.ledger import UNKNOWN, Span
 from tests.support.service_processes import System
 from tests.support.target_readers import Expected, Record
 
@@ -29,8 +31,9 @@ class Poster:
     rng: Random
     buckets: list[Bucket] = field(init=False)
     sent: list[Record] = field(init=False, default_factory=list)
-    spans: list[tuple[float, float]] = field(init=False, default_factory=list)  # each taken one's post: from, to
+    spans: list[Span] = field(init=False, default_factory=list)  # when those that were taken were posted
     taken: int = 0
+    _lists: threading.Lock = field(init=False, default_factory=threading.Lock)
     refused: Counter[str] = field(default_factory=Counter)  # what posts were answered that were not answered 202
 
     def __post_init__(self) -> None:
@@ -44,14 +47,24 @@ class Poster:
         with httpx.Client(timeout=15, trust_env=False) as client:
             while share := flow.wait_for_share(self.taken):
                 batch = [self.rng.choice(self.buckets).next() for _ in range(min(share, self.rng.randint(20, 200)))]
-                self.sent += batch
+                with self._lists:
+                    self.sent += batch
                 content, began = orjson.dumps({"Records": batch}), time.monotonic()
                 while refusal := self._refusal(client, flow.whole.api.url, content):
                     self.refused[refusal] += 1
                     if flow.over.wait(0.05):
                         return
-                self.spans += [(began, time.monotonic())] * len(batch)
+                with self._lists:  # none of them are left there if they were drawn meanwhile
+                    self.spans += [(began, time.monotonic())] * (len(self.sent) - len(self.spans))
                 self.taken += len(batch)
+
+    def draw(self) -> tuple[list[Record], list[Span]]:
+        """Take away what was sent since the last call, and when; `UNKNOWN` for what no answer has come to yet."""
+        with self._lists:
+            sent, spans = self.sent[:], [*self.spans, *repeat(UNKNOWN, len(self.sent) - len(self.spans))]
+            self.sent.clear()
+            self.spans.clear()
+            return sent, spans
 
     @staticmethod
     def _refusal(client: httpx.Client, url: str, content: bytes) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,8 +27,13 @@ def modules(*folders: str) -> list[Path]:
     return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, wherever in the file."""
+    return tuple(_imports(path))
+
+
+def _imports(path: Path) -> Iterator[str]:
     inside = ".".join(path.relative_to(ROOT).with_suffix("").parts)
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
@@ -76,6 +83,7 @@ def test_app_knows_no_targets_driver() -> None:
         ("app/api", ["app.cli", "app.supervisor"]),
         ("app/console", ["app.outbox", "app.rules", "app.api.routes", "app.cli", "app.supervisor"]),
         ("app/supervisor", ["app.cli", "app.api"]),
+        ("app/telemetry", ["app.api", "app.config", "app.outbox", "app.rules", "app.cli", "app.supervisor"]),
         ("app/cli_common", ["app.cli", "app.api", "app.supervisor", "app.manifest", "app.minio_import"]),
     ],
 )
@@ -101,6 +109,8 @@ def test_a_target_knows_neither_the_outbox_nor_celery() -> None:
             "workers/targets",
             "workers.delivery.partition_worker",
             "workers.delivery.settlement",
+            "workers.deliverer",
+            "workers.drain",
             "workers.runtime",
             "workers.delivery.retry",
         )
@@ -143,6 +153,17 @@ def test_no_part_of_the_product_knows_its_tests() -> None:
         assert crossings(folder, "tests", "bench", "pytest") == []
 
 
+def test_a_test_module_takes_nothing_from_another_but_tests_to_run_again() -> None:
+    """What several use is in `tests/support`, `tests/services` or the probes."""
+    taken = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules("tests", "bench")
+        for name in imports(path)
+        if re.search(r"^tests\..*\btest_\w+\.(?!test_)", name)
+    ]
+    assert taken == []
+
+
 def test_the_one_seam_between_the_two_halves_is_a_name_that_celery_imports() -> None:
     """app/cli/commands/processes.py starts `celery -A workers.celery`; nobody else in app may name a module of
     workers.
@@ -166,6 +187,21 @@ def test_the_cli_and_the_workers_mean_the_same_queue() -> None:
         raise AssertionError(f"{path} has no {name}")
 
     assert constant("app/cli/commands/processes.py") == constant("workers/celery.py")
+
+
+def test_one_package_knows_opentelemetry_and_is_imported_where_it_is_wanted() -> None:
+    users = [
+        str(path.relative_to(ROOT))
+        for path in modules("app", "workers", "spark_jobs", "migrations", "bucketwire")
+        if any(within(name, "opentelemetry", "app.telemetry.otlp") for name in imports(path))
+    ]
+    inside = [name for name in users if name.startswith("app/telemetry/otlp/")]
+    assert set(users) - set(inside) == {"app/telemetry/__init__.py"}
+    assert len(inside) >= 5
+    door = ast.parse((ROOT / "app/telemetry/__init__.py").read_text())
+    at_once = [node.module for node in door.body if isinstance(node, ast.ImportFrom)]
+    assert "app.telemetry.switch" in at_once
+    assert "app.telemetry.otlp.exports" not in at_once
 
 
 def test_a_crossing_would_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.chaos.faults import Effect, timeline
+from tests.chaos.faults import Effect, started_again, timeline
 from tests.chaos.plan import KILL, OPERATIONS, PARTS, STOP, WORKER, Fault, draw, parts_of
+from tests.services import until
 from tests.support.ledger import UNKNOWN, Counts, Expected, Ledger, Stream, Window, expected
 from tests.support.target_readers import Record
+from tests.support.traffic import Poster, Traffic
 
 
 def record(number: int, key: str = "a") -> Record:
@@ -183,3 +188,48 @@ def test_a_timeline_begins_each_fault_before_it_ends_and_marks_the_last() -> Non
     assert [step.last for step in steps] == [False, False, False, True]
     at_once = [Fault(KILL, "beat"), Fault(KILL, "broker")]
     assert [step.at for step in timeline(at_once, pair, 18)] == [0, 0, 0, 0]
+
+
+def test_a_post_that_is_not_answered_yet_can_be_drawn_and_is_not_counted_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    posted, answered = threading.Event(), threading.Event()
+
+    def post(*_: object) -> str:
+        posted.set()
+        answered.wait(30)
+        return ""
+
+    monkeypatch.setattr(Poster, "_refusal", staticmethod(post))
+    poster = Poster(0, Random(1))
+    flow = Traffic(SimpleNamespace(api=SimpleNamespace(url="")), [poster])  # type: ignore[arg-type]  # nothing is posted
+    with flow.running():
+        flow.allow_more(1)
+        assert posted.wait(30)
+        sent, spans = poster.draw()
+        assert (len(sent), spans) == (1, [UNKNOWN])
+        answered.set()
+        until(lambda: flow.all_taken, 30)
+        assert poster.draw() == ([], [])
+        flow.allow_more(3)
+        until(lambda: flow.all_taken, 30)
+        sent, spans = poster.draw()
+        assert len(sent) == len(spans) == 3
+        assert UNKNOWN not in spans
+
+
+def test_what_needs_something_that_is_stopped_is_started_meanwhile_and_is_waited_for() -> None:
+    thawed, done = threading.Event(), []
+
+    class Starting:
+        def start(self) -> None:
+            assert thawed.wait(30)
+            done.append("started")
+
+    effect = started_again(lambda: done.append("killed"), Starting())  # type: ignore[arg-type]  # all that is used
+    effect.begin()
+    effect.end()
+    assert done == ["killed"]
+    thawed.set()
+    effect.wait()
+    effect.end()
+    effect.wait()
+    assert done == ["killed", "started"]

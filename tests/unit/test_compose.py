@@ -8,35 +8,19 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 import yaml
 
-from app.cli import bucketwire
 from app.config.settings import Settings
 from app.config.target_settings import load
 from app.config.targets.registry import TYPES
 from tests import provision
+from tests.support.procfile import PROCESSES, ROOT, parses
 
-ROOT = Path(__file__).parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 TARGETS = {name: service for name, service in SERVICES.items() if name.startswith("target-")}
 OWN = {name: service for name, service in SERVICES.items() if service["image"].startswith("bucketwire")}
-PROCESSES = dict(line.split(": ", 1) for line in (ROOT / "Procfile").read_text().splitlines())
-
-
-def parses(words: list[str]) -> bool:
-    """Whether the CLI knows the command and every option; nothing is run."""
-    group: click.Command = bucketwire
-    context = click.Context(group)
-    while isinstance(group, click.Group):
-        name, *words = words
-        found = group.get_command(context, name)
-        assert found is not None, f"there is no command {name}"
-        group = found
-    group.make_context("x", words)
-    return True
 
 
 @pytest.mark.parametrize("name", OWN)

@@ -21,10 +21,10 @@ PINNED = {
 EXTRAS = PROJECT["optional-dependencies"]
 # What each image installs, and of what.
 LOCKS = {
-    "requirements.lock": PROJECT["dependencies"],
-    "requirements-spark.lock": [*PROJECT["dependencies"], *EXTRAS["spark"]],
+    "requirements.lock": [*PROJECT["dependencies"], *EXTRAS["otel"]],
+    "requirements-spark.lock": [*PROJECT["dependencies"], *EXTRAS["otel"], *EXTRAS["spark"]],
 }
-WANTED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["spark"]]
+WANTED = [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["otel"], *EXTRAS["spark"]]
 
 
 @pytest.mark.parametrize("wanted", WANTED)

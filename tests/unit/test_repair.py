@@ -13,7 +13,7 @@ from app.events.parsing import parse
 from app.events.sequencer import comparable
 from app.events.version_history import Absent, Entry, Present
 from spark_jobs.jobs.repair_events import repair_event, request_body, sequencer
-from tests.unit.events.test_version_history import current
+from tests.support.version_history import current
 
 TARGET = TargetId("postgresql", "rows")
 T = 1_795_000_000_000

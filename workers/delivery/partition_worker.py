@@ -20,12 +20,13 @@ from app.outbox.delivery_times import histogram
 from app.outbox.engine.database import DatabaseUnavailable, now_ms
 from app.outbox.engine.db_errors import may_be_a_value
 from workers.delivery.breaker import back_off
-from workers.delivery.event_wait import NO_WAIT, EventWait
+from workers.delivery.event_wait import FEW, NO_WAIT, EventWait
 from workers.delivery.namespace_policy import Decision, Policy, SkipReason, decide
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, Outcome, Unavailable
 from workers.delivery.retry import RetrySchedule
 from workers.delivery.second_opinion import MOST_ASKED, Answer, RefusedAgain, SecondOpinion, Suspect, judged
 from workers.delivery.settlement import BEHIND_PARKED, Result, SettlementContext, settle_batch, settle_parked
+from workers.targets import call_trace
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
 from workers.telemetry import metrics
 from workers.telemetry.attempt_recorder import AttemptRecorder
@@ -121,8 +122,10 @@ class PartitionWorker:
         self._limit = RateLimit(store.database, lease.target_id, work.rate, clock) if work.rate else None
         self._allowed = work.sizer.limit  # events that may be sent in this turn
         self._refusals: Refusals | None = None  # the outbox's record of them when the target was last in doubt
-        # Of the last batch of the log: its events, and whether it read all partitions to the end.
-        self._events, self._at_end = 0, False
+        # Of the last turn: the log's events, their partitions, whether those were read to the end, and whether parked
+        # events were due.
+        self._events, self._busy, self._at_end = 0, frozenset[int](), False
+        self._retried = False
         self._moment = 0  # the time of the current batch, by which refusals and deliveries are ordered
         self.summary = LeaseSummary()
 
@@ -137,8 +140,9 @@ class PartitionWorker:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
             while self._turn(reader) and self.summary.unavailable is None and not stop():
-                # Without tokens it is the next turn that ends the lease: there may be events that were not sent.
-                if self._allowed and not wait.goes_on(reader, self._events, at_end=self._at_end):
+                # Without tokens there may be events that were not sent; if none arise, the next turn ends the lease.
+                at_end = self._at_end and not self._retried and self._allowed > 0
+                if not wait.goes_on(reader, self._events, at_end=at_end, shares=self._shares()):
                     break
                 reader.expect_changes()
         self.summary.answered = self._opinion.answered
@@ -151,6 +155,13 @@ class PartitionWorker:
             if not isinstance(verdict, SkipReason):
                 oldest[logged.object] = min(logged.seq, oldest.get(logged.object, logged.seq))
         return oldest
+
+    def _shares(self) -> bool:
+        """Return whether others could work off some of the partitions at the same time, and that would be faster."""
+        if self._limit is not None:  # whose tokens are what the partitions wait for
+            return False
+        busy = self._busy if self._events > FEW else frozenset()
+        return len(busy | {replay.partition for replay in self._lease.replays}) > 1
 
     def _newest_sent(self, reader: PartitionReader, events: Sequence[LoggedEvent]) -> LoggedEvent | None:
         """Return the last of these events, all of one object, that would be sent now."""
@@ -178,22 +189,25 @@ class PartitionWorker:
         return worked
 
     def _batches(self, reader: PartitionReader) -> bool:
-        due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.sizer.size)
-        self._events, self._at_end = 0, False
-        worked = bool(due) and self._parked(reader, due)
-        for replay in list(self._lease.replays):
-            if not self._opinion.is_certain and self._allowed:
-                worked |= self._try_replay(reader, replay)
-            if not self._guard.has_time() or not self._allowed:  # each replay would make one more request
+        self._events, self._busy, self._at_end, self._retried = 0, frozenset(), False, False
+        kinds = [self._parked, self._replays, self._log]
+        if self._limit is not None:  # whichever is first may take all tokens
+            self._rng.shuffle(kinds)
+        worked = False
+        for deliver in kinds:
+            if self._opinion.is_certain or not self._allowed:
                 break
-        if not self._opinion.is_certain and self._allowed:
             if worked:
                 reader.expect_changes()
-            worked |= self._log(reader)
+            worked |= deliver(reader)
         return worked
 
-    def _parked(self, reader: PartitionReader, due: Sequence[ObjectHash]) -> bool:
+    def _parked(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
+        due = reader.due_objects(self._clock(), _ANY if self._opinion.in_doubt else self._work.sizer.size)
+        if not due:
+            return False
+        self._retried = True
         # While the target is in doubt, choose objects at random: the first one may be the only one that it refuses.
         size = min(len(due), self._work.sizer.size)
         some = self._rng.sample(due, min(size, MOST_ASKED)) if self._opinion.in_doubt else due[:size]
@@ -203,10 +217,20 @@ class PartitionWorker:
         self._settle(settle_parked(parked, results, self._rules()), events, results, began)
         return True
 
+    def _replays(self, reader: PartitionReader) -> bool:
+        worked = False
+        for replay in list(self._lease.replays):
+            if not self._opinion.is_certain and self._allowed:
+                worked |= self._try_replay(reader, replay)
+            if not self._guard.has_time() or not self._allowed:  # each replay would make one more request
+                break
+        return worked
+
     def _log(self, reader: PartitionReader) -> bool:
         began = time.monotonic()
         batch = reader.load(self._work.sizer.size)
-        self._events, self._at_end = len(batch.events), batch.at_end
+        self._events, self._busy = len(batch.events), frozenset(event.partition for event in batch.events)
+        self._at_end = batch.at_end
         if not batch.events and not batch.more:
             return False
         # A batch without events settles how far the log was read.
@@ -383,4 +407,4 @@ class PartitionWorker:
         now = self._clock()
         for setback in failed_attempts(settlement, zip(events, results, strict=True)):
             log_failed_attempt(self._work.name, setback, self._took, now)
-        log_batch(self._work.name, settlement.progress, counts, time.monotonic() - began)
+        log_batch(self._work.name, settlement.progress, counts, time.monotonic() - began, call_trace.take())

@@ -35,12 +35,12 @@ def attempts_of(
     failure does not count, because an earlier one of its object failed as well, has none.
     """
     made = _Maker(target_id, settlement, at, duration)
-    if settlement.is_one_statement and results.count(DELIVERED) == len(results):
-        [(partition, progress)] = settlement.progress.items()
-        if progress.position is not None and events:
-            first, last = before[partition] + 1, progress.position
-            yield made.attempt(partition, first, last, attempts.DELIVERED, len(events))
-            return
+    if settlement.only_advances and results.count(DELIVERED) == len(results):
+        for partition, progress in settlement.progress.items():
+            if progress.position is not None and progress.delivered:
+                first, last = before[partition] + 1, progress.position
+                yield made.attempt(partition, first, last, attempts.DELIVERED, progress.delivered)
+        return
     by_partition: defaultdict[int, list[tuple[LoggedEvent, Result]]] = defaultdict(list)
     for logged, result in zip(events, results, strict=True):
         by_partition[logged.partition].append((logged, result))

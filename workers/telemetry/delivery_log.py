@@ -80,12 +80,15 @@ def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent,
         yield FailedAttempt(event, outcome, death.attempts, None, result.reason)
 
 
-def log_batch(target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float) -> None:
-    """Log the results of a batch, unless there are none."""
+def log_batch(
+    target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float, trace: str = ""
+) -> None:
+    """Log the results of a batch, unless there are none; `trace` is the context of its last call to the target."""
     if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
         return
     text = format_partitions(partitions)
-    members = {"target": target, "partitions": text, **counts, "duration": round(seconds, 6)}
+    traced = dict(fields(trace)[:1])
+    members = {"target": target, "partitions": text, **counts, "duration": round(seconds, 6), **traced}
     log.info("%s partitions=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
 
 

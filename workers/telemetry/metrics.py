@@ -159,13 +159,19 @@ def of(arn: str) -> TargetMetrics | None:
     return None if _recorded is None else _recorded.of(arn)
 
 
+def pool_registry(folder: str) -> CollectorRegistry:
+    """Return the metrics of a worker's whole pool, which are summed when they are collected."""
+    registry = CollectorRegistry()
+    MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
+    return registry
+
+
 class Server:
     """Serves the metrics of a worker's whole pool over HTTP, in the pool's parent."""
 
     def __init__(self, listen: HostPort, folder: str) -> None:
         self._listen = listen
-        self._registry = CollectorRegistry()
-        MultiProcessCollector(self._registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
+        self._registry = pool_registry(folder)
         self._server: WSGIServer | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="figures", daemon=True)

@@ -14,6 +14,7 @@ from app.config.targets.base import TargetSettings
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
 from app.config.targets.postgresql_dsn import is_url, keywords
+from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
 from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, TargetUnavailable
@@ -80,6 +81,10 @@ def secrets_of(settings: TargetSettings) -> Iterator[str]:
         value = str(getattr(settings, name))
         if value:
             yield from _within(key, value)
+    if isinstance(settings, WebhookSettings):
+        for _, value in settings.headers:
+            yield value
+            yield from value.split()
     if isinstance(settings, MysqlSettings):
         yield settings.dsn.password
     if isinstance(settings, PostgresSettings) and not is_url(settings.dsn):

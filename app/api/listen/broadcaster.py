@@ -37,6 +37,7 @@ _SHARED_READ = 1000  # seqs in one read for all streams
 _CATCH_UP_READ = 100  # seqs in one read for a lagging stream
 _CATCH_UP_STREAMS = 32  # lagging streams served in one round
 _RETRY_DELAY = 1.0  # seconds before an unavailable database is queried again
+_CHECK_INTERVAL = 2.0  # seconds between two questions whether a listener may still listen
 _UNKNOWN = -1
 _SEND_BUFFER = (
     64 * 1024
@@ -55,6 +56,7 @@ class Broadcaster:
         self._ticking = False
         self._position = _UNKNOWN
         self._turn = 0
+        self._check_at = 0.0
         self._loop = asyncio.new_event_loop()
         for name, run in (("listen-loop", self._loop.run_forever), ("listen-log", self._follow)):
             threading.Thread(target=run, name=name, daemon=True).start()
@@ -135,6 +137,7 @@ class Broadcaster:
             if matcher is None:
                 matcher = self._matcher = compile_rules((stream.query.rule, stream) for stream in streams)
         head = log_end(self._database)
+        self._end_forbidden(streams)
         if not 0 <= self._position <= head.last_seq:  # greater: the log was replaced by another one
             self._position = head.last_seq
             for stream in streams:
@@ -142,27 +145,51 @@ class Broadcaster:
         busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
         if self._position < head.last_seq:
             last = min(self._position + _SHARED_READ, head.last_seq)
-            self._broadcast(matcher, head.partitions, self._position, last)
+            self._broadcast(streams, matcher, head.partitions, self._position, last)
             self._position = last
             busy = busy or last < head.last_seq
         return busy
 
-    def _broadcast(self, matcher: Matcher[Stream], partitions: int, after: int, last: int) -> None:
+    def _end_forbidden(self, streams: Sequence[Stream]) -> None:
+        """End the streams of listeners that may not listen any more, such as those whose token was revoked."""
+        now = time.monotonic()
+        if now < self._check_at:
+            return
+        self._check_at = now + _CHECK_INTERVAL
+        asked: dict[Callable[[], bool], bool] = {}  # many streams may have the same token
+        for stream in streams:
+            is_allowed = stream.query.is_allowed
+            if is_allowed is not None and is_allowed not in asked:
+                asked[is_allowed] = is_allowed()
+            if is_allowed is not None and not asked[is_allowed]:
+                self._run_in_loop(stream.end)
+
+    def _broadcast(
+        self, streams: Sequence[Stream], matcher: Matcher[Stream], partitions: int, after: int, last: int
+    ) -> None:
         lines: dict[Stream, list[Line]] = {}
-        for row in events_between(self._database, partitions, after, last):
+        rows = events_between(self._database, partitions, after, last)
+        for row in rows:
             receivers = [
                 stream
                 for stream in matcher.targets(row.bucket, row.name, row.key)
-                if stream.live and stream.position < row.seq
+                if stream.live and stream.position < row.seq and stream.wants(row)
             ]
             if receivers:
                 line = event_line(row.seq, row.id, row.key, row.record)
                 for stream in receivers:
                     lines.setdefault(stream, []).append(line)
-        sent = self._run_in_loop(lambda: [stream.send(batch, bounded=True) for stream, batch in lines.items()])
-        for (stream, batch), count in zip(lines.items(), sent, strict=True):
-            if count < len(batch):
-                stream.live, stream.position = False, batch[count].seq - 1
+
+        def send() -> None:
+            for stream in streams:
+                batch = lines.get(stream, [])
+                count = stream.send(batch)
+                if count < len(batch):
+                    stream.live, stream.position = False, batch[count].seq - 1
+                elif stream.live and rows and stream.position < rows[-1].seq:
+                    stream.passed(rows[-1].id)
+
+        self._run_in_loop(send)  # this thread waits, so `live` and `position` are still its own
 
     def _serve_lagging(self, lagging: Sequence[Stream], head: LogHead) -> bool:
         busy, served = False, 0
@@ -187,10 +214,19 @@ class Broadcaster:
         lines = [
             event_line(row.seq, row.id, row.key, row.record)
             for row in rows
-            if stream.matcher.targets(row.bucket, row.name, row.key)
+            if stream.matcher.targets(row.bucket, row.name, row.key) and stream.wants(row)
         ]
-        self._run_in_loop(lambda: stream.send(lines, bounded=False))
-        stream.position = last
+
+        def send() -> None:
+            sent = stream.send(lines)
+            if sent < len(lines):
+                stream.position = lines[sent].seq - 1
+                return
+            stream.position = last
+            if rows:
+                stream.passed(rows[-1].id)
+
+        self._run_in_loop(send)  # as above
 
     def _run_in_loop(self, function: Callable[[], _T]) -> _T:
         """Run a function in the event loop's thread and wait, so that reading is never ahead of the loop."""

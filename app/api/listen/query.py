@@ -1,31 +1,36 @@
 """Parse a listener's query parameters (reference §8)."""
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from app.api.listen.wire_format import JSON_LINES, JsonLines
 from app.api.s3.errors import S3Error
 from app.config.arn import TargetId
+from app.events.model import EVENT_ID
 from app.events.names import UnknownEventName, expand
 from app.rules.model import EVERY_BUCKET, Rule
 from app.rules.notification_xml import NO_EVENT
 
 RESUME = "resume-after"
-_LONGEST_FILTER = 1024
+LONGEST_FILTER = 1024
 _LONGEST_PING = 24 * 3600
-_EVENT_ID = re.compile(r"[0-9a-f]{32}")
 NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter is used
 
 
 @dataclass(frozen=True, slots=True)
 class StreamQuery:
-    """The requested events, the ping interval (seconds; 0: as MinIO before 2023), and the event to resume after."""
+    """The requested events, the ping interval (seconds; 0: as MinIO before 2023), and the event to resume after.
+
+    With `target_id` (a row's id) only events for that target. `is_allowed` returns whether the listener may still
+    listen; it is asked every few seconds, in the thread that reads the log.
+    """
 
     rule: Rule
     ping: int = 0
     resume_after: str = ""
     wire_format: JsonLines = JSON_LINES
+    target_id: int | None = None
+    is_allowed: Callable[[], bool] | None = None
 
 
 def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
@@ -48,7 +53,7 @@ def parse_query(bucket: str, query: Sequence[tuple[str, str]]) -> StreamQuery:
 
 def _resume(query: Sequence[tuple[str, str]]) -> str:
     value = _single_value(RESUME, query)
-    if value and not _EVENT_ID.fullmatch(value):
+    if value and not EVENT_ID.fullmatch(value):
         raise S3Error("InvalidArgument", f"{RESUME} must be the EventId of a line: 32 hexadecimal digits.")
     return value
 
@@ -57,9 +62,9 @@ def _filter(name: str, query: Sequence[tuple[str, str]]) -> str:
     value = _single_value(name, query)
     if any(segment in (".", "..") for segment in value.split("/")):
         raise S3Error("XMinioInvalidResourceName")
-    if len(value.encode()) > _LONGEST_FILTER or "\\" in value:
+    if len(value.encode()) > LONGEST_FILTER or "\\" in value:
         message = (
-            f"Size of filter rule value cannot exceed {_LONGEST_FILTER} bytes in UTF-8 representation, "
+            f"Size of filter rule value cannot exceed {LONGEST_FILTER} bytes in UTF-8 representation, "
             "and it cannot contain a \\"
         )
         raise S3Error("InvalidArgument", message)

@@ -11,6 +11,7 @@ from app.rules.matching import Matcher, compile_rules
 MOST_WAITING = 256 * 1024  # bytes buffered for a slow reader, in addition to the kernel's buffer
 LEGACY_PING = 0.5  # seconds
 _EARLY = 0.05  # seconds by which a tick may be early
+_LINGER = 10.0  # seconds that a reader has for the end of a stream
 
 
 class Stream(asyncio.Protocol):
@@ -77,10 +78,10 @@ class Stream(asyncio.Protocol):
         self._transport = None
         self._closed(self)
 
-    def send(self, lines: Sequence[Line], *, bounded: bool) -> int:
-        """Send events and return how many; if `bounded`, stop when the write buffer is full."""
+    def send(self, lines: Sequence[Line]) -> int:
+        """Send events until the write buffer is full, and return how many."""
         for sent, line in enumerate(lines):
-            if bounded and self.waiting > MOST_WAITING:
+            if self.waiting > MOST_WAITING:
                 return sent
             self._write(self._format.event(line))
             self._after = line.event_id
@@ -93,19 +94,29 @@ class Stream(asyncio.Protocol):
     def keep_alive(self, now: float) -> None:
         """Send a ping, or MinIO's space, if it is due; end a stream that has lasted as long as its format allows."""
         if self._ends is not None and now >= self._ends:
-            self._end()
+            self.end()
             return
         if now < self._due - _EARLY:
             return
         self._due = now + (self.query.ping or LEGACY_PING)
         if self.waiting <= MOST_WAITING:
-            self._write(self._format.ping(self.query.ping))
+            self._write(self._format.ping(self.query.ping, self._after))
 
-    def _end(self) -> None:
+    def passed(self, event_id: str) -> None:
+        """Remember that the listener has got everything that it wants up to this event of the log."""
+        self._after = event_id
+
+    def wants(self, row: Any) -> bool:
+        """Return whether an event of the log goes to the target of the query, if it has one."""
+        return self.query.target_id is None or f",{self.query.target_id}," in row.targets
+
+    def end(self) -> None:
+        """End the stream after what is buffered."""
         if self._transport:
             if self._chunked:
                 self._transport.write(LAST_CHUNK)
             self._transport.close()  # after what is buffered
+            asyncio.get_running_loop().call_later(_LINGER, self._transport.abort)  # unless nobody reads it
             self._transport = None
 
     @property

@@ -12,6 +12,8 @@ from app.outbox.engine.database import Database
 from app.outbox.log.log_reader import log_end, position_of
 
 MOST_STREAMS = 10_000  # per process
+MOST_TLS_STREAMS = 500  # per process: each has a thread and three descriptors
+_TLS_FILES = 3
 _OTHER_FILES = 256  # descriptors that the process needs for requests, the database and itself
 _FILES = 65_536
 
@@ -19,8 +21,9 @@ _FILES = 65_536
 class Streams:
     """The streams of this process; its threads start with the first one."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, tls: bool = False) -> None:
         self._database = database
+        self._tls = tls
         self._lock = threading.Lock()
         self._pid = 0
         self._broadcaster: Broadcaster | None = None
@@ -49,7 +52,8 @@ class Streams:
         with self._lock:
             if self._broadcaster is None or self._pid != os.getpid():
                 self._broadcaster, self._pid = Broadcaster(self._database), os.getpid()
-                self._most = min(MOST_STREAMS, _raise_file_limit() - _OTHER_FILES)
+                files = _raise_file_limit() - _OTHER_FILES
+                self._most = min(MOST_TLS_STREAMS, files // _TLS_FILES) if self._tls else min(MOST_STREAMS, files)
             return self._broadcaster
 
 

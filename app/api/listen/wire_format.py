@@ -50,8 +50,8 @@ class JsonLines:
         """Write the marker of a gap."""
         return gap_marker(missed, after)
 
-    def ping(self, interval: int) -> bytes:
-        """Write a ping for a listener that asked for one at this interval, 0 if it did not."""
+    def ping(self, interval: int, after: str) -> bytes:  # noqa: ARG002 - for the other format
+        """Write a ping for a listener that asked for one at this interval, 0 if it did not; `after` as in `gap`."""
         return PING if interval else SPACE
 
 
@@ -72,9 +72,13 @@ class ServerSentEvents(JsonLines):
         """Write the marker of a gap as an event of its own type."""
         return b"event: gap\ndata: %b\n" % gap_marker(missed, after)
 
-    def ping(self, interval: int) -> bytes:  # noqa: ARG002 - see the class above
-        """Write a comment."""
-        return b": ping\n\n"
+    def ping(self, interval: int, after: str) -> bytes:  # noqa: ARG002 - see the class above
+        """Write a comment, and the id to resume after: a browser remembers it without getting an event.
+
+        Otherwise a listener whose filter few events match would resume after one of long ago, and the whole log since
+        then would be read for it.
+        """
+        return b": ping\nid: %b\n\n" % after.encode() if after else b": ping\n\n"
 
 
 JSON_LINES, SERVER_SENT_EVENTS = JsonLines(), ServerSentEvents()

@@ -37,7 +37,9 @@ def ls() -> Response:
     ---
     get:
       summary: List dead letters, sorted by number
-      description: Filters are combined with AND. Continue with `after` set to the `next` of the previous page.
+      description: >
+        Filters are combined with AND. Continue with `after` set to the `next` of the previous page until it is null: a
+        page reads a bounded number of dead letters, so it may be empty and still have a next one.
       security: [{token: [read]}]
       parameters:
         - {name: ids, in: query, schema: {type: string}, description: "numbers, comma-separated"}
@@ -59,13 +61,12 @@ def ls() -> Response:
     arguments = parsed_query_filter(request.args.to_dict())
     limit = parsed_number("limit", arguments.pop("limit", None), 100, least=1, most=_MOST)
     after = parsed_number("after", arguments.pop("after", None), 0, least=0, most=NEVER)
-    letters = services().dead_letters.list(_filter(arguments), limit=limit, after=after)
-    more = letters[-1].letter_id if len(letters) == limit else None
-    return json_response({"dead_letters": [_letter_json(letter) for letter in letters], "next": more})
+    page = services().dead_letters.page(_filter(arguments), limit=limit, after=after)
+    return json_response({"dead_letters": [_letter_json(letter) for letter in page.letters], "next": page.next})
 
 
 @routes.get("/v1/dead-letters/reasons")
-@needs(READ)
+@needs(READ, limited=True)
 def reasons() -> Response:
     """Count dead letters by reason.
     ---
@@ -83,6 +84,7 @@ def reasons() -> Response:
     refuse_unknown(request.args, ("target",))
     target = request.args.get("target")
     which = parsed_target("target", target) if target else None
+    require_target(which)
     counts, looked_at = services().dead_letters.reasons(which, newest=_MOST_COUNTED, limit=_MOST_REASONS)
     region = services().settings.region
     return json_response(

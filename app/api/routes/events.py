@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 from flask import Blueprint, Response, g, request
 
-from app.api.auth import INGEST, PUBLIC, needs, require_bucket
+from app.api.auth import INGEST, PUBLIC, may_see, needs, require_bucket
 from app.api.errors import ApiProblem, database_unavailable
 from app.api.request_body import event_headers, read_body
 from app.api.serialization import (
@@ -16,6 +16,7 @@ from app.api.serialization import (
     parsed_flag,
 )
 from app.api.services import services
+from app.api.tracing import appending
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.parsing import Parsed, SnsConfirmation, parse
@@ -105,7 +106,8 @@ def _parsed() -> Parsed:
 
 def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
     try:
-        return services().commits.append(events, patience)
+        with appending("append", events) as traced:
+            return services().commits.append(traced, patience)
     except VALUE_ERRORS as error:
         log.warning("the database refuses an event: %s", describe_error(error))
         detail = (
@@ -117,10 +119,11 @@ def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
 
 def _answer(result: Receipt | QueueFull, parsed: Parsed) -> Mapping[str, Any]:
     if isinstance(result, QueueFull):
-        names = [_arn(target) for target in result.targets]
-        detail = f"the queue of {', '.join(names)} is full and set to reject (queue_full=reject); nothing was recorded"
+        names = [_arn(target) for target in result.targets if may_see(target)]
+        full = ", ".join(names) or "a target"
+        detail = f"the queue of {full} is full and set to reject (queue_full=reject); nothing was recorded"
         raise ApiProblem("queue-full", detail, {"targets": names})
-    g.due = result.due  # for the wake-up after the request
+    g.receipt = result  # for the wake-up after the request
     return _receipt(result, parsed)
 
 
@@ -129,8 +132,8 @@ def _receipt(receipt: Receipt, parsed: Parsed) -> Mapping[str, Any]:
         "recorded": receipt.recorded,
         "repeated": receipt.repeated,
         "ignored": parsed.ignored,
-        "matched": {_arn(target): count for target, count in receipt.matched.items()},
-        "discarded": {_arn(target): count for target, count in receipt.discarded.items()},
+        "matched": {_arn(target): count for target, count in receipt.matched.items() if may_see(target)},
+        "discarded": {_arn(target): count for target, count in receipt.discarded.items() if may_see(target)},
         **_refused(parsed),
     }
 
@@ -148,7 +151,8 @@ def _spooled(spool: Spool, parsed: Parsed) -> Mapping[str, Any]:
             "database-unavailable", "its limit for the size of an event is not known yet; send the request again later"
         )
     try:
-        spool.append(parsed.events)
+        with appending("spool", parsed.events) as traced:
+            spool.append(traced)
     except OSError as error:
         raise _spool_problem(error) from None
     return {"spooled": len(parsed.events), "ignored": parsed.ignored, **_refused(parsed)}

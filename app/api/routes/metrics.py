@@ -74,11 +74,16 @@ def metrics() -> Response:
         default: Problem
     """
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Scrape(services(), current_app.extensions[_AUDITS].get().value or ()))
+    registry.register(scrape())
     folder = os.environ.get(_WORKERS)
     if folder and Path(folder).is_dir():
         MultiProcessCollector(registry, path=folder)  # type: ignore[no-untyped-call]  # the library has no types here
     return Response(generate_latest(registry), content_type=CONTENT_TYPE_LATEST)
+
+
+def scrape() -> "Scrape":
+    """Return the metrics of the current app's outbox, which are read when they are collected."""
+    return Scrape(services(), current_app.extensions[_AUDITS].get().value or ())
 
 
 class Scrape:

@@ -2,11 +2,12 @@
 
 import logging
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs, require_target
+from app.api.auth import ADMIN, READ, needs, require_bucket, require_target
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import event_headers, json_object, read_body
 from app.api.serialization import (
@@ -92,6 +93,7 @@ def start() -> Response:
     body = json_object(request)
     target, bucket = parsed_target("target", body.get("target")), parsed_text("bucket", body.get("bucket"))
     require_target(target)
+    require_bucket(bucket)
     refuse_unknown(body, ("target", "bucket", "repair"))
     repairs = body.get("repair", False)
     if not isinstance(repairs, bool):
@@ -212,7 +214,9 @@ def repair(type_name: str, name: str) -> Response:
     check_active(services().registry.target(target))
     body = read_body(request, services().settings.body_limit)
     events = parse(body, event_headers(request), now_ms=now_ms(), limits=services().limits).events
-    recorder = Recorder(services().database, only_target=target, guard=unchanged_since(after))
+    for bucket in dict.fromkeys(event.bucket for event in events):
+        require_bucket(bucket)  # all targets' readers see what is in the log
+    recorder = Recorder(services().database, only_target=target, guard=unchanged_since(after), action="target.repair")
     receipts, refused = recorder.record_most(events)
     for event, reason in refused[:_LOGGED]:
         logger.warning("the database refuses event %s: %s", event.id, reason)
@@ -249,4 +253,5 @@ def _json(run: Reconciliation) -> dict[str, Any]:
         **run.counts,
         "report": run.report,
         "problem": run.problem,
+        "progress": asdict(run.progress) if run.progress else None,
     }

@@ -5,7 +5,7 @@ from typing import Any
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, needs, require_target
+from app.api.auth import ADMIN, READ, may_see, needs, require_target
 from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import (
@@ -26,7 +26,7 @@ _LAST = 2**31 - 1  # the greatest number that the table can have
 
 
 @routes.get("/v1/replays")
-@needs(READ)
+@needs(READ, limited=True)
 def ls() -> Response:
     """List the replays.
     ---
@@ -37,11 +37,12 @@ def ls() -> Response:
         200: {description: the replays, content: {application/json: {schema: Replays}}}
         default: Problem
     """
-    return json_response({"replays": [_replay_json(replay) for replay in services().replays.list()]})
+    replays = [replay for replay in services().replays.list() if may_see(replay.target)]
+    return json_response({"replays": [_replay_json(replay) for replay in replays]})
 
 
 @routes.get("/v1/replays/<int:number>")
-@needs(READ)
+@needs(READ, limited=True)
 def show(number: int) -> Response:
     """Show a replay.
     ---
@@ -93,7 +94,7 @@ def begin() -> Response:
 
 
 @routes.delete("/v1/replays/<int:number>")
-@needs(ADMIN)
+@needs(ADMIN, limited=True)
 def cancel(number: int) -> Response:
     """Cancel a replay.
     ---
@@ -113,6 +114,7 @@ def cancel(number: int) -> Response:
 def _one(operation: Callable[[int], Replay], number: int) -> Response:
     """Return what an operation on the replay of this number returns. Raises `ApiProblem`."""
     try:
+        require_target(services().replays.get(min(number, _LAST)).target)
         return json_response(_replay_json(operation(min(number, _LAST))))
     except UnknownReplay:
         raise ApiProblem("not-found", f"there is no replay {number}; GET /v1/replays shows those there are") from None

@@ -1,7 +1,9 @@
 """List, add and remove rules, which decide the targets of an event."""
 
+from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from flask import Blueprint, Response, request
 
 from app.api.auth import ADMIN, READ, needs
@@ -9,13 +11,17 @@ from app.api.errors import ApiProblem
 from app.api.request_body import json_object
 from app.api.serialization import bad_value, json_response, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
+from app.config.errors import BadSettings
 from app.outbox.rules import StoredRule, matching_rules
 from app.outbox.targets import UnknownTarget
-from app.rules.model import Rule, check
+from app.rules.filters import MAX_SIZE, Filters, parse_filters
+from app.rules.filters import MEMBERS as FILTER_MEMBERS
+from app.rules.model import BadRules, Rule, check
 
 routes = Blueprint("rules", __name__)
 _LAST = 2**31 - 1  # the greatest number that the table can have
-_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id")
+_MEMBERS = ("bucket", "events", "prefix", "suffix", "target", "rule_id", *FILTER_MEMBERS)
+_EVENT_MEMBERS = ("bucket", "key", "event", "metadata", "tags", "size")
 
 
 @routes.get("/v1/rules")
@@ -66,7 +72,9 @@ def match() -> Response:
     ---
     post:
       summary: Return the rules that match an event, and the targets that get it; nothing is recorded
-      description: A disabled target gets no events, so it is not among `targets`, though its rules are among `rules`.
+      description: >
+        A disabled target gets no events, so it is not among `targets`, though its rules are among `rules`. Filters on
+        metadata, tags and size are compared with those of the body, as if the event carried them and nothing else.
       security: [{token: [read]}]
       requestBody: {required: true, content: {application/json: {schema: MatchedEvent}}}
       responses:
@@ -74,14 +82,14 @@ def match() -> Response:
         default: Problem
     """
     body = json_object(request)
-    refuse_unknown(body, ("bucket", "key", "event"))
+    refuse_unknown(body, _EVENT_MEMBERS)
     bucket, key, event = (parsed_text(name, body.get(name)) for name in ("bucket", "key", "event"))
     for name, value in (("bucket", bucket), ("event", event)):
         if not value:
             raise bad_value(name, "is missing", "give the bucket, key and name of an event")
     registry = services().registry
     states = {stored.target: stored.state for stored in registry.targets() if stored.enabled}
-    matched = matching_rules(registry.rules(), bucket, event, key)
+    matched = matching_rules(registry.rules(), bucket, event, key, _record(body))
     targets = dict.fromkeys(stored.rule.target for stored in matched if stored.rule.target in states)
     region = services().settings.region
     return json_response(
@@ -125,9 +133,27 @@ def _rule(body: dict[str, Any]) -> Rule:
         suffix=parsed_text("suffix", body.get("suffix")),
         target=parsed_target("target", body.get("target")),
         rule_id=parsed_text("rule_id", body.get("rule_id")),
+        filters=_filters(body),
     )
     check([rule])
     return rule
+
+
+def _filters(body: Mapping[str, Any]) -> Filters:
+    try:
+        return parse_filters(body)
+    except BadSettings as error:
+        raise BadRules(error.problems) from None
+
+
+def _record(body: Mapping[str, Any]) -> str:
+    """Return what filters read of an event's record."""
+    carried, size = _filters({name: body.get(name) for name in ("metadata", "tags")}), body.get("size")
+    # In JSON Schema 5.0 is an integer too.
+    if size is not None and not (type(size) in (int, float) and 0 <= size <= MAX_SIZE and size == int(size)):
+        raise bad_value("size", "is not a number of bytes", f"give a whole number up to {MAX_SIZE}")
+    thing = {"userMetadata": carried.metadata, "tags": carried.tags, "size": None if size is None else int(size)}
+    return orjson.dumps({"s3": {"object": thing}}).decode()
 
 
 def _rule_json(stored: StoredRule) -> dict[str, Any]:
@@ -140,4 +166,5 @@ def _rule_json(stored: StoredRule) -> dict[str, Any]:
         "suffix": rule.suffix,
         "target": rule.target.arn(services().settings.region),
         "rule_id": rule.rule_id,
+        **rule.filters.members,
     }

@@ -1,19 +1,21 @@
 """Stream events to browsers and programs as server-sent events."""
 
-import re
 import secrets
+from dataclasses import replace
 from typing import Any
 
 from flask import Blueprint, Flask, Response, current_app, request
 
-from app.api.auth import READ, needs, require_bucket
+from app.api.auth import READ, needs, require_bucket, require_target, watch_token
 from app.api.errors import ApiProblem
 from app.api.listen.gunicorn_worker import SocketHandedOver
-from app.api.listen.query import NO_TARGET, StreamQuery
+from app.api.listen.query import LONGEST_FILTER, NO_TARGET, StreamQuery
 from app.api.listen.streams import Streams
 from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
-from app.api.serialization import bad_value, parsed_text, refuse_unknown
+from app.api.serialization import bad_value, parsed_target, parsed_text, refuse_unknown
+from app.api.services import services
+from app.events.model import EVENT_ID
 from app.events.names import EVERY, UnknownEventName, expand
 from app.outbox.engine.database import Database
 from app.rules.model import EVERY_BUCKET, Rule
@@ -21,7 +23,6 @@ from app.rules.model import EVERY_BUCKET, Rule
 routes = Blueprint("stream", __name__)
 _STREAMS = "bucketwire_streams"
 _PING = 15  # seconds
-_EVENT_ID = re.compile(r"[0-9a-f]{32}")
 
 
 class _HandOver(Response):
@@ -34,9 +35,9 @@ class _HandOver(Response):
         raise self.handed_over
 
 
-def install(app: Flask, database: Database) -> Streams:
-    """Add the streams of this process to the app, and return them."""
-    streams: Streams = app.extensions.setdefault(_STREAMS, Streams(database))
+def install(app: Flask, database: Database, *, tls: bool = False) -> Streams:
+    """Add the streams of this process to the app, and return them; over TLS there are fewer."""
+    streams: Streams = app.extensions.setdefault(_STREAMS, Streams(database, tls=tls))
     return streams
 
 
@@ -49,8 +50,9 @@ def stream() -> Response:
       summary: Stream events as they are recorded, as server-sent events
       description: >
         Each event has its `id`, and as `data` the JSON object `{"Records": […], "EventId": …}`, as the stream of the
-        S3 API. A reader that is too slow gets an event of the type `gap` for those that it missed. A stream ends after
-        five minutes; `EventSource` connects again, and resumes after the last event that it got.
+        S3 API. A reader that is too slow gets an event of the type `gap` for those that it missed. A stream ends within
+        seconds of its token's revocation, and after five minutes; `EventSource` connects again, and resumes after the
+        last event that was looked at for it.
       security: [{token: [read]}]
       parameters:
         - {name: bucket, in: query, schema: Text, description: "the bucket; every bucket unless given"}
@@ -58,35 +60,44 @@ def stream() -> Response:
         - {name: suffix, in: query, schema: Text, description: the key's suffix}
         - {name: events, in: query, schema: {type: string},
            description: "event names, comma-separated, with wildcards such as s3:ObjectCreated:*"}
+        - {name: target, in: query, schema: {type: string}, description: "events for this target, an ARN or type:name"}
         - {name: after, in: query, schema: {type: string},
            description: "the id of an event, to begin after it; events from now on unless given"}
       responses:
         200: {description: the stream, content: {text/event-stream: {schema: {type: string}}}}
         default: Problem
     """
-    refuse_unknown(request.args, ("bucket", "prefix", "suffix", "events", "after"))
+    refuse_unknown(request.args, ("bucket", "prefix", "suffix", "events", "target", "after"))
     bucket, prefix, suffix, events = (
         parsed_text(name, request.args.get(name)) for name in ("bucket", "prefix", "suffix", "events")
     )
     require_bucket(bucket)
+    for name, text in (("prefix", prefix), ("suffix", suffix)):
+        if len(text.encode(errors="replace")) > LONGEST_FILTER:
+            raise bad_value(name, f"has more than {LONGEST_FILTER:,} bytes", "no key is longer")
+    target = parsed_target("target", request.args["target"]) if request.args.get("target") else None
+    if target is not None:
+        require_target(target)
+    target_id = None if target is None else services().registry.target(target).row_id
     rule = Rule(bucket=bucket or EVERY_BUCKET, events=_names(events), target=NO_TARGET, prefix=prefix, suffix=suffix)
     after = parsed_text("after", request.args.get("after"))
-    if after and not _EVENT_ID.fullmatch(after):
+    if after and not EVENT_ID.fullmatch(after):
         raise bad_value("after", "is not the id of an event", "give 32 hexadecimal digits")
     last = request.headers.get("Last-Event-ID", "")
-    resume = last if _EVENT_ID.fullmatch(last) else after
+    resume = last if EVENT_ID.fullmatch(last) else after
     if request.method == "HEAD":
         return Response(mimetype="text/event-stream")
     response = _HandOver()
+    query = StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, watch_token())
     try:
-        response.handed_over = _begin(StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS))
+        response.handed_over = _begin(query)
     except S3Error as error:
         if error.code == "SlowDown":
             raise ApiProblem(
                 "too-many-streams", "this process has as many streams as it can; try again later"
             ) from None
         if last:  # a browser that was away for longer than the retention must not stop for ever
-            response.handed_over = _begin(StreamQuery(rule, _PING, "", SERVER_SENT_EVENTS))
+            response.handed_over = _begin(replace(query, resume_after=""))
         else:
             raise bad_value("after", "is not in the event log (any more)", "leave it out to begin now") from None
     return response

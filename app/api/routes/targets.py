@@ -1,22 +1,27 @@
 """List, change, pause and test targets."""
 
 import uuid
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode
 
 from flask import Blueprint, Response, request
 
-from app.api.auth import ADMIN, READ, may_see, needs
+from app.api.auth import ADMIN, READ, is_limited, may_see, needs
 from app.api.errors import ApiProblem, check_active
 from app.api.request_body import json_object
 from app.api.serialization import format_time, json_response, parsed_flag, parsed_text, refuse_unknown
 from app.api.services import services
 from app.config.api_settings import SyncEvents, is_sync, sync_events
 from app.config.arn import TargetId
+from app.config.errors import BadSettings, BadValue
+from app.config.fields.fields import fields_of, references
 from app.config.target_settings import REDACTED, load, merged, redacted, texts
+from app.config.targets.base import TargetSettings
 from app.config.targets.registry import settings_type
 from app.events.test_events import TEST_BUCKET, make_test_events
-from app.outbox.delivery.counters import TargetCounters, TargetStatus, read_status
+from app.outbox.delivery.counters import TargetCounters, read_status
+from app.outbox.delivery.partition_states import read_partitions
 from app.outbox.engine.database import now_ms
 from app.outbox.log.batch import QueueFull
 from app.outbox.log.recorder import Recorder
@@ -24,6 +29,7 @@ from app.outbox.service_settings import read_api_settings
 from app.outbox.targets import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
+_OF_ALL = {"allow_private": True, "queue_full": "reject"}  # values that concern more than their target
 
 
 @routes.get("/v1/targets")
@@ -34,11 +40,16 @@ def ls() -> Response:
     get:
       summary: List every target with its settings, state and counters
       security: [{token: [read]}]
+      parameters:
+        - {name: brief, in: query, schema: {type: boolean, default: false},
+           description: "leave out `events` and `oldest_age`, for which every partition of every target is looked at"}
       responses:
         200: {description: the targets, content: {application/json: {schema: Targets}}}
         default: Problem
     """
-    return json_response({"targets": _described()})
+    refuse_unknown(request.args, ("brief",))
+    brief = parsed_flag("brief", request.args.get("brief"))
+    return json_response({"targets": _brief() if brief else _described()})
 
 
 @routes.get("/v1/targets/<type_name>/<name>")
@@ -55,6 +66,44 @@ def show(type_name: str, name: str) -> Response:
         default: Problem
     """
     return json_response(_one(_target(type_name, name)))
+
+
+@routes.get("/v1/targets/<type_name>/<name>/partitions")
+@needs(READ, limited=True)
+def partitions(type_name: str, name: str) -> Response:
+    """Show a target's partitions.
+    ---
+    get:
+      summary: Return what waits in each partition of a target, and which worker has leased it
+      description: >
+        In a partition at most 1,000 events are counted, of the 10,000 sequence numbers after its cursor; `more` says
+        that there may be more.
+      security: [{token: [read]}]
+      parameters: [target_type, target_name]
+      responses:
+        200: {description: the partitions, content: {application/json: {schema: Partitions}}}
+        default: Problem
+    """
+    target = _target(type_name, name)
+    return json_response(
+        {
+            "target": target.arn(services().settings.region),
+            "partitions": [
+                {
+                    "partition": each.partition,
+                    "position": each.position,
+                    "pending": each.pending,
+                    "parked": each.parked,
+                    "parked_objects": each.parked_objects,
+                    "more": each.more,
+                    "lease": each.lease,
+                    "holder": each.holder or None,
+                    "leased_until": format_time(each.leased_until),
+                }
+                for each in read_partitions(services().database, target)
+            ],
+        }
+    )
 
 
 @routes.put("/v1/targets/<type_name>/<name>")
@@ -78,10 +127,14 @@ def put(type_name: str, name: str) -> Response:
     """
     target = _target(type_name, name)
     settings, status = json_object(request), 200
+    before: Mapping[str, str] = {}
     try:
-        settings = _with_kept_secrets(services().registry.target(target), settings)
+        stored = services().registry.target(target)
+        before, settings = services().registry.texts(stored), _with_kept_secrets(stored, settings)
     except UnknownTarget:
         status = 201
+    if is_limited():
+        _check_tenant(target.type, before, texts(target.type, settings))
     load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
     services().registry.put(target, settings)
     return json_response(_one(target), status)
@@ -178,7 +231,7 @@ def test(type_name: str, name: str) -> Response:
     namespace = getattr(registry.settings(stored), "format", "") == "namespace"
     now, key = now_ms(), uuid.uuid4().hex
     events = make_test_events(key, now, format_time(now) or "", namespace=namespace)
-    [receipt] = Recorder(services().database, only_target=target).record([events])
+    [receipt] = Recorder(services().database, only_target=target, action="target.test").record([events])
     if isinstance(receipt, Exception):
         raise receipt
     arn = target.arn(services().settings.region)
@@ -210,11 +263,20 @@ def _described(target: TargetId | None = None) -> list[dict[str, Any]]:
         statuses = read_status(connection, target)
         service = sync_events(services().settings.sync_events, read_api_settings(connection))
     now = now_ms()
-    return [_target_json(status, service, now) for status in statuses if may_see(status.stored.target)]
+    return [
+        _target_json(status.stored, service) | _progress_json(status.counters, now)
+        for status in statuses
+        if may_see(status.stored.target)
+    ]
 
 
-def _target_json(status: TargetStatus, service: SyncEvents, now: int) -> dict[str, Any]:
-    stored, counters = status.stored, status.counters
+def _brief() -> list[dict[str, Any]]:
+    with services().database.reading() as connection:
+        service = sync_events(services().settings.sync_events, read_api_settings(connection))
+    return [_target_json(stored, service) for stored in services().registry.targets() if may_see(stored.target)]
+
+
+def _target_json(stored: StoredTarget, service: SyncEvents) -> dict[str, Any]:
     return {
         "arn": stored.target.arn(services().settings.region),
         "type": stored.target.type,
@@ -229,16 +291,49 @@ def _target_json(status: TargetStatus, service: SyncEvents, now: int) -> dict[st
         },
         "mode": "sync" if is_sync(stored.values, service) else "async",
         "origin": stored.origin,
-        "settings": redacted(stored.target.type, stored.values),
-        "events": counters_json(counters),
-        "oldest_age": max(0, now - counters.oldest) / 1000 if counters.oldest else None,
+        "settings": _shown(stored),
     }
+
+
+def _progress_json(counters: TargetCounters, now: int) -> dict[str, Any]:
+    age = max(0, now - counters.oldest) / 1000 if counters.oldest else None
+    return {"events": counters_json(counters), "oldest_age": age}
+
+
+def _shown(stored: StoredTarget) -> dict[str, str]:
+    try:
+        return redacted(stored.target.type, services().registry.texts(stored))
+    except BadSettings:  # sealed with a lost key, or of a type that this version does not know
+        return dict.fromkeys(stored.values, REDACTED)
 
 
 def counters_json(counters: TargetCounters) -> dict[str, int]:
     """Return a target's counters; matched = recorded + discarded, and recorded is the sum of all but these two."""
     names = ("matched", "recorded", "delivered", "superseded", "pending", "parked", "dead", "purged", "discarded")
     return {name: getattr(counters, name) for name in names}
+
+
+def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str, str]) -> None:
+    """Refuse what concerns more than the target; what is stored may stay. Raises `ApiProblem`."""
+    cls = settings_type(type_name)
+    stored = references(cls, before)
+    for name, found in references(cls, after).items():
+        if not set(found) <= set(stored.get(name, ())):
+            raise _beyond_target(f"{name} refers to a secret of this host")
+    for name, value in _OF_ALL.items():
+        if _parsed(cls, after, name) == value != _parsed(cls, before, name):
+            raise _beyond_target(f"{name} is {after[name]}, which concerns more than this target")
+
+
+def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> object:
+    try:
+        return fields_of(cls)[name].kind.parse(texts[name])
+    except (KeyError, BadValue):  # none, or `load` refuses it
+        return None
+
+
+def _beyond_target(problem: str) -> ApiProblem:
+    return ApiProblem("forbidden", f"{problem}; the token is limited, so it cannot set this")
 
 
 def _with_kept_secrets(stored: StoredTarget, settings: dict[str, Any]) -> dict[str, Any]:

@@ -134,8 +134,9 @@ def put_notification(call: Operation) -> Response:
     body = call.body()
     registry, region = call.parts.registry, call.parts.settings.region
     existing = {stored.target for stored in registry.targets()}
+    stored = [row.rule for row in registry.rules(call.bucket)]
     try:
-        rules = parse_configuration(body, call.bucket, region=region, configured=existing)
+        rules = parse_configuration(body, call.bucket, region=region, configured=existing, stored=stored)
         registry.replace_rules(call.bucket, rules)
     except BadConfiguration as error:
         raise S3Error(error.code, str(error)) from None

@@ -76,8 +76,11 @@ def actor_of(seal: Seal, request: Request, via: str) -> audit.Actor:
 
 
 def request_from(environ: Environ) -> Received:
-    """Return the request as it was received. Raises `S3Error` for a query with too many parameters."""
-    raw = urlsplit(environ.get("RAW_URI") or environ["PATH_INFO"])
+    """Return the request as it was received. Raises `S3Error` for one with too many parameters, or no valid path."""
+    try:
+        raw = urlsplit(environ.get("RAW_URI") or environ["PATH_INFO"])
+    except ValueError:
+        raise S3Error("InvalidArgument", "The path is not valid.") from None
     headers = {
         name[5:].replace("_", "-").lower(): _text(value) for name, value in environ.items() if name.startswith("HTTP_")
     }

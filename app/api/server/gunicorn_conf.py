@@ -7,11 +7,12 @@ import sys
 import app.api.listen.gunicorn_worker
 import app.api.s3.wsgi_app
 import app.console  # noqa: F401 - its workers, which share what is imported before they are forked, need all of these
-from app.api.auth import check_listen
+from app import telemetry
 from app.api.server.gunicorn_options import options
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.outbox.engine.database import Database
+from app.outbox.tokens import check_listen
 from app.wakeups import load_transport
 
 _settings = Settings.from_environ(os.environ)
@@ -36,5 +37,11 @@ def on_starting(_server: object) -> None:
     finally:
         database.close()
     load_transport(_settings.broker_url)
+    telemetry.prepare()
     gc.collect()
     gc.freeze()  # a collection in a worker would otherwise write to every shared page
+
+
+def worker_exit(_server: object, _worker: object) -> None:
+    """Export what a worker that ends has recorded last."""
+    telemetry.stop()

@@ -45,6 +45,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "limit_request_line": 8190,  # a key of 1,024 bytes may take three times that in a query
         "accesslog": None,
         "forwarded_allow_ips": "127.0.0.1,::1",
+        "forwarder_headers": "",  # a client's SCRIPT_NAME would change which route a path means
         "control_socket_disable": True,
     }
     if settings.tls_cert:

@@ -2,18 +2,30 @@
 
 import os
 import sys
+from collections.abc import Sequence
 
-from app import logs
+from prometheus_client import Metric
+
+from app import logs, telemetry
 from app.api import create_app
+from app.api.routes.metrics import scrape
 from app.config.errors import BadSettings
 from app.config.settings import Settings
 
 _DO_NOT_RESTART = 3  # gunicorn's exit code of a worker that cannot boot: the master ends too
 
+
+def _outbox_metrics() -> Sequence[Metric]:
+    with app.app_context():
+        return list(scrape().collect())
+
+
 try:
     settings = Settings.from_environ(os.environ)
     logs.configure(settings.log_format)
+    telemetry.start("api")
     app = create_app(settings)
+    telemetry.send_metrics(_outbox_metrics)
 except BadSettings as error:
     sys.stderr.write(f"bucketwire: {error}\n")
     sys.exit(_DO_NOT_RESTART)

@@ -9,6 +9,7 @@ from app.cli.commands.config import show_api, show_targets
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.output import count_noun, printable
 from app.manifest.document import parse_manifest, read_yaml, schema
+from app.rules.filters import parse_filters
 
 
 @click.command()
@@ -63,5 +64,5 @@ def apply(
 
 def format_rule(rule: Mapping[str, Any]) -> str:
     """Format a rule in one line."""
-    filters = "".join(f" {name}={rule[name]}" for name in ("prefix", "suffix") if rule[name])
-    return f"{rule['bucket']} {','.join(rule['events'])}{filters} -> {rule['target']}"
+    filters = [f"{name}={rule[name]}" for name in ("prefix", "suffix") if rule[name]] + parse_filters(rule).words
+    return " ".join([rule["bucket"], ",".join(rule["events"]), *filters, "->", rule["target"]])

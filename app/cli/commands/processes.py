@@ -12,8 +12,7 @@ from importlib.util import find_spec
 
 import click
 
-from app import logs, metrics_folder
-from app.api.server.gunicorn_options import command
+from app import logs, metrics_folder, telemetry
 from app.cli.context import CommandContext
 from app.cli.errors import describe_exception
 from app.cli_common.errors import CommandError
@@ -43,6 +42,8 @@ SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads per process. [default: 32]")
 def api(workers: int | None, threads: int | None) -> None:
     """Run the API, served by gunicorn, on BUCKETWIRE_LISTEN."""
+    from app.api.server.gunicorn_options import command  # noqa: PLC0415 - 14 MB that `up` and the workers do not need
+
     context = CommandContext()
     form = context.settings.log_format
     try:
@@ -82,11 +83,15 @@ def worker(targets: str | None, only: str | None, concurrency: int | None, log_l
     environment = {
         "BUCKETWIRE_WORKER_TARGETS": "" if not delivers else parse_served_targets(targets) if targets else "*"
     }
-    if settings.metrics_listen.host and delivers and not os.environ.get(metrics_folder.VARIABLE):
+    has_metrics = bool(settings.metrics_listen.host) or telemetry.exports_metrics()
+    if has_metrics and delivers and not os.environ.get(metrics_folder.VARIABLE):
         try:
             environment[metrics_folder.VARIABLE] = str(metrics_folder.own_folder(settings.folder))
         except OSError as error:
-            raise CommandError(f"cannot create a metrics folder in {settings.folder}: {error.strerror}") from None
+            problem = f"cannot create a metrics folder in {settings.folder}: {error.strerror}"
+            if settings.metrics_listen.host:
+                raise CommandError(problem) from None
+            say(settings.log_format, f"the worker's metrics are not exported: {problem}", "WARNING")
     argv = [*celery(settings), "worker", "--loglevel", log_level, "--without-gossip", "--without-mingle", "--events"]
     argv += ["--hostname", f"{worker_name(only, targets)}@%h"]
     if only == "drain":

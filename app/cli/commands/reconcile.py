@@ -1,4 +1,4 @@
-"""`bucketwire reconcile|backfill|scan|journal`: they replace themselves by Spark jobs, which app never imports."""
+"""`bucketwire reconcile|backfill|scan|tables`: they become Spark jobs, which app never imports."""
 
 from collections.abc import Callable
 
@@ -50,10 +50,10 @@ def scan(arguments: tuple[str, ...]) -> None:
     exec_process([JOBS, "scan", *arguments])
 
 
-@_job("compact|report …")
-def journal(arguments: tuple[str, ...]) -> None:
-    """Archive events in Parquet by day and bucket (compact); report them by bucket, hour, user and type (report).
+@_job("[--maintain]")
+def tables(arguments: tuple[str, ...]) -> None:
+    """Add new events to Iceberg tables: a journal of all events, and an inventory of all objects and versions.
 
     Needs the extra `spark` (pip install 'bucketwire[spark]') and Java 17; --help shows every option.
     """
-    exec_process([JOBS, "journal", *arguments])
+    exec_process([JOBS, "tables", *arguments])

@@ -1,5 +1,6 @@
 """`bucketwire event …`: the rules that route events to targets, in the syntax of `mc event`."""
 
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -8,14 +9,16 @@ import click
 from app.cli.context import CommandContext, with_context_or_url
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun
-from app.cli_common.param_types import BUCKET, TARGET, split_words
+from app.cli_common.param_types import BUCKET, PAIR, SIZE, TARGET, split_words
 from app.config.arn import TargetId
 from app.events.names import EVERY, SHORTHANDS, shorthand
 from app.outbox.rules import StoredRule
 from app.outbox.targets import UnknownTarget
+from app.rules.filters import Filters, Pairs
 from app.rules.model import EVERY_BUCKET, Rule, check, event_names
 
 _DEFAULT = "put,delete,get"
+_HEADERS = {"arn": "ARN"}
 _EVENTS_HELP = (
     f"{', '.join(SHORTHANDS)}, event names such as s3:ObjectCreated:Put, or * for every event; comma-separated."
 )
@@ -45,13 +48,30 @@ def event() -> None:
 @click.option("--event", "--events", "event_words", default=_DEFAULT, show_default=True, help=_EVENTS_HELP)
 @click.option("--prefix", default="", help="Only objects whose key has this prefix.")
 @click.option("--suffix", default="", help="Only objects whose key has this suffix.")
+@click.option("--regex", default="", help="Only objects whose whole key matches this regular expression (RE2).")
+@click.option("--metadata", metavar="NAME=VALUE", type=PAIR, multiple=True, help="Only objects with this metadata.")
+@click.option("--tag", "tags", metavar="NAME=VALUE", type=PAIR, multiple=True, help="Only objects with this tag.")
+@click.option("--min-size", metavar="SIZE", type=SIZE, help="Only objects of this size or more, such as 1MiB.")
+@click.option("--max-size", metavar="SIZE", type=SIZE, help="Only objects of this size or less.")
 @click.option("--ignore-existing", "-p", "_existing", is_flag=True, help="For mc's sake: a rule is never added twice.")
 @with_context_or_url
 def add(
-    context: CommandContext, bucket: str, target: TargetId, event_words: str, prefix: str, suffix: str, _existing: bool
-) -> None:
-    """Send events of BUCKET, or of every bucket if it is '*', to the target ARN. Adding it again changes nothing."""
-    rule = Rule(bucket=bucket, events=names(event_words), target=target, prefix=prefix, suffix=suffix)
+    context: CommandContext, bucket: str, target: TargetId, event_words: str, prefix: str, suffix: str, regex: str,
+    metadata: tuple[tuple[str, str], ...], tags: tuple[tuple[str, str], ...], min_size: int | None,
+    max_size: int | None, _existing: bool,
+) -> None:  # fmt: skip
+    """Send events of BUCKET, or of every bucket if it is '*', to the target ARN. Adding it again changes nothing.
+
+    A filter on metadata, tags or size does not match events that do not carry them, such as removals.
+    """
+    filters = Filters(
+        regex=regex,
+        metadata=_pairs("--metadata", metadata),
+        tags=_pairs("--tag", tags),
+        min_size=min_size,
+        max_size=max_size,
+    )
+    rule = Rule(bucket=bucket, events=names(event_words), target=target, prefix=prefix, suffix=suffix, filters=filters)
     check([rule])
     number = context.chosen.add_rule(rule)
     context.done(f"rule {number}: {target} gets {_describe_rule(rule)}", **_row(context, StoredRule(number, rule)))
@@ -64,15 +84,9 @@ def add(
 def ls(context: CommandContext, bucket: str | None, target: TargetId | None) -> None:
     """List the rules: all of them, those of BUCKET, or those of BUCKET for ARN."""
     rows = [_row(context, stored) for stored in _find_rules(context, bucket, target)]
-    columns = {
-        "rule": "number",
-        "bucket": "bucket",
-        "ARN": "arn",
-        "events": "events",
-        "prefix": "prefix",
-        "suffix": "suffix",
-    }
-    context.rows(rows, columns, "no rules; add one: `bucketwire event add BUCKET ARN`")
+    context.rows(
+        rows, rule_columns(rows, "bucket", "arn", "events"), "no rules; add one: `bucketwire event add BUCKET ARN`"
+    )
 
 
 @event.command()
@@ -123,6 +137,23 @@ def plain_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for member in parsed for name in sorted(event_names(member) or {member})))
 
 
+def rule_columns(rows: Sequence[Mapping[str, Any]], *members: str) -> Mapping[str, str]:
+    """Return the columns of a table of rules: number, these members, prefix and suffix; further filters if any has."""
+    more = ("filters",) if any(row.get("filters") for row in rows) else ()
+    return {"rule": "number"} | {_HEADERS.get(name, name): name for name in (*members, "prefix", "suffix", *more)}
+
+
+def shown_filters(context: CommandContext, rule: Rule) -> dict[str, Any]:
+    """Return the filters beside prefix and suffix: each as a member of JSON, or in words for a table."""
+    return rule.filters.members if context.as_json else {"filters": rule.filters.words}
+
+
+def _pairs(option: str, pairs: Sequence[tuple[str, str]]) -> Pairs:
+    if len(dict(pairs)) < len(pairs):
+        raise click.UsageError(f"{option} names an entry twice; no object has two of one name")
+    return Pairs(pairs)
+
+
 def _find_rules(context: CommandContext, bucket: str | None, target: TargetId | None) -> list[StoredRule]:
     if target is not None:
         known = [stored.target for stored in context.chosen.targets()]
@@ -136,6 +167,7 @@ def _describe_rule(rule: Rule) -> str:
     bucket = "every bucket" if rule.bucket == EVERY_BUCKET else rule.bucket
     filters = [f" with prefix {rule.prefix}"] if rule.prefix else []
     filters += [f" with suffix {rule.suffix}"] if rule.suffix else []
+    filters += [f" with {words}" for words in rule.filters.words]
     return f"{events} of {bucket}{''.join(filters)}"
 
 
@@ -148,4 +180,5 @@ def _row(context: CommandContext, stored: StoredRule) -> dict[str, Any]:
         "prefix": stored.rule.prefix,
         "suffix": stored.rule.suffix,
         "rule_id": stored.rule.rule_id,
+        **shown_filters(context, stored.rule),
     }

@@ -6,6 +6,7 @@ import click
 
 from app.cli.commands.config import put_all
 from app.cli.commands.processes import TARGET_TEST, exec_process
+from app.cli.commands.rules import rule_columns, shown_filters
 from app.cli.context import CommandContext, with_context, with_context_or_url
 from app.cli_common.output import printable
 from app.cli_common.param_types import TARGET
@@ -40,7 +41,7 @@ def show(context: CommandContext, which: TargetId) -> None:
     stored = context.chosen.target(which)
     rules = [
         {"number": rule.row_id, "bucket": rule.rule.bucket, "events": list(rule.rule.events),
-         "prefix": rule.rule.prefix, "suffix": rule.rule.suffix}
+         "prefix": rule.rule.prefix, "suffix": rule.rule.suffix, **shown_filters(context, rule.rule)}
         for rule in context.chosen.rules() if rule.rule.target == which
     ]  # fmt: skip
     members = facts(context, stored)
@@ -49,7 +50,7 @@ def show(context: CommandContext, which: TargetId) -> None:
         return
     for name, value in (members | _settings(context, stored)).items():
         click.echo(f"{name:>20}  {printable(str(value))}")
-    columns = {"rule": "number", "bucket": "bucket", "events": "events", "prefix": "prefix", "suffix": "suffix"}
+    columns = rule_columns(rules, "bucket", "events")
     context.rows(rules, columns, "no rule names it, so it gets no events; add one: `bucketwire event add`")
 
 

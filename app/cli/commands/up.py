@@ -13,7 +13,6 @@ from pathlib import Path
 import click
 
 from app import logs, metrics_folder
-from app.api.auth import check_listen
 from app.cli import main
 from app.cli.commands.processes import PRELOADED, check_spark, say
 from app.cli.context import CommandContext
@@ -22,6 +21,7 @@ from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
+from app.outbox.tokens import check_listen
 from app.supervisor import embedded_redis, start
 from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
@@ -43,8 +43,8 @@ _INTERVAL = 10  # seconds between two checks for new schedules
 def up(concurrency: int) -> None:
     """Run the whole service: API, beat, workers, Flower, and an embedded Redis unless BUCKETWIRE_BROKER_URL is set.
 
-    A Spark worker is added when a target has a schedule of reconciliations. A process that dies is restarted. Ctrl-C
-    stops everything. Log files are in the data folder's log/.
+    A Spark worker is added when a target has a schedule of reconciliations, or the Iceberg tables have one. A process
+    that dies is restarted. Ctrl-C stops everything. Log files are in the data folder's log/.
     """
     settings = CommandContext().settings
     settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -104,7 +104,9 @@ class _Service:
                 await asyncio.to_thread(embedded_redis.trim_sample, settings)
 
     def _is_scheduled(self) -> bool:
-        """Return whether a target has a reconciliation schedule; False while the database is unavailable."""
+        """Return whether anything has a schedule of its own on Spark; False while the database is unavailable."""
+        if self._settings.tables_schedule:
+            return True
         try:
             with closing(CommandContext()) as context:
                 return Schedule(context.database).exists()

@@ -9,6 +9,9 @@ from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_SECRET_PARAMETER = re.compile(
+    r"(^|&)([^=&]*(?:pass|pwd|token|secret|key|sig|auth|cred|code)[^=&]*)=[^&]*", re.IGNORECASE
+)
 
 
 class HostPort(NamedTuple):
@@ -165,7 +168,7 @@ def redacted_url(text: str) -> str:
         return REDACTED
     user, colon, _ = credentials.partition(":")
     netloc = f"{user}{colon and ':' + REDACTED}{at}{address}"
-    query = re.sub(r"(?i)(^|&)([^=&]*(?:pass|token|secret|key|sig|auth)[^=&]*)=[^&]*", rf"\1\2={REDACTED}", parts.query)
+    query = _SECRET_PARAMETER.sub(rf"\1\2={REDACTED}", parts.query)
     unchanged = (netloc, query) == (parts.netloc, parts.query)
     return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
 

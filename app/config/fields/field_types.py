@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import ClassVar, Generic, Literal, TypeVar
 
 from app.config.errors import BadValue
+from app.config.fields.secret_refs import is_secret_ref
 
 T = TypeVar("T")
 L = TypeVar("L", bound=str)
@@ -28,6 +29,7 @@ class FieldType(Generic[T]):
     holds_secrets = False  # whether a value may contain a secret; it may then be a reference to a secret
     has_colons = False  # whether a value may begin with `env:` or `file:` without being a reference
     separator = ""  # between the values of a list, for types that are lists
+    is_mapping = False  # whether a value may be given as an object of texts
     pairs: ClassVar[frozenset[str]] = frozenset()  # the keys of a value that is `key=value key=value` itself
 
     def parse(self, text: str) -> T:
@@ -36,6 +38,14 @@ class FieldType(Generic[T]):
 
     def shown(self, text: str) -> str:
         """Return the text as it may be printed; types that can contain a password redact it."""
+        return text
+
+    def resolve(self, text: str, resolve: Callable[[str], str]) -> str:
+        """Return the text with secrets in place of references, by `resolve`; for types with secrets."""
+        return resolve(text) if is_secret_ref(text) or not self.has_colons else text
+
+    def restored(self, text: str, stored: str) -> str:  # noqa: ARG002 (for types with several secrets)
+        """Return a text in which `*redacted*` stands for parts of the stored one, with these parts."""
         return text
 
 
@@ -110,8 +120,9 @@ class Duration(FieldType[float]):
 
     def parse(self, text: str) -> float:
         units = "|".join(sorted(self._UNITS, key=len, reverse=True))
-        parts = re.findall(rf"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)({units})", text)
-        if text != "0" and (not parts or "".join(number + unit for number, unit in parts) != text):
+        part = rf"([0-9]{{1,20}}(?:\.[0-9]{{0,20}})?|\.[0-9]{{1,20}})({units})"
+        parts = re.findall(part, text) if re.fullmatch(rf"(?:{part}){{1,20}}", text) else []
+        if text != "0" and not parts:
             raise BadValue("is not a duration", "write a number with its unit, such as 300ms, 10s, 2m, 1h30m or 7d")
         seconds = sum((Decimal(number) * self._UNITS[unit] for number, unit in parts), Decimal(0))
         _check_bounds(float(seconds), self._least, self._most, written_duration)
@@ -130,7 +141,7 @@ class Size(FieldType[int]):
         self._most = most
 
     def parse(self, text: str) -> int:
-        match = re.fullmatch(r"([0-9]{1,12}) ?(KiB|MiB|GiB|)", text)
+        match = re.fullmatch(r"([0-9]{1,16}) ?(KiB|MiB|GiB|)", text)
         if not match:
             raise BadValue("is not a size", "write bytes, or a number with KiB, MiB or GiB, such as 64MiB")
         size = int(match[1]) * self._UNITS[match[2]]
@@ -188,6 +199,14 @@ def written_duration(seconds: float) -> str:
         if seconds and seconds % size == 0:
             return f"{seconds / size:g}{unit}"
     return f"{seconds:g}s"
+
+
+def written_size(size: int) -> str:
+    """Format a number of bytes as `Size` parses it, in the largest unit that is exact."""
+    for exponent, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size and size % 2**exponent == 0:
+            return f"{size >> exponent}{unit}"
+    return str(size)
 
 
 def _check_bounds(value: float, least: float, most: float, written: Callable[[float], str]) -> None:

@@ -9,7 +9,9 @@ A setting without a `default` is required. Everything else is derived from the d
 formats, the checks, which values are secret, and the reference page.
 """
 
+import json
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
@@ -19,6 +21,7 @@ from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
 T = TypeVar("T")
 D = TypeVar("D", bound="Declared")
+LONGEST = 65_536  # characters of a setting
 _METADATA = "setting"
 _FIELDS: dict[type, Mapping[str, "Field"]] = {}
 
@@ -50,6 +53,23 @@ class Field:
         if not self.secret or not text:
             return self.kind.shown(text)
         return text if is_secret_ref(text) else REDACTED
+
+    def references(self, text: str) -> list[str]:
+        """Return the references to secrets in a text: the whole of it, or parts, however they are written there."""
+        found: list[str] = []
+
+        def note(part: str) -> str:
+            found.append(part)
+            return part
+
+        if text and self.refers:
+            with suppress(BadValue):  # nothing of a text that cannot be read is resolved
+                self.kind.resolve(text, note)
+        return [part for part in found if is_secret_ref(part)]
+
+    def restored(self, text: str, stored: str) -> str:
+        """Return a text that may have been printed and sent back, with the stored secrets in place of `*redacted*`."""
+        return stored if text == self.shown(stored) else self.kind.restored(text, stored)
 
     def fallback(self) -> Any:
         """Return the value to use if none is set."""
@@ -162,8 +182,9 @@ def parse(
 def _value(key: Field, text: str, environ: Mapping[str, str] | None, *, own: bool) -> Any:
     if REDACTED in text:
         raise BadValue("contains the placeholder of a secret, not the secret", "give the secret, or leave the key out")
-    refers = key.refers and (is_secret_ref(text) or not key.kind.has_colons)
-    return key.kind.parse(resolve_secret(text, environ, own=own) if refers else text)
+    if key.refers:
+        text = key.kind.resolve(text, lambda reference: resolve_secret(reference, environ, own=own))
+    return key.kind.parse(text)
 
 
 def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[str, str], list[Problem]]:
@@ -188,6 +209,13 @@ def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[st
 
 
 def _text(kind: FieldType[Any], value: object) -> str:
+    text = _as_text(kind, value)
+    if len(text) > LONGEST:
+        raise BadValue(f"has {len(text):,} characters", f"give at most {LONGEST:,}")
+    return text
+
+
+def _as_text(kind: FieldType[Any], value: object) -> str:
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
@@ -200,7 +228,16 @@ def _text(kind: FieldType[Any], value: object) -> str:
         return str(int(value))
     if kind.separator and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return kind.separator.join(value)
+    if kind.is_mapping and isinstance(value, Mapping) and all(isinstance(item, str) for item in value.values()):
+        return json.dumps({str(name): item for name, item in value.items()})
     raise BadValue("is of a JSON type that this setting does not accept", f"give it as text: {kind.label}")
+
+
+def references(cls: type[Declared], texts: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the references to secrets in texts, by the settings' current names; those without any are left out."""
+    names, known = names_of(cls), fields_of(cls)
+    found = {names[key]: known[names[key]].references(text) for key, text in texts.items() if key in names}
+    return {name: some for name, some in found.items() if some}
 
 
 def redact(cls: type[Declared], values: Mapping[str, str]) -> dict[str, str]:

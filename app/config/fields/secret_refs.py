@@ -17,7 +17,7 @@ SECRETS_DIR = "/run/secrets"  # where container runtimes put secrets
 _VARIABLE = "BUCKETWIRE_SECRETS_DIR"
 _OWN_FOLDERS = {"BUCKETWIRE_DATA_DIR": "var", "BUCKETWIRE_SPOOL_DIR": ""}
 _OWN = "BUCKETWIRE_"
-_FORBIDDEN = ("MINIO_", "AWS_", "FLOWER_")  # credentials of other targets, of the storage, of Flower
+_FORBIDDEN = ("MINIO_", "AWS_", "FLOWER_", "OTEL_")  # credentials of other targets, the storage, Flower, a collector
 _LONGEST = 64 * 1024
 _REFERENCE = re.compile(r"file:/[^\0]*|env:[A-Za-z_][A-Za-z0-9_]*", re.DOTALL)
 
@@ -81,7 +81,7 @@ def _is_own(real: Path, environ: Mapping[str, str]) -> bool:
     folders = [environ.get(name, "").strip() or default for name, default in _OWN_FOLDERS.items()]
     if any(folder and real.parent == Path(os.path.realpath(folder)) for folder in folders):
         return True
-    values = [text.strip() for name, text in environ.items() if name.startswith(_OWN)]
+    values = [text.strip() for name, text in environ.items() if name.startswith((_OWN, "OTEL_"))]
     named = [Path(re.sub(r"^(file:|sqlite:///)", "", text)) for text in values if "/" in text and "\0" not in text]
     return any(_is_same(real, path) for path in named if path.is_absolute())
 

@@ -18,7 +18,7 @@ from app.config.targets.registry import section_type, settings_type
 _SECTION = re.compile(r"(?P<section>[^\s:]+)(?P<colon>:(?P<name>\S*))?\s*")
 _OPTIONAL_NAME = re.compile(r"(?P<section>[a-z_]+)\[:?\w*\]")  # as MinIO's guides and help write it
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_]*)=")
-_END = re.compile(rf"\s+(?={_KEY.pattern})|\s*$")
+_END = re.compile(rf"(?<!\s)(?:\s+(?={_KEY.pattern})|\s*$)")  # looked for at the first of several spaces only
 _NO_INNER_KEYS: Mapping[str, frozenset[str]] = {}
 _QUOTES = ("", '"', "'", "\"'")
 _QUOTES_OF_WORDS = ('"', "'", "\"'", "")

@@ -34,9 +34,12 @@ with the key, what is wrong with it and what to do; other targets are not affect
 A secret is stored encrypted and shown as `*redacted*`. A secret, or a URL that may contain one, can be a reference
 instead: `file:/path` or `env:NAME`. It is resolved where the service runs, each time the target is opened. The file
 must be directly in `BUCKETWIRE_SECRETS_DIR` (`/run/secrets` unless set, the same for API, workers and command line) and
-must not be one that the service itself uses; the variable must not begin with `BUCKETWIRE_`, `MINIO_`, `AWS_` or
-`FLOWER_`. This applies to settings from every source, also `MINIO_NOTIFY_…`; the service's own variables may name any
-file.
+must not be one that the service itself uses; the variable must not begin with `BUCKETWIRE_`, `MINIO_`, `AWS_`,
+`FLOWER_` or `OTEL_`. This applies to settings from every source, also `MINIO_NOTIFY_…`; the service's own variables may
+name any file.
+
+Traces, metrics and logs are exported to OpenTelemetry by its own variables, `OTEL_…`:
+[OpenTelemetry](../how-to/opentelemetry.md).
 
 On/off is `on` or `off`, `true` or `false`, `1` or `0`, `enabled` or `disabled`. A duration is a number with its unit:
 `300ms`, `10s`, `2m`, `1h30m`, `7d`. An empty value is the default.

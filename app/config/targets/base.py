@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
-from app.config.errors import Problem
+from app.config.errors import BadValue, Problem
 from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, Number, Path, Switch, Text, Toggle
 from app.config.fields.fields import Declared, Field, declared, fields_of, setting
+
+P = TypeVar("P", bound=str)
 
 DEFAULT_QUEUE_LIMIT = 100_000
 REGISTERED_TYPES: dict[str, type["TargetSettings"]] = {}
@@ -97,15 +99,35 @@ class TargetSettings(Declared):
                 yield Problem(name, "", "has no effect without TLS", hint)
 
 
+class Payload(Choice[P]):
+    """What a target gets of an event; without `cloudevents-binary` for targets whose messages have no headers."""
+
+    def parse(self, text: str) -> P:
+        if text.casefold() == "cloudevents-binary" and text.casefold() not in self.words:
+            raise BadValue(
+                "needs headers beside the event, which this type of target does not have", "write cloudevents"
+            )
+        return super().parse(text)
+
+
 @declared
 class MessageSettings(TargetSettings):
     """The settings of targets that get every event as a message."""
 
+    payload: Literal["minio", "cloudevents", "cloudevents-binary"] = setting(
+        Payload("minio", "cloudevents", "cloudevents-binary"),
+        default="minio",
+        about="messages as MinIO writes them, CloudEvents in JSON, or MinIO's messages with a CloudEvent's headers",
+    )
     body_shape: Literal["minio", "guide"] = setting(
         Choice("minio", "guide"),
         default="minio",
         about="messages as MinIO writes them, or with `EventType`, `level`, `msg` and `time` as in its old guides",
     )
+
+    def problems(self) -> Iterator[Problem]:
+        yield from super().problems()
+        yield from check_shape(self.payload, "body_shape", self.body_shape)
 
 
 @declared
@@ -114,6 +136,11 @@ class NamespaceSettings(TargetSettings):
 
     format: Literal["namespace", "access"] = setting(
         Choice("namespace", "access"), default="namespace", about="one entry per object, or one per event"
+    )
+    payload: Literal["minio", "cloudevents"] = setting(
+        Payload("minio", "cloudevents"),
+        default="minio",
+        about="format access: entries as MinIO writes them, or CloudEvents in JSON",
     )
     policy: Literal["mirror", "compatible"] = setting(
         Choice("mirror", "compatible"),
@@ -133,6 +160,13 @@ class NamespaceSettings(TargetSettings):
             yield Problem(
                 "reconcile", self.reconcile, "has nothing to compare", "leave it out, or set format=namespace"
             )
+        if self.payload != "minio" and self.format == "namespace":
+            yield Problem(
+                "payload",
+                self.payload,
+                "is for events; format=namespace keeps objects, as MinIO writes them",
+                "set format=access, or leave payload out",
+            )
         if self.reconcile_repair and not self.reconcile:
             yield Problem(
                 "reconcile_repair", "on", "has no effect without reconcile", "set reconcile, such as 0 3 * * *"
@@ -141,8 +175,14 @@ class NamespaceSettings(TargetSettings):
 
 def ordered_fields(cls: type[TargetSettings]) -> dict[str, Field]:
     """Return a type's settings in the order in which people read them: `enable`, its own, every target's, `comment`."""
-    ranks = dict.fromkeys(fields_of(TargetSettings), 2) | {"enable": -1, "body_shape": 1, "comment": 3}
+    ranks = dict.fromkeys(fields_of(TargetSettings), 2) | {"enable": -1, "payload": 1, "body_shape": 1, "comment": 3}
     return dict(sorted(fields_of(cls).items(), key=lambda item: ranks.get(item[0], 0)))
+
+
+def check_shape(payload: str, name: str, shape: str) -> Iterator[Problem]:
+    """Yield a problem if the setting `name` asks for a shape of MinIO's guides, and `payload` for a CloudEvent."""
+    if payload != "minio" and shape == "guide":
+        yield Problem(name, shape, f"is not possible with payload={payload}", "leave one of them out")
 
 
 def check_certificate_pair(cert: str, key: str) -> Iterator[Problem]:

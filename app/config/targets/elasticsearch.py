@@ -10,7 +10,7 @@ from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HostPort, HttpUrl
 from app.config.fields.field_types import Choice, FieldType, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import NamespaceSettings, check_certificate_pair
+from app.config.targets.base import NamespaceSettings, check_certificate_pair, check_shape
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -63,7 +63,7 @@ class NodeUrls(HttpUrl):
 
 def split_urls(text: str) -> list[str]:
     """Split comma-separated URLs; a comma within a login or a path separates nothing."""
-    return re.split(r"\s*,\s*(?=https?://)", text, flags=re.IGNORECASE)
+    return [url.strip() for url in re.split(r",(?=\s{0,9}https?://)", text, flags=re.IGNORECASE)]
 
 
 @declared
@@ -124,6 +124,7 @@ class ElasticsearchSettings(NamespaceSettings, type_name="elasticsearch", title=
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        yield from check_shape(self.payload, "access_shape", self.access_shape)
         yield from check_certificate_pair(self.client_cert, self.client_key)
         if bool(self.username) != bool(self.password):
             missing = "password" if self.username else "username"

@@ -143,6 +143,9 @@ class KafkaSettings(MessageSettings, type_name="kafka", title="Kafka"):
             )
         if self.idempotent == "on" and self._older_than(0, 11):
             yield Problem("idempotent", "on", "needs Kafka 0.11 or later", "raise version or set idempotent=off")
+        if self.payload == "cloudevents-binary" and self._older_than(0, 11):
+            hint = "raise version or set payload=cloudevents"
+            yield Problem("payload", self.payload, "needs headers, which Kafka has since 0.11", hint)
         if self.compression_codec == "zstd" and self._older_than(2, 1):
             yield Problem("compression_codec", "zstd", "needs Kafka 2.1 or later", "raise version or choose lz4")
         if self.sasl and self._older_than(0, 10):

@@ -125,6 +125,9 @@ class MqttSettings(MessageSettings, type_name="mqtt", title="MQTT"):
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
         url = urlsplit(self.broker)
+        if self.payload == "cloudevents-binary" and self.version != "5":
+            hint = "set version=5, or payload=cloudevents"
+            yield Problem("payload", self.payload, "needs user properties, which only MQTT 5 has", hint)
         if self.qos == 0 and self.queue_dir:
             yield Problem("qos", "0", "cannot be combined with queue_dir", "set qos to 1 or 2, or leave queue_dir out")
         if self.username and url.username is not None:

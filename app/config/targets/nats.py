@@ -123,6 +123,9 @@ class NatsSettings(MessageSettings, type_name="nats", title="NATS"):
             yield Problem(
                 "streaming_cluster_id", "", "is required with streaming=on", "set it to the server's -cluster_id"
             )
+        if self.streaming and self.payload == "cloudevents-binary":
+            hint = "set payload=cloudevents"
+            yield Problem("payload", self.payload, "needs headers, which NATS Streaming does not have", hint)
         if self.streaming and self.jetstream:
             yield Problem("jetstream", "on", "conflicts with streaming=on", "keep one of them")
 

@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Iterator
+from typing import Literal
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import Host, HostPort
 from app.config.fields.field_types import FieldType, Path, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import MessageSettings, check_certificate_pair
+from app.config.targets.base import MessageSettings, Payload, check_certificate_pair
 
 
 class Topic(FieldType[str]):
@@ -30,6 +31,9 @@ class NsqSettings(MessageSettings, type_name="nsq", title="NSQ"):
 
     nsqd_address: HostPort = setting(Host(4150), about="host:port of nsqd's TCP listener, not of nsqlookupd")
     topic: str = setting(Topic(), about="the topic of every message")
+    payload: Literal["minio", "cloudevents"] = setting(
+        Payload("minio", "cloudevents"), default="minio", about="messages as MinIO writes them, or CloudEvents in JSON"
+    )
     tls: bool = setting(Toggle(), default="off", aliases=("tls_enable",), about="use TLS, which nsqd must offer")
     tls_skip_verify: bool = setting(Toggle(), default="off", about="do not verify the server's certificate")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")

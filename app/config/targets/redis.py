@@ -7,7 +7,7 @@ from app.config.errors import Problem
 from app.config.fields.addresses import HostPort, Hosts, RedisHost, SchemedHost
 from app.config.fields.field_types import Choice, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
-from app.config.targets.base import NamespaceSettings, check_certificate_pair
+from app.config.targets.base import NamespaceSettings, check_certificate_pair, check_shape
 
 
 @declared
@@ -58,6 +58,7 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
+        yield from check_shape(self.payload, "access_shape", self.access_shape)
         if self.cluster and self.sentinel:
             yield Problem("cluster", "on", "contradicts sentinel", "set one of the two")
         if self.cluster and self.db:

@@ -2,11 +2,13 @@
 
 import base64
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
 from app.config.fields.addresses import HttpUrl
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
+from app.config.fields.http_headers import Headers, HttpHeaders
 from app.config.targets.base import MessageSettings, check_certificate_pair
 
 
@@ -46,6 +48,11 @@ class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
     signing_secret: str = setting(
         SigningSecrets(), default="", secret=True, about="sign each request as Standard Webhooks; several for rotation"
     )
+    headers: Headers = setting(
+        HttpHeaders(),
+        default="",
+        about="further headers of each request, such as X-Tenant: a; X-Api-Key: env:HOOK_KEY; their values are secrets",
+    )
     client_cert: str = setting(Path(), default="", about="PEM file of the client's certificate")
     client_key: str = setting(Path(), default="", about="PEM file of its key")
     tls_ca: str = setting(Path(), default="", about="PEM file of the only authorities to trust; empty: the system's")
@@ -68,3 +75,15 @@ class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)
+        if any(name.lower() == "authorization" for name, _ in self.headers):
+            if self.auth_token:
+                yield Problem("headers", "", "has Authorization, and auth_token is set", "keep one of them")
+            if urlsplit(self.endpoint).username is not None:
+                yield Problem("headers", "", "has Authorization, and endpoint has a login", "keep one of them")
+        if self.payload == "cloudevents-binary" and self.events_per_post > 1:
+            yield Problem(
+                "payload",
+                self.payload,
+                "is not possible with several events in one request",
+                "set payload=cloudevents, or events_per_post=1",
+            )

@@ -7,7 +7,7 @@ from flask import Response, request
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, number, short_target
-from app.console.pages import done, form_values, page, show
+from app.console.pages import done, form_values, page, show, within_limits
 
 _FILTERS = ("target", "bucket", "prefix", "reason", "since", "before")
 _PAGE = 100
@@ -16,7 +16,7 @@ _PAGE = 100
 @page("/dead-letters")
 def dead_letters() -> Response:
     """List dead letters, beside the reasons that they have."""
-    given, after = form_values(*_FILTERS), request.args.get("after", "")
+    given, after = within_limits(form_values(*_FILTERS), "target"), request.args.get("after", "")
     wrong: Refused | None = None
     found: dict[str, Any] = {"dead_letters": [], "next": None}
     try:
@@ -36,7 +36,7 @@ def dead_letters() -> Response:
         reasons=reasons,
         after=after,
         wrong=wrong,
-        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        targets=[short_target(target["arn"]) for target in calls.targets()],
         options=_options(given),
     )
 
@@ -89,8 +89,9 @@ def _chosen(given: dict[str, str]) -> dict[str, Any] | None:
     """Return the filter that a form means: the ticked ones, or all that match; None for nothing."""
     if request.form.get("scope") == "matching":
         return {name: text for name, text in given.items() if text} or {"all": True}
-    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit()]
-    return {"ids": ids} if ids else None
+    ids = [int(text) for text in request.form.getlist("ids") if text.isascii() and text.isdigit() and len(text) < 19]
+    target = {"target": given["target"]} if given["target"] else {}  # all of the page are of this target
+    return {"ids": ids, **target} if ids else None
 
 
 def _options(given: dict[str, str]) -> list[str]:

@@ -9,11 +9,13 @@ from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, duration, number, short_target
-from app.console.pages import done, form_values, page, show
+from app.console.pages import done, form_values, page, show, visitor, within_limits
+from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
 
 _STATES = ("pending", "parked", "dead", "settled")
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
+_FOLLOWED = ("bucket", "prefix", "key", "events", "target")  # what can be known of an event when it is recorded
 _PAGE = 50
 _WHY = {
     "behind": "It waits behind an earlier event of the same object, so that their order is kept.",
@@ -37,15 +39,19 @@ _HISTORY = 200  # events of the object that an event's page looks at
 
 @page("/events")
 def events() -> Response:
-    """Search the log, or show an object's history if a key is given."""
-    given = form_values(*_FILTERS)
+    """Search the log, show an object's history if a key is given, or follow what is recorded from now on."""
+    following = bool(request.args.get("follow"))
+    given = form_values(*(_FOLLOWED if following else _FILTERS))
+    given = within_limits(given, "bucket", *(["target"] if given.get("state") else []))
     wrong: Refused | None = None
     found: dict[str, Any] = {"events": [], "next": None, "searched_to": None}
     asked_id = form_values("id")["id"]
     if asked_id:
         return event(asked_id)
-    after = request.args.get("after", "")
+    after, newest = request.args.get("after", ""), ""
     try:
+        if following:
+            newest = _newest()  # before the search, so that no event is in neither of the two
         if given["key"]:
             history = calls.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000)["events"]
             found = {"events": history[::-1], "next": None, "searched_to": None}
@@ -62,22 +68,45 @@ def events() -> Response:
         here="events",
         given=given,
         filtered=any(given.values()),
+        following=following,
+        followed={name: given[name] for name in _FOLLOWED},
+        stream={name: given[name] for name in _FOLLOWED if name != "key"} | _exactly(given["key"]),
+        newest=newest,
         found=found,
         after=after,
         wrong=wrong,
         states=_STATES,
-        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=command("events", given["bucket"], given["key"]) if given["key"] and given["bucket"] else "",
     )
 
 
+@page("/events/stream")
+def stream() -> Response:
+    """Stream events to the page that follows the log."""
+    return calls.stream("/v1/events/stream", **form_values("bucket", "prefix", "events", "target", "after"))
+
+
+def _newest() -> str:
+    """Return the id of the log's newest event, "" if it has none or the visitor may not see it."""
+    newest = [] if visitor().is_limited else calls.get("/v1/events", limit=1)["events"]
+    return str(newest[0]["id"]) if newest else ""
+
+
+def _exactly(key: str) -> dict[str, str]:
+    """Return the filter of a stream that has at least the events of a key."""
+    return {"prefix": key} if key else {}
+
+
 @page("/events/<event_id>")
 def event(event_id: str) -> Response:
     """Show an event: its record, its state at each target, and where it stands among the events of its object."""
+    if not EVENT_ID.fullmatch(event_id):
+        raise Refused(404, {"detail": "no event has such an id; an id has 32 hexadecimal digits"})
     shown = calls.get(f"/v1/events/{event_id}")
     history = calls.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY)["events"]
-    targets = {target["arn"]: target for target in calls.get("/v1/targets")["targets"]}
+    targets = {target["arn"]: target for target in calls.targets()}
     newer = [each for each in history if each["seq"] > shown["seq"]]
     return show(
         "event.html",

@@ -1,17 +1,21 @@
 """The overview: is everything delivered, and what needs an operator?"""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from typing import Any
 
 from flask import Response
 
+from app.api.services import services
 from app.console import calls
 from app.console.health import ailments
-from app.console.pages import page, show
+from app.console.pages import page, show, visitor
 from app.console.series import Point, points
 
 _MOST_CURVES = 60  # targets; with more of them the overview has no curves
-_PERIOD = timedelta(minutes=20)
+# The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
+_FEW, _LONG, _SHORT = 15, 20, 5
 _WIDTH = 20  # seconds
 _RANK = {"broken": 0, "unavailable": 1, "paused": 2, "running": 3, "disabled": 4}
 
@@ -19,9 +23,11 @@ _RANK = {"broken": 0, "unavailable": 1, "paused": 2, "running": 3, "disabled": 4
 @page("/")
 def overview() -> Response:
     """Show the state of every target, those with problems first."""
-    status, targets = calls.get("/v1/status"), calls.get("/v1/targets")["targets"]
-    workers = calls.get("/v1/workers")
-    curves = _curves() if len(targets) <= _MOST_CURVES else {}
+    targets, limited = calls.get("/v1/targets")["targets"], visitor().is_limited
+    status = _sum(targets) | ({"checks": {}} if limited else _service())
+    queues = [] if limited else calls.get("/v1/workers")["queues"]
+    minutes = _LONG if len(targets) <= _FEW else _SHORT
+    curves = _curves(minutes) if len(targets) <= _MOST_CURVES else {}
     targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
     events = status["events"]
     return show(
@@ -30,17 +36,32 @@ def overview() -> Response:
         status=status,
         targets=targets,
         curves=curves,
-        ailments=ailments(status, targets, workers["queues"]),
+        minutes=minutes,
+        ailments=ailments(status, targets, queues),
         waiting=events.get("pending", 0) + events.get("parked", 0),
         incoming=sum(_newest(curve).recorded for curve in curves.values()),
         outgoing=sum(_newest(curve).delivered for curve in curves.values()),
-        has_rules=bool(targets) and bool(calls.get("/v1/rules")["rules"]),
+        has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
         now=datetime.now(UTC).isoformat(),
     )
 
 
-def _curves() -> dict[str, list[Point]]:
-    since = (datetime.now(UTC) - _PERIOD).isoformat(timespec="seconds")
+def _sum(targets: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return of `/v1/status` what the targets show: at the same moment as they, and without counting all again."""
+    events: Counter[str] = Counter()
+    for target in targets:
+        events.update(target["events"])
+    ages = [target["oldest_age"] for target in targets if target["oldest_age"] is not None]
+    return {"events": events, "oldest_age": max(ages, default=None)}
+
+
+def _service() -> dict[str, Any]:
+    """Return of `/v1/status` what no target shows."""
+    return {"version": version("bucketwire"), "region": services().settings.region, "checks": calls.checks()}
+
+
+def _curves(minutes: int) -> dict[str, list[Point]]:
+    since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
     series: list[dict[str, Any]] = calls.get("/v1/series", since=since)["series"]
     return {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
 

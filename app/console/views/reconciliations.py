@@ -31,8 +31,9 @@ def reconciliations() -> Response:
             wrong = refused
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
     runs = calls.get("/v1/reconciliations", limit=limit)["reconciliations"]
-    targets = calls.get("/v1/targets")["targets"]
-    mirrors = [short_target(target["arn"]) for target in targets if is_namespace(target["type"], target["settings"])]
+    mirrors = [
+        short_target(target["arn"]) for target in calls.targets() if is_namespace(target["type"], target["settings"])
+    ]
     name = given["target"] or (mirrors[0] if mirrors else "TYPE:NAME")
     return show(
         "reconciliations.html",

@@ -7,7 +7,7 @@ from flask import Response, request
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, short_target
-from app.console.pages import done, form_values, page, show
+from app.console.pages import done, form_values, page, show, within_limits
 from app.events.names import AGGREGATES, KNOWN
 
 _SELECTION = ("target", "bucket", "prefix", "events", "since", "before")
@@ -18,7 +18,7 @@ _PREVIEW = 100  # events of the selection that are counted before it begins
 @page("/replays", "GET", "POST")
 def replays() -> Response:
     """List the replays, preview what a selection would send, and begin one."""
-    given, step = form_values(*_SELECTION), form_values("all", "step")
+    given, step = within_limits(form_values(*_SELECTION), "target"), form_values("all", "step")
     wrong, preview = None, None
     if request.method == "POST" or step["step"] == "preview":
         try:
@@ -27,15 +27,16 @@ def replays() -> Response:
                 return done(f"Replay {made['id']} to {short_target(made['target'])} has begun.", "replays")
             preview = calls.get("/v1/events", **{**given, "limit": _PREVIEW})
         except Refused as refused:
-            if refused.status not in (400, 404):
+            if refused.status not in (400, 403, 404):
                 raise
             wrong = refused
     after = request.args.get("after", "")
     found = calls.get("/v1/replays")["replays"]
-    listed = [each for each in found if not after.isdigit() or each["id"] < int(after[:12])]
+    first = int(after[:12]) if after.isascii() and after.isdigit() else None
+    listed = [each for each in found if first is None or each["id"] < first]
     return show(
         "replays.html",
-        400 if wrong else 200,
+        wrong.status if wrong else 200,
         here="replays",
         replays=listed[:_PAGE],
         next=listed[_PAGE - 1]["id"] if len(listed) > _PAGE else None,
@@ -46,7 +47,7 @@ def replays() -> Response:
         preview=preview,
         most=_PREVIEW,
         wrong=wrong,
-        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        targets=[short_target(target["arn"]) for target in calls.targets()],
         names=sorted(AGGREGATES) + sorted(KNOWN),
         cli=_command(given),
     )

@@ -7,7 +7,7 @@ from flask import Response, request
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import number, short_target
-from app.console.pages import done, form_values, page, show
+from app.console.pages import done, form_values, page, show, within_limits
 
 _FILTERS = ("target", "bucket", "prefix")
 _PAGE = 100
@@ -17,7 +17,7 @@ _SEPARATOR = " "  # between an event's id and its target in the value of a box
 @page("/retries")
 def retries() -> Response:
     """List the events that are retried, the next one of each target first."""
-    given, after = form_values(*_FILTERS), request.args.get("after", "")
+    given, after = within_limits(form_values(*_FILTERS), "target"), request.args.get("after", "")
     wrong: Refused | None = None
     found: dict[str, Any] = {"retries": [], "next": None}
     try:
@@ -35,7 +35,7 @@ def retries() -> Response:
         found=found,
         after=after,
         wrong=wrong,
-        targets=[short_target(target["arn"]) for target in calls.get("/v1/targets")["targets"]],
+        targets=[short_target(target["arn"]) for target in calls.targets()],
         options=[word for name, text in given.items() if text for word in (f"--{name}", text)],
     )
 

@@ -4,13 +4,19 @@ from typing import Any
 
 from flask import Response, request
 
+from app.config.errors import BadValue
+from app.config.fields.field_types import Size, written_size
 from app.console import calls
 from app.console.calls import Refused
 from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show
 from app.events.names import AGGREGATES, EVERY, KNOWN
 
-_MEMBERS = ("bucket", "prefix", "suffix", "target")
+_MEMBERS = ("bucket", "prefix", "suffix", "target", "regex", "min_size", "max_size")
+_PAIRS = ("metadata", "tags")  # one NAME=VALUE in a line
+_FIELDS = (*_MEMBERS, *_PAIRS, "events")
+_TRIED = ("try_bucket", "key", "event", "metadata", "tags", "size")
+_SIZE = Size(0, 2**53)
 _PAGE = 200
 _USUAL = "s3:ObjectCreated:*, s3:ObjectRemoved:*"
 
@@ -18,14 +24,13 @@ _USUAL = "s3:ObjectCreated:*, s3:ObjectRemoved:*"
 @page("/rules")
 def rules() -> Response:
     """List the rules, and try them on an event."""
-    bucket, tried = form_values("bucket")["bucket"], form_values("try_bucket", "key", "event")
+    bucket, tried = form_values("bucket")["bucket"], form_values(*_TRIED)
     found = calls.get("/v1/rules", bucket=bucket)["rules"]
     begin = _number(request.args.get("after", ""))
     match, wrong = None, None
     if tried["try_bucket"]:
-        event = {"bucket": tried["try_bucket"], "key": tried["key"], "event": tried["event"] or "s3:ObjectCreated:Put"}
         try:
-            match = calls.change("POST", "/v1/rules/match", event)
+            match = calls.change("POST", "/v1/rules/match", _event(tried))
         except Refused as refused:
             wrong = refused
     shown = [rule for rule in found if rule["number"] > begin]
@@ -43,14 +48,15 @@ def rules() -> Response:
         wrong=wrong,
         matching={rule["number"] for rule in match["rules"]} if match else set(),
         names=_names(),
-        has_targets=bool(found) or bool(calls.get("/v1/targets")["targets"]),
+        filtered=any(rule.keys() & {*_PAIRS, "min_size", "max_size"} for rule in found),
+        has_targets=bool(found) or bool(calls.targets()),
     )
 
 
 @page("/rules/new", "GET", "POST")
 def add() -> Response:
     """Add a rule."""
-    given = form_values(*_MEMBERS, "events")
+    given = form_values(*_FIELDS)
     wrong: Refused | None = None
     if request.method == "POST":
         try:
@@ -70,11 +76,13 @@ def edit(number: int) -> Response:
     old = next((rule for rule in calls.get("/v1/rules")["rules"] if rule["number"] == number), None)
     if old is None:
         raise Refused(404, {"title": "Not found", "detail": f"there is no rule {number}"})
-    given = {name: old[name] for name in _MEMBERS} | {"events": ", ".join(old["events"])}
+    given = {name: str(old.get(name, "")) for name in _MEMBERS} | {"events": ", ".join(old["events"])}
+    given |= {name: _lines(old.get(name, {})) for name in _PAIRS}
+    given |= {name: written_size(old[name]) for name in ("min_size", "max_size") if name in old}
     given["target"] = short_target(old["target"])
     wrong: Refused | None = None
     if request.method == "POST":
-        given = form_values(*_MEMBERS, "events")
+        given = form_values(*_FIELDS)
         try:
             made = calls.change(
                 "POST", "/v1/rules", _rule(given) | ({"rule_id": old["rule_id"]} if old["rule_id"] else {})
@@ -100,9 +108,12 @@ def remove(number: int) -> Response:
 
 
 def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -> Response:
-    targets = calls.get("/v1/targets")["targets"]
+    targets = calls.targets()
     arn = next((target["arn"] for target in targets if short_target(target["arn"]) == given["target"]), "ARN")
-    options = [word for name in ("prefix", "suffix") if given[name] for word in (f"--{name}", given[name])]
+    single = ("prefix", "suffix", "regex", "min_size", "max_size")
+    options = [word for name in single if given[name] for word in (f"--{name.replace('_', '-')}", given[name])]
+    for name, option in (("metadata", "--metadata"), ("tags", "--tag")):
+        options += [word for line in _split_lines(given[name]) for word in (option, line)]
     events = ",".join(_split(given["events"]))
     return show(
         "rule_form.html",
@@ -119,7 +130,42 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
 
 
 def _rule(given: dict[str, str]) -> dict[str, Any]:
-    return {name: given[name] for name in _MEMBERS} | {"events": _split(given["events"])}
+    rule: dict[str, Any] = {name: given[name] for name in _MEMBERS} | {"events": _split(given["events"])}
+    sizes = {name: rule.pop(name) or None for name in ("min_size", "max_size")}
+    return rule | sizes | {name: _mapping(name, given[name]) for name in _PAIRS}
+
+
+def _event(tried: dict[str, str]) -> dict[str, Any]:
+    event = {"bucket": tried["try_bucket"], "key": tried["key"], "event": tried["event"] or "s3:ObjectCreated:Put"}
+    try:
+        size = _SIZE.parse(tried["size"]) if tried["size"] else None
+    except BadValue as error:
+        raise _wrong("size", f"size {error.problem}; {error.hint}") from None
+    return event | {"size": size} | {name: _mapping(name, tried[name]) for name in _PAIRS}
+
+
+def _mapping(field: str, text: str) -> dict[str, str]:
+    """Parse one NAME=VALUE in each line. Raises `Refused`, as the API does for other fields."""
+    pairs: dict[str, str] = {}
+    for line in _split_lines(text):
+        name, equals, value = line.partition("=")
+        if not equals or name in pairs:
+            problem = f"has {name} twice" if equals else f"has a line without =: {line}"
+            raise _wrong(field, f"{field} {problem}; write one NAME=VALUE in each line")
+        pairs[name] = value
+    return pairs
+
+
+def _wrong(field: str, detail: str) -> Refused:
+    return Refused(400, {"title": "Invalid value", "detail": detail, "field": field})
+
+
+def _split_lines(text: str) -> list[str]:
+    return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
+
+
+def _lines(pairs: dict[str, str]) -> str:
+    return "\n".join(f"{name}={value}" for name, value in pairs.items())
 
 
 def _split(text: str) -> list[str]:

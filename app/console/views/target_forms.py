@@ -9,6 +9,7 @@ from flask import Response, request
 from app.config.errors import REDACTED
 from app.config.fields.field_types import Switch, Toggle
 from app.config.fields.fields import Field, fields_of
+from app.config.fields.secret_refs import is_secret_ref
 from app.config.targets.base import TargetSettings, ordered_fields
 from app.config.targets.registry import TYPES
 from app.console import calls
@@ -98,7 +99,8 @@ def _settings(kind: str, stored: Mapping[str, str]) -> dict[str, str]:
 
 
 def _form(kind: str, name: str, settings: Mapping[str, str], wrong: Refused | None, *, existing: bool) -> Response:
-    shown = [f"{key}={text}" for key, text in settings.items() if text != REDACTED]
+    texts = {key: fields_of(TYPES[kind])[key].shown(text) for key, text in settings.items()}
+    shown = [f"{key}={text}" for key, text in texts.items() if REDACTED not in text]
     return show(
         "target_form.html",
         wrong.status if wrong else 200,
@@ -121,7 +123,7 @@ def inputs(cls: type[TargetSettings], settings: Mapping[str, Any]) -> list[Input
 
 
 def _input(key: Field, value: str, common: bool) -> Input:
-    hidden = key.secret and value == REDACTED
+    hidden = key.secret and bool(value) and not is_secret_ref(value)
     return Input(
         name=key.name,
         about=key.about.replace("`", ""),
@@ -131,7 +133,7 @@ def _input(key: Field, value: str, common: bool) -> Input:
         choices=_choices(key),
         required=key.required,
         secret=key.secret,
-        is_set=hidden,
+        is_set=value == REDACTED,
         common=common and key.name != "enable",
     )
 

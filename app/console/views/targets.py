@@ -1,5 +1,6 @@
 """A target: its curves, its counters, what fails and why; pause, resume, test, remove."""
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -8,7 +9,7 @@ from flask import Response, request
 from app.console import calls
 from app.console.calls import Refused, target_path
 from app.console.formats import short_target
-from app.console.pages import done, form_values, page, redirect, show
+from app.console.pages import done, form_values, page, redirect, show, visitor
 from app.console.series import points
 
 # The periods of the curves: how long, the samples' step and the width of a point in seconds.
@@ -20,6 +21,8 @@ _PERIODS = {
     "7d": (timedelta(days=7), 300, 7200),
     "30d": (timedelta(days=30), 300, 28800),
 }
+_MUCH = 100  # undelivered events of a partition
+_MOST_NUMBERED = 64  # partitions; with more of them the strip has no numbers
 _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
 
 
@@ -38,8 +41,9 @@ def target(kind: str, name: str) -> Response:
     live = bool(request.args.get("live"))  # the part that moves asks for itself, without the curves
     length, step, width = _PERIODS["15m" if live else period]
     since = (datetime.now(UTC) - length).isoformat(timespec="seconds")
-    [series] = calls.get("/v1/series", target=arn, step=step, since=since)["series"]
+    [series] = calls.get("/v1/series", target=arn, step=step, width=width, since=since)["series"]
     curve = points(series["samples"], width=width)
+    partitions = calls.get(f"{target_path(kind, name)}/partitions")["partitions"]
     return show(
         "target.html",
         here="overview",
@@ -55,10 +59,21 @@ def target(kind: str, name: str) -> Response:
         shares=_shares(events),
         reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
         retries=calls.get("/v1/retries", target=arn, limit=10) if events["parked"] else None,
-        rules=[rule for rule in calls.get("/v1/rules")["rules"] if rule["target"] == arn],
+        rules=_rules(arn),
         queue=_queue(arn),
+        partitions=[{**each, "level": level(each)} for each in partitions],
+        much=_MUCH,
+        numbered=len(partitions) <= _MOST_NUMBERED,
         settings=[(key, text) for key, text in shown["settings"].items() if text],
     )
+
+
+def level(partition: Mapping[str, Any]) -> str:
+    """Return how much waits in a partition: none, some, or much. What was not counted to its end is more than it."""
+    waiting, more = partition["pending"] + partition["parked"], partition["more"]
+    if waiting >= _MUCH or (waiting and more):
+        return "much"
+    return "some" if waiting or more else "none"
 
 
 def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:
@@ -72,7 +87,15 @@ def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:
     return shares
 
 
+def _rules(arn: str) -> list[dict[str, Any]]:
+    """Return the rules that name a target; none for a visitor who may not see the rules."""
+    rules = [] if visitor().is_limited else calls.get("/v1/rules")["rules"]
+    return [rule for rule in rules if rule["target"] == arn]
+
+
 def _queue(arn: str) -> dict[str, Any] | None:
+    if visitor().is_limited:
+        return None
     return next((queue for queue in calls.get("/v1/workers")["queues"] if queue["target"] == arn), None)
 
 
@@ -114,7 +137,6 @@ def remove(kind: str, name: str) -> Response:
             problem = f"type {kind}:{name} to remove it"
         except Refused as refused:
             problem = str(refused)
-    rules = [rule for rule in calls.get("/v1/rules")["rules"] if rule["target"] == shown["arn"]]
     return show(
         "target_remove.html",
         400 if problem else 200,
@@ -122,7 +144,7 @@ def remove(kind: str, name: str) -> Response:
         target=shown,
         name=f"{kind}:{name}",
         path=f"targets/{kind}/{name}",
-        rules=rules,
+        rules=_rules(shown["arn"]),
         problem=problem,
         typed=typed,
     )

@@ -33,7 +33,7 @@ def tokens() -> Response:
         name="" if made else name,
         chosen=scopes,
         all_scopes=SCOPES,
-        own=visitor().name,
+        own=_own(),
         cli=command("token", "create", name or "NAME", "--scope", ",".join(scopes or ["read"])),
     )
 
@@ -56,8 +56,13 @@ def revoke(name: str) -> Response:
         400 if problem else 200,
         here="tokens",
         name=name,
-        own=name == visitor().name,
+        own=name == _own(),
         last=len(calls.get("/v1/tokens")["tokens"]) == 1,
         typed=typed,
         problem=problem,
     )
+
+
+def _own() -> str:
+    """Return the name of the token of this session; "" if it has none."""
+    return visitor().name if visitor().kind == "token" else ""

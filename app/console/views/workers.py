@@ -10,8 +10,8 @@ from app.console.pages import page, show
 @page("/workers")
 def workers() -> Response:
     """Show the heartbeats."""
-    found, status = calls.get("/v1/workers"), calls.get("/v1/status")
-    states = {target["arn"]: target["state"] for target in calls.get("/v1/targets")["targets"]}
+    found = calls.get("/v1/workers")
+    states = {target["arn"]: target["state"] for target in calls.targets()}
     queues = sorted(found["queues"], key=lambda queue: (queue["served"], -queue["age"]))
     return show(
         "queues.html",
@@ -19,6 +19,6 @@ def workers() -> Response:
         drain=found["drain"],
         queues=queues,
         states=states,
-        checks=status["checks"],
+        checks=calls.checks(),
         path_of=target_path,
     )

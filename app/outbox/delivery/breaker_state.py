@@ -1,4 +1,8 @@
-"""Open and close a target's circuit breaker, as workers report its availability."""
+"""Open and close a target's circuit breaker, as workers report its availability.
+
+Each change is one statement that commits by itself where the database can: a worker that is stopped between an UPDATE
+and its COMMIT would hold the target's row, for which intake would wait.
+"""
 
 import sqlalchemy as sa
 
@@ -16,7 +20,7 @@ def open_breaker(
     one opens the breaker, and only a failed probe (`probing`) keeps it open.
     """
     t = tables.targets.c
-    with database.writing() as connection:
+    with database.committing() as connection:
         changed = connection.execute(
             tables.targets.update()
             .where(t.id == target_id, *([] if probing else [t.breaker == "closed"]))
@@ -41,7 +45,7 @@ def count_failures(database: Database, target_id: int) -> int:
 def close_breaker(database: Database, target_id: int) -> None:
     """Close the circuit breaker after the target has accepted an event."""
     t = tables.targets.c
-    with database.writing() as connection:
+    with database.committing() as connection:
         connection.execute(
             tables.targets.update()
             .where(t.id == target_id, t.breaker != "closed")

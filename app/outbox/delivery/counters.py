@@ -6,14 +6,17 @@ recorded = delivered + superseded + pending + parked + dead + purged
 An event that a replay delivers again counts as recorded once more, when the replay reaches it.
 """
 
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 
 from app.config.arn import TargetId
 from app.outbox import log_head, tables
-from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to
+from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, first_of_each, goes_to
 from app.outbox.engine.database import Database
 from app.outbox.markers import WHOLE_LOG
 from app.outbox.targets import StoredTarget, find_target, stored_target
@@ -21,6 +24,7 @@ from app.outbox.targets import StoredTarget, find_target, stored_target
 # The counters that are sums over a target's cursors, and their columns.
 _SUMS = {"delivered": "delivered", "superseded": "superseded", "dead_lettered": "dead", "replayed": "replayed"}
 _LOOKS = 10  # windows of the log that are searched for the oldest pending event
+_AT_ONCE = 1000  # events of one query
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ def read_counters(
 ) -> list[TargetCounters]:
     """Return the counters of every target, or of one; consistent if the connection's transaction reads a snapshot.
 
-    Without `oldest`, that member is 0, which saves a few queries for each target.
+    Without `oldest`, that member is 0, which saves the search for it.
     """
     return [status.counters for status in _statuses(connection, target_id, oldest=oldest)]
 
@@ -80,7 +84,12 @@ def read_status(connection: sa.Connection, target: TargetId | None = None) -> li
 
 def _statuses(connection: sa.Connection, target_id: int | None, *, oldest: bool) -> list[TargetStatus]:
     rows = connection.execute(_select_status(target_id)).all()
-    return [TargetStatus(stored_target(row), _counters(connection, row, oldest=oldest)) for row in rows]
+    statuses = {row.id: TargetStatus(stored_target(row), _counters(row)) for row in rows}
+    behind = {row_id: status.counters for row_id, status in statuses.items() if oldest and status.counters.undelivered}
+    pending = {row_id for row_id, counters in behind.items() if counters.pending}
+    for row_id, at in oldest_undelivered(connection, behind, pending).items():
+        statuses[row_id] = replace(statuses[row_id], counters=replace(statuses[row_id].counters, oldest=at))
+    return list(statuses.values())
 
 
 def _select_status(target_id: int | None) -> sa.Select[Any]:
@@ -103,8 +112,8 @@ def _select_status(target_id: int | None) -> sa.Select[Any]:
     return query if target_id is None else query.where(t.id == target_id)
 
 
-def _counters(connection: sa.Connection, row: Any, *, oldest: bool) -> TargetCounters:
-    counters = TargetCounters(
+def _counters(row: Any) -> TargetCounters:
+    return TargetCounters(
         target=TargetId(row.type, row.name),
         recorded=row.recorded + int(row.replayed),
         delivered=int(row.delivered),
@@ -115,11 +124,6 @@ def _counters(connection: sa.Connection, row: Any, *, oldest: bool) -> TargetCou
         discarded=row.discarded,
         oldest=0,
         dead_lettered=int(row.dead_lettered),
-    )
-    return (
-        replace(counters, oldest=oldest_undelivered(connection, row.id, pending=counters.pending > 0))
-        if oldest
-        else counters
     )
 
 
@@ -175,43 +179,104 @@ def _positions(connection: sa.Connection, target_id: int) -> list[tuple[int, int
     return [(row.partition, row.position) for row in connection.execute(query)]
 
 
-def oldest_undelivered(connection: sa.Connection, target_id: int, *, pending: bool) -> int:
-    """Return when the oldest undelivered event was received (ms), 0 if there is none.
+def oldest_undelivered(
+    connection: sa.Connection, target_ids: Collection[int], pending: Collection[int]
+) -> dict[int, int]:
+    """Return when the oldest undelivered event of each target was received (ms); targets without one are left out.
 
-    It is the oldest of the first pending and the first parked one of each partition. Without `pending`, only parked
-    events are searched.
+    It is the oldest of the first pending and the first parked one of each partition. Of targets that are not in
+    `pending` only parked events are searched. A few statements are enough for many targets.
     """
-    e, p = tables.events.c, tables.parked.c
-    first = sa.select(sa.func.min(p.seq)).where(p.target_id == target_id, p.partition == sa.bindparam("at"))
-    partitions = [partition for partition, _ in _positions(connection, target_id)]
-    parked = [(partition, connection.execute(first, {"at": partition}).scalar()) for partition in partitions]
-    positions = [(partition, seq) for partition, seq in parked if seq is not None]
-    if pending:
-        positions += _first_pending(connection, target_id)
-    received = sa.select(e.received_at).where(e.partition == sa.bindparam("at"), e.seq == sa.bindparam("seq"))
-    times = (connection.execute(received, {"at": partition, "seq": seq}).scalar() for partition, seq in positions)
-    return min((at for at in times if at is not None), default=0)
+    if not target_ids:
+        return {}
+    cursors = _cursors(connection, target_ids)
+    ahead = {(row.target_id, row.partition): row.position for row in cursors if row.target_id in pending}
+    first = [*_first_parked(connection, cursors), *_first_pending(connection, ahead)]
+    received = _received(connection, sorted({(partition, seq) for _, partition, seq in first}))
+    oldest: dict[int, int] = {}
+    for target_id, partition, seq in first:
+        at = received.get((partition, seq))
+        if at is not None:
+            oldest[target_id] = min(at, oldest.get(target_id, at))
+    return oldest
 
 
-def _first_pending(connection: sa.Connection, target_id: int) -> list[tuple[int, int]]:
-    """Return the first pending event in each partition, as partition and seq.
+_Places = Mapping[tuple[int, int], int]  # the positions of cursors, by target and partition
+_Event = tuple[int, int, int]  # of a target: in a partition, at a seq
+
+
+def _cursors(connection: sa.Connection, target_ids: Collection[int]) -> Sequence[Any]:
+    """Return the position of each cursor, and with it the first parked event where the database finds that at once."""
+    c, p = tables.cursors.c, tables.parked.c
+    query = sa.select(c.target_id, c.partition, c.position)
+    if _seeks(connection):
+        first = sa.select(sa.func.min(p.seq)).where(p.target_id == c.target_id, p.partition == c.partition)
+        query = query.add_columns(first.scalar_subquery().label("first_parked"))
+    query = query.where(c.replay_id == WHOLE_LOG, c.target_id.in_(target_ids)).order_by(c.target_id, c.partition)
+    return connection.execute(query).all()
+
+
+def _seeks(connection: sa.Connection) -> bool:
+    """Return whether the database finds the least seq of a joined cursor's partition by reading one row of an index.
+
+    MySQL and MariaDB do so for constants only. PostgreSQL plans every constant search separately, which takes longer
+    than the search.
+    """
+    return connection.dialect.name in ("postgresql", "sqlite")
+
+
+def _first_parked(connection: sa.Connection, cursors: Sequence[Any]) -> Iterator[_Event]:
+    """Yield the first parked event of each partition of a target, if it has any."""
+    if _seeks(connection):
+        found = ((row.target_id, row.partition, row.first_parked) for row in cursors)
+        yield from (event for event in found if event[2] is not None)
+        return
+    partition = connection.dialect.identifier_preparer.quote("partition")
+    searches = (
+        (
+            (row.target_id, row.partition),
+            f"SELECT min(seq) FROM parked WHERE target_id = {row.target_id:d} AND {partition} = {row.partition:d}",  # noqa: S608 - numbers
+        )
+        for row in cursors
+    )
+    yield from first_of_each(connection, searches)
+
+
+def _first_pending(connection: sa.Connection, places: _Places) -> Iterator[_Event]:
+    """Yield the first pending event of each partition of a target, if it has any.
 
     If very many events of other targets precede it, it may not be found until the drain has moved the cursors over
     them. Then the last event up to the end of the search is returned instead, which is older than any pending event.
     """
-    e = tables.events.c
     head = log_head.read(connection).last_seq
-    at = {partition: position for partition, position in _positions(connection, target_id) if position < head}
+    at = {place: position for place, position in places.items() if position < head}
     for _ in range(_LOOKS):
-        looks = [Look(target_id, partition, after, after + WINDOW) for partition, after in at.items() if after < head]
+        looks = [Look(*place, after, after + WINDOW) for place, after in at.items() if after < head]
         ahead = events_ahead(connection, looks)
-        if ahead or not looks:
-            return [(partition, seqs[0]) for (_, partition), seqs in ahead.items()]
-        at = {look.partition: look.until for look in looks}
-    before = sa.select(e.seq).where(e.partition == sa.bindparam("at"), e.seq <= sa.bindparam("seq"))
-    before = before.order_by(e.seq.desc()).limit(1)
-    return [
-        (partition, row.seq)
-        for partition, seq in at.items()
-        for row in connection.execute(before, {"at": partition, "seq": seq})
-    ]
+        yield from ((*place, seqs[0]) for place, seqs in ahead.items())
+        # Of a target with one no other partition is searched on: what those have is later, unless their cursors lag.
+        found = {target_id for target_id, _ in ahead}
+        at = {(look.target_id, look.partition): look.until for look in looks if look.target_id not in found}
+        if not at:
+            return
+    partition = connection.dialect.identifier_preparer.quote("partition")
+    yield from first_of_each(
+        connection,
+        (
+            (place, f"SELECT max(seq) FROM events WHERE {partition} = {place[1]:d} AND seq <= {until:d}")  # noqa: S608
+            for place, until in at.items()
+            if until < head
+        ),
+    )
+
+
+def _received(connection: sa.Connection, events: Sequence[tuple[int, int]]) -> dict[tuple[int, int], int]:
+    """Return when events, by partition and seq, were received (ms); they are sorted."""
+    e = tables.events.c
+    received: dict[tuple[int, int], int] = {}
+    for some in (events[start : start + _AT_ONCE] for start in range(0, len(events), _AT_ONCE)):
+        partitions = groupby(some, itemgetter(0))
+        places = [sa.and_(e.partition == place, e.seq.in_([seq for _, seq in of_it])) for place, of_it in partitions]
+        rows = connection.execute(sa.select(e.partition, e.seq, e.received_at).where(sa.or_(*places)))
+        received |= {(row.partition, row.seq): row.received_at for row in rows}
+    return received

@@ -1,5 +1,6 @@
 """List, replay or delete dead letters: events that are no longer retried (a target's dead letter queue)."""
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -15,6 +16,11 @@ from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
+
+_WINDOW = 5_000  # dead letters that one query of a page reads at most
+_MOST_READ = 100_000  # dead letters that a page reads, whether they match the filter or not
+_LONGEST = 0.1  # seconds of a page, after which it reads no more than `_ALWAYS_READ`
+_ALWAYS_READ = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,17 @@ class DeadLetter:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterPage:
+    """A page of dead letters; `next` is the number after which the next one begins, None at the end.
+
+    A page may have fewer dead letters than asked for, or none, and still have a next one: what it reads is bounded.
+    """
+
+    letters: Sequence[DeadLetter]
+    next: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class ReasonCount:
     """How many dead letters of a target have the same reason, and when the last one was tried (ms)."""
 
@@ -69,6 +86,26 @@ class DeadLetters:
         query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
         with self._database.reading() as connection:
             return [_letter(row) for row in connection.execute(query)]
+
+    def page(self, which: Filter, *, limit: int = 100, after: int = 0) -> DeadLetterPage:
+        """Return dead letters as `list` does, but of a bounded part of them, and where to continue."""
+        d = tables.dead_letters.c
+        read, found, window, until = 0, list[DeadLetter](), limit, time.monotonic() + _LONGEST
+        with self._database.reading() as connection:
+            while True:
+                some = sa.select(d.id).where(d.id > after).order_by(d.id).limit(window).subquery()
+                last, count = connection.execute(sa.select(sa.func.max(some.c.id), sa.func.count())).one()
+                if not count:
+                    return DeadLetterPage(found, None)
+                here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(found))
+                found += [_letter(row) for row in connection.execute(here)]
+                if len(found) == limit:
+                    return DeadLetterPage(found, found[-1].letter_id)
+                if count < window:
+                    return DeadLetterPage(found, None)
+                read, after, window = read + count, last, min(_WINDOW, 4 * window)
+                if read >= _MOST_READ or (read >= _ALWAYS_READ and time.monotonic() > until):
+                    return DeadLetterPage(found, after)
 
     def reasons(self, target: TargetId | None, *, newest: int, limit: int) -> tuple[Sequence[ReasonCount], int]:
         """Count the `newest` dead letters, of one target or of all, by target and reason, the most frequent first.

@@ -30,7 +30,7 @@ class DuePartition:
     waiting: bool  # has events that were never attempted
     probing: bool
     offered: int  # when its untaken offer expired (ms); 0 if it was not offered
-    limited: bool = False  # the target has a rate limit, whose tokens its partitions share
+    limited: bool = False  # tokens of the target's rate limit, which its partitions share, have just been used up
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
 
     isolation.run(looks, look)
     partitions = [
-        _due(row, ahead.get((row.id, row.partition), ()), head)
+        _due(row, ahead.get((row.id, row.partition), ()), head, now)
         for row in rows
         if row.replay
         or row.redelivery
@@ -75,12 +75,13 @@ def due_partitions(database: Database, isolation: TargetIsolation, now: int) -> 
     return DueWork(partitions, min(later, default=NEVER))
 
 
-def _due(row: Any, ahead: Sequence[int], head: int) -> DuePartition:
+def _due(row: Any, ahead: Sequence[int], head: int, now: int) -> DuePartition:
     # If few of the log's events are for the target, many more may wait than one window contains.
     busy = len(ahead) == BUSY or bool(ahead and row.position + WINDOW < head) or bool(row.replay)
     offered = row.leased_until if row.lease_token == OFFERED else 0
     target = (row.id, TargetId(row.type, row.name))
-    limited = row.ready_at is not None
+    # After a longer time its bucket is full, or it has no limit any more.
+    limited = row.ready_at is not None and now - LONGEST_WAIT <= row.ready_at <= now
     return DuePartition(target, row.partition, busy, bool(ahead), row.breaker != "closed", offered, limited)
 
 

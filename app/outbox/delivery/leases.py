@@ -9,6 +9,10 @@ that is lost, late or duplicated is harmless.
       └── lease ran out ┴──────────────────┘
 """
 
+import os
+import re
+import secrets
+import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,7 +33,15 @@ from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.markers import NEVER, WHOLE_LOG
 
 _MOST_FREE = 64  # partitions that a claim may take beyond those of its wake-up; more cost more to search than they save
+_LIMITED_APART = 100  # ms between two wake-ups for a target whose rate limit is in use
+_LONGEST_HOST = 39  # characters; with the longest process id and the random part, the column has 64
 REVOKED = "revoked"  # instead of a token: no worker may claim or settle until the lease has expired
+
+
+def new_token() -> str:
+    """Return a fencing token that no other lease has. It begins with `HOST:PID:` of this process, for people."""
+    host = re.sub(r"[^A-Za-z0-9.-]", "", socket.gethostname())[:_LONGEST_HOST]
+    return f"{host}:{os.getpid()}:{secrets.token_hex(8)}"
 
 
 class LeaseLost(Exception):
@@ -83,7 +95,7 @@ class Leases:
     def __init__(self, database: Database, lease_ms: int) -> None:
         self._database = database
         self._lease_ms = lease_ms
-        self._rng = Random()  # noqa: S311 - which partition probes, not a secret
+        self._rng = Random()  # noqa: S311 - which partition is first, not a secret
         self._isolation = TargetIsolation(database)
         self.next_at = NEVER  # when more work may be due than the last `offer` found, without a new event (ms)
 
@@ -114,8 +126,9 @@ class Leases:
         missing = max(0, self._expected(target_id) - queued(target)) if again else 0
         lost, waiting = again[:missing], again[missing:]
         fresh = [partitions for partitions in groups if partitions not in again]
-        if due[0].limited:  # the first to deliver takes the tokens
-            self._rng.shuffle(fresh)
+        if due[0].limited and len(fresh) > 1:  # the first to deliver takes the tokens, and the others got none
+            fresh = [self._rng.choice(fresh)]
+            self.next_at = min(self.next_at, now + _LIMITED_APART)
         # Distinct expiries let wake-ups be counted and ordered by age.
         for place, partitions in enumerate([*waiting, *lost, *fresh]):
             if self._mark(target_id, partitions, now, now + self._lease_ms + place) and partitions not in waiting:
@@ -226,11 +239,12 @@ class Leases:
     def _claimed(self, row_id: int, token: str, *, probing: bool) -> Lease | None:
         c = tables.cursors.c
         with self._database.reading() as connection:
-            mine = connection.execute(
-                sa.select(c.partition, c.position).where(_log_cursors(row_id), c.lease_token == token)
-            ).all()
+            query = sa.select(c.partition, c.position).where(_log_cursors(row_id), c.lease_token == token)
+            mine = [*connection.execute(query)]
             if not mine:
                 return None
+            # Where a rate limit allows fewer events than a turn reads, the first partitions get the tokens.
+            self._rng.shuffle(mine)
             lease = Lease(row_id, token, {cursor.partition: cursor.position for cursor in mine}, probing=probing)
             kinds = read_work_kinds(connection, row_id, lease.positions)
             lease.head, lease.has_parked, lease.has_redeliveries = kinds.head, kinds.has_parked, kinds.has_redeliveries

@@ -38,7 +38,7 @@ def goes_to(target_id: sa.ColumnElement[int] | int) -> sa.ColumnElement[bool]:
 def events_ahead(connection: sa.Connection, looks: Iterable[Look], most: int = 1) -> dict[tuple[int, int], list[int]]:
     """Return the first `most` seqs of each search, sorted, by target and partition; only for searches with any."""
     found: dict[tuple[int, int], list[int]] = {}
-    for some in _chunks(looks):
+    for some in chunked(looks):
         # Seqs are literals, because MySQL and MariaDB start an index scan at a seq only if it is a constant: with the
         # seq of a joined cursor they read the partition from its beginning, including delivered events.
         union = _union(some, most, connection.dialect.identifier_preparer.quote("partition"))
@@ -91,7 +91,7 @@ def has_work(connection: sa.Connection, target_id: int, positions: Mapping[int, 
     at most one window of the log.
     """
     partition = connection.dialect.identifier_preparer.quote("partition")
-    for some in _chunks(positions.items()):
+    for some in chunked(positions.items()):
         # Literals, for the reason given above; LIMIT, so that the index is scanned in order.
         parked = (
             f"(SELECT 1 FROM parked WHERE target_id = {target_id:d} AND {partition} = {place:d} LIMIT 1) IS NOT NULL"  # noqa: S608 - numbers
@@ -119,7 +119,26 @@ def _union(looks: Sequence[Look], most: int, partition: str) -> str:
     )
 
 
-def _chunks(values: Iterable[_T]) -> Iterator[list[_T]]:
+def first_of_each(
+    connection: sa.Connection, searches: Iterable[tuple[tuple[int, int], str]]
+) -> Iterator[tuple[int, int, int]]:
+    """Yield target, partition and number of each search that finds a number, many searches in one statement.
+
+    A search is a target and a partition, and a SELECT of one number at most, whose values are literals for the reason
+    given above.
+    """
+    for some in chunked(searches):
+        union = " UNION ALL ".join(
+            f"SELECT {target_id:d} AS target_id, {place:d} AS place, ({select}) AS found"
+            for (target_id, place), select in some
+        )
+        for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
+            if row.found is not None:
+                yield row.target_id, row.place, row.found
+
+
+def chunked(values: Iterable[_T]) -> Iterator[list[_T]]:
+    """Yield the values in lists of as many as one statement has searches."""
     left = iter(values)
     while some := list(islice(left, _AT_ONCE)):
         yield some

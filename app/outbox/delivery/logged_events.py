@@ -1,6 +1,8 @@
 """Build queries for a target's events in the log, and convert their rows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -10,7 +12,7 @@ from app.events.model import Event
 from app.events.version_history import Entry
 from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
-from app.outbox.delivery.log_ahead import goes_to
+from app.outbox.delivery.log_ahead import chunked, goes_to
 from app.outbox.delivery.parked import ObjectHash
 from app.outbox.versions.rows import ObjectKey
 
@@ -101,17 +103,83 @@ def newest_first(query: sa.Select[Any], events: sa.FromClause) -> sa.Select[Any]
 
 
 def select_ahead(target_id: int, *, newest: bool) -> sa.Select[Any]:
-    """Build the query for a target's first `share` events in `partition`, after `position` and up to `until`.
+    """Build the query for a target's first events in one partition.
 
-    These four are bind parameters.
+    `share`, `partition`, `position` (after which) and `until` (up to which) are bind parameters.
     """
+    places = ("partition", "position", "until", "share")
+    return _select_ahead(target_id, *(sa.bindparam(each, type_=sa.BigInteger) for each in places), newest=newest)
+
+
+def events_after(
+    connection: sa.Connection,
+    target_id: int,
+    windows: Sequence[tuple[int, int, int]],
+    share: int,
+    *,
+    newest: bool,
+) -> dict[int, list[LoggedEvent]]:
+    """Return a target's first `share` events of each window of the log, by partition and in order.
+
+    A window is a partition, the seq after which it begins, and its last one. One statement reads many of them, because
+    a batch is small where events come in all the time: a statement for each took longer than everything else.
+    """
+    found: dict[int, list[LoggedEvent]] = {}
+    for some in chunked(windows):
+        statement = _union(connection.dialect, target_id, some, share, newest=newest)
+        rows = connection.exec_driver_sql(statement, execution_options={"no_parameters": True}).all()  # all at once
+        for row in rows:
+            logged = logged_event(row, newest=newest)
+            found.setdefault(logged.partition, []).append(logged)
+    for events in found.values():  # no database promises the order of a union's rows
+        events.sort(key=attrgetter("seq"))
+    return found
+
+
+def _union(
+    dialect: sa.Dialect, target_id: int, windows: Sequence[tuple[int, int, int]], share: int, *, newest: bool
+) -> str:
+    """Build one statement of a search for each window, whose values are literals as in `log_ahead`."""
+    search = _search(dialect.name, target_id, newest=newest)
+    if dialect.name == "postgresql":  # plans one search and runs it for each window
+        search = search.format(partition="look.place", position="look.position", until="look.until", share=share)
+        values = ", ".join(f"({place:d}, {position:d}, {until:d}::bigint)" for place, position, until in windows)
+        looks = f"(VALUES {values}) AS look (place, position, until)"
+        return f"SELECT ahead.* FROM {looks} CROSS JOIN LATERAL ({search}) AS ahead"  # noqa: S608 - numbers
+    searches = (
+        search.format(partition=place, position=position, until=until, share=share)
+        for place, position, until in windows
+    )
+    if dialect.name == "sqlite":
+        return " UNION ALL ".join(f"SELECT * FROM ({each})" for each in searches)  # noqa: S608 - numbers
+    return " UNION ALL ".join(f"({each})" for each in searches)
+
+
+@lru_cache(maxsize=1024)
+def _search(dialect: str, target_id: int, *, newest: bool) -> str:
+    """Return the text of the query for one window, with its four values in braces; building it takes a millisecond."""
+    places = (sa.literal_column(f"{{{name}}}", sa.BigInteger) for name in ("partition", "position", "until", "share"))
+    query = _select_ahead(target_id, *places, newest=newest)
+    made: Any = sa.make_url(f"{dialect}://").get_dialect()
+    # With another style of parameters each percent sign would be doubled.
+    return str(query.compile(dialect=made(paramstyle="named"), compile_kwargs={"literal_binds": True}))
+
+
+def _select_ahead(
+    target_id: int,
+    partition: sa.ColumnElement[int],
+    position: sa.ColumnElement[int],
+    until: sa.ColumnElement[int],
+    share: sa.ColumnElement[int],
+    *,
+    newest: bool,
+) -> sa.Select[Any]:
     e = tables.events.c
     return (
         select_logged(target_id, newest=newest)
-        .where(e.partition == sa.bindparam("partition"), e.seq > sa.bindparam("position"))
-        .where(e.seq <= sa.bindparam("until"), goes_to(target_id))
+        .where(e.partition == partition, e.seq > position, e.seq <= until, goes_to(target_id))
         .order_by(e.partition, e.seq)
-        .limit(sa.bindparam("share", type_=sa.Integer))
+        .limit(share)
     )
 
 

@@ -4,8 +4,12 @@ A target that was created or changed is due to be opened: the drain offers it to
 it and records the result. One that could not be opened is offered again, less and less often, so that its table or
 topic exists soon after its remote is available. The circuit breaker knows nothing of it: only deliveries open and
 close it. Opening is idempotent, so that two workers may open a target at the same time.
+
+Each result is recorded by one statement that commits by itself where the database can: a worker that is stopped between
+an UPDATE and its COMMIT would hold the target's row, for which intake would wait.
 """
 
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,32 +23,58 @@ from app.outbox.markers import NEVER
 from app.outbox.targets import OPENED, OPENING_FAILED
 
 _FIRST_WAIT, _LONGEST_WAIT = 10_000, 3_600_000  # ms until a target is offered again, unless it was opened
-_MOST_OFFERED = 100  # in one call, which holds up the drain
+_POSTPONED = 2_000  # ms until a target is offered again that no worker process could take
+_MOST_OFFERED, _LONGEST_OFFER = 10, 0.2  # targets and seconds in one call, which holds up the drain
 
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """An offer to open a target with the settings that have this revision."""
+    """An offer to open a target with the settings that have this revision.
+
+    `next_at` (ms) is when the target is offered again; it tells the newest offer from late ones.
+    """
 
     target: TargetId
     revision: int
+    next_at: int
 
 
 def offer_openings(database: Database, now: int) -> list[Opening]:
-    """Return the targets to open now, each marked as offered. Safe to run concurrently: one caller gets each.
+    """Return some of the targets to open now, each marked as offered. Safe to run concurrently: one caller gets each.
 
-    A paused, disabled or broken target is not contacted; it is offered when it is no longer.
+    A paused, disabled or broken target is not contacted; it is offered when it is no longer. A call is short; the next
+    one returns further targets.
     """
+    ends = time.monotonic() + _LONGEST_OFFER
     t = tables.targets.c
     query = (
-        sa.select(t.id, t.type, t.name, t.revision, t.opening_tries)
+        sa.select(t.id, t.type, t.name, t.revision, t.opening_tries, t.opening_due_at)
         .where(t.enabled, sa.not_(t.paused), t.problem == "", t.opening_due_at <= now)
         .order_by(t.opening_due_at, t.id)
         .limit(_MOST_OFFERED)
     )
     with database.reading() as connection:
         due = connection.execute(query).all()
-    return [Opening(TargetId(row.type, row.name), row.revision) for row in due if _mark(database, row, now)]
+    offered: list[Opening] = []
+    for row in due:
+        next_at = now + min(_LONGEST_WAIT, _FIRST_WAIT << min(row.opening_tries, 10))
+        if _mark(database, row, next_at):
+            offered.append(Opening(TargetId(row.type, row.name), row.revision, next_at))
+        if time.monotonic() > ends:
+            break
+    return offered
+
+
+def postpone_opening(database: Database, row_id: int, opening: Opening, now: int) -> None:
+    """Have the target offered again soon, because no process was free to open it; the offer counts as no try."""
+    t = tables.targets.c
+    with database.committing() as connection:
+        connection.execute(
+            tables.targets.update()
+            .where(t.id == row_id, t.revision == opening.revision, t.opening_due_at == opening.next_at)
+            .where(t.opening != OPENED, t.opening_tries > 0)
+            .values(opening_due_at=now + _POSTPONED, opening_tries=t.opening_tries - 1)
+        )
 
 
 def record_opening(database: Database, row_id: int, revision: int, now: int, problem: str = "") -> bool:
@@ -57,21 +87,20 @@ def record_opening(database: Database, row_id: int, revision: int, now: int, pro
     values: dict[str, Any] = {"opening": OPENED, "opening_reason": "", "opening_at": now, "opening_due_at": NEVER}
     if problem:
         values = {"opening": OPENING_FAILED, "opening_reason": clean_reason(problem), "opening_at": now}
-    with database.writing() as connection:
+    with database.committing() as connection:
         changed = connection.execute(
             tables.targets.update().where(t.id == row_id, t.revision == revision, t.opening != OPENED).values(**values)
         )
     return bool(changed.rowcount)
 
 
-def _mark(database: Database, row: Any, now: int) -> bool:
+def _mark(database: Database, row: Any, next_at: int) -> bool:
     t = tables.targets.c
-    wait = min(_LONGEST_WAIT, _FIRST_WAIT << min(row.opening_tries, 10))
-    with database.writing() as connection:
+    with database.committing() as connection:
         changed = connection.execute(
             tables.targets.update()
-            .where(t.id == row.id, t.revision == row.revision, t.opening_tries == row.opening_tries)
+            .where(t.id == row.id, t.revision == row.revision, t.opening_due_at == row.opening_due_at)
             .where(t.opening != OPENED)
-            .values(opening_due_at=now + wait, opening_tries=row.opening_tries + 1)
+            .values(opening_due_at=next_at, opening_tries=row.opening_tries + 1)
         )
     return bool(changed.rowcount)

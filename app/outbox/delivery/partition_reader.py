@@ -13,6 +13,7 @@ from app.outbox.delivery.log_ahead import WINDOW, Look, events_ahead, goes_to, h
 from app.outbox.delivery.logged_events import (
     LoggedEvent,
     LogPosition,
+    events_after,
     histories,
     logged_event,
     neither_parked_nor_dead,
@@ -94,10 +95,8 @@ class PartitionReader:
         self._connection = connection
         self._lease = lease
         self._versions = versions
-        self._newest = newest = versions is not None
+        self._newest = versions is not None
         self._target = goes_to(lease.target_id)
-        # Built once: building the statement takes longer than running it in the database.
-        self._ahead = select_ahead(lease.target_id, newest=newest)
         self._read_to = 0  # the log's head when events were last read
         self._searched: tuple[int, Set[int]] = (-1, frozenset())  # at which head, and the partitions with events then
         self._none_until: dict[int, int] = {}  # up to which seq a partition has no event after its position
@@ -119,27 +118,21 @@ class PartitionReader:
         if head is None:
             head = log_head.read(self._connection).last_seq
         self._read_to = head
-        events: list[LoggedEvent] = []
-        scanned: dict[int, int] = {}
         at_end = not replaying
         search = self._searched[0] == head or (self._lease.has_free and len(positions) > _FEW_PARTITIONS)
         if search and (found := positions.keys() & self._with_events(head)):
             at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
             positions = {partition: positions[partition] for partition in positions if partition in found}
             share = max(1, limit // len(positions))
-        # One SELECT for each partition, so that each scans its index in order and stops at its share.
-        ended = set()
-        for partition, position in positions.items():
-            some, scanned[partition] = self._load(partition, position, share, head)
-            if len(some) < share and scanned[partition] >= head:
-                ended.add(partition)
-            events += some
+        events, scanned = self._load(positions, share, head)
+        ended = {partition for partition, some in events.items() if len(some) < share and scanned[partition] >= head}
         at_end &= len(ended) == len(positions)
         self._searched = self._searched[0], self._searched[1] - ended
-        more = not events and any(seq < head for seq in scanned.values())
-        if self._versions is not None and self._versions.concerns([logged.event for logged in events], scanned):
-            self._versions.fold(histories(events))
-        return Batch(self._resolved(events), scanned, more, at_end)
+        loaded = [logged for some in events.values() for logged in some]
+        more = not loaded and any(seq < head for seq in scanned.values())
+        if self._versions is not None and self._versions.concerns([logged.event for logged in loaded], scanned):
+            self._versions.fold(histories(loaded))
+        return Batch(self._resolved(loaded), scanned, more, at_end)
 
     def has_new_events(self) -> bool:
         """Return whether the partitions may have events that were recorded since the last `load`.
@@ -170,26 +163,34 @@ class PartitionReader:
             self._searched = head, found
         return self._searched[1]
 
-    def _load(self, partition: int, position: int, share: int, head: int) -> tuple[list[LoggedEvent], int]:
-        """Return the next events of a partition, and the seq up to which it was read.
+    def _load(
+        self, positions: Mapping[int, int], share: int, head: int
+    ) -> tuple[dict[int, list[LoggedEvent]], dict[int, int]]:
+        """Return the next events of each partition, up to a share, and the seq up to which it was read.
 
         Scans at most `_LOOKS` windows, because many events of other targets may come first.
         """
-        events: list[LoggedEvent] = []
+        events: dict[int, list[LoggedEvent]] = {partition: [] for partition in positions}
+        scanned, left = dict(positions), list(positions)
         for _ in range(_LOOKS):
-            ends = position + WINDOW >= head
-            until = NEVER if ends else position + WINDOW
-            missing = share - len(events)
-            window = {"partition": partition, "position": position, "until": until, "share": missing}
-            rows = self._connection.execute(self._ahead, window).all()
-            events += [logged_event(row, newest=self._newest) for row in rows]
-            if len(rows) == missing:
-                return events, events[-1].seq
-            if ends:
-                # Events recorded since the head was read may be in the batch too.
-                return events, max(head, events[-1].seq) if events else head
-            position = until
-        return events, position
+            # Events recorded since the head was read may be in the batch too.
+            windows = [(partition, scanned[partition], _until(scanned[partition], head)) for partition in left]
+            missing = share - max(len(events[partition]) for partition in left)  # 1 or more
+            found = events_after(self._connection, self._lease.target_id, windows, missing, newest=self._newest)
+            left = []
+            for partition, _, until in windows:
+                some = found.get(partition, [])
+                events[partition] += some
+                if len(some) == missing:
+                    scanned[partition] = some[-1].seq
+                elif until == NEVER:
+                    scanned[partition] = max(head, some[-1].seq) if some else head
+                else:
+                    scanned[partition] = until
+                    left.append(partition)
+            if not left:
+                break
+        return events, scanned
 
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """Return the next events of a replay, which ends at `replay.until`.
@@ -199,7 +200,7 @@ class PartitionReader:
         """
         if replay.position >= replay.window:
             replay.window = self._window(replay)
-        query = self._ahead.where(*selected(replay))
+        query = select_ahead(self._lease.target_id, newest=self._newest).where(*selected(replay))
         window = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
         events = self._resolved(
             [logged_event(row, newest=self._newest) for row in self._connection.execute(query, window)]
@@ -376,6 +377,11 @@ class PartitionReader:
         if self._versions is None:
             return events
         return fill_in_newest(self._connection, self._lease.target_id, self._versions, events)
+
+
+def _until(after: int, head: int) -> int:
+    """Return the last seq of the window of the log that begins after one; the window that has the head has no end."""
+    return NEVER if after + WINDOW >= head else after + WINDOW
 
 
 def _near(positions: Mapping[int, int], head: int) -> bool:

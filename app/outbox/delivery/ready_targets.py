@@ -10,6 +10,7 @@ from app.config.errors import BadSettings
 from app.config.settings import Settings
 from app.config.targets.base import TargetSettings
 from app.outbox.delivery.leases import taken_partitions
+from app.outbox.delivery.rate_limits import ready_times
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.database import Database, DatabaseUnavailable
 from app.outbox.registry import Registry
@@ -39,6 +40,7 @@ class _Known:
     target: TargetId
     arn: str
     time_limit: int
+    has_rate_limit: bool
 
 
 class ReadyTargets:
@@ -53,7 +55,8 @@ class ReadyTargets:
         self._settings = settings
         self._clock = DatabaseClock(database)
         self._known: Mapping[TargetId, _Known] = {}
-        self._limits: dict[int, tuple[Mapping[str, str], int]] = {}  # by row id, with the settings it was made from
+        # By row id, with the settings that they were made from.
+        self._limits: dict[int, tuple[Mapping[str, str], tuple[int, bool]]] = {}
         self._next = 0.0  # when to read the targets again, by time.monotonic()
 
     def __call__(self, due: Due) -> Mapping[TargetId, Ready]:
@@ -75,29 +78,35 @@ class ReadyTargets:
     def _ready(self, due: Mapping[_Known, Collection[int]]) -> Mapping[TargetId, Ready]:
         if not due:
             return {}
+        now, limited = self._clock(), [known.row_id for known in due if known.has_rate_limit]
         with self._database.reading() as connection:
-            taken = taken_partitions(connection, [known.row_id for known in due], self._clock())
+            times = ready_times(connection, limited, now) if limited else {}
+            taken = taken_partitions(connection, [known.row_id for known in due], now)
         return {
             known.target: Ready(
                 known.arn, known.time_limit, [each for each in partitions if (known.row_id, each) not in taken]
             )
+            if known.row_id not in times
+            else Ready(known.arn, known.time_limit, (), wait=(times[known.row_id] - now) / 1000)
             for known, partitions in due.items()
         }
 
     def _of(self, stored: StoredTarget) -> _Known | None:
-        limit = self._limit(stored) if stored.state == "running" else None
+        limits = self._limits_of(stored) if stored.state == "running" else None
         return (
             None
-            if limit is None
-            else _Known(stored.row_id, stored.target, stored.target.arn(self._settings.region), limit)
+            if limits is None
+            else _Known(stored.row_id, stored.target, stored.target.arn(self._settings.region), *limits)
         )
 
-    def _limit(self, stored: StoredTarget) -> int | None:
-        values, limit = self._limits.get(stored.row_id, ({}, 0))
-        if not limit or values != stored.values:
+    def _limits_of(self, stored: StoredTarget) -> tuple[int, bool] | None:
+        """Return the target's time limit (s), and whether it has a rate limit; None if its settings are invalid."""
+        values, limits = self._limits.get(stored.row_id, ({}, None))
+        if limits is None or values != stored.values:
             try:
-                limit = time_limit(self._registry.settings(stored), self._settings.lease_max_work)
+                settings = self._registry.settings(stored)
             except BadSettings:  # a worker that finds them so says what is wrong
                 return None
-            self._limits[stored.row_id] = stored.values, limit
-        return limit
+            limits = time_limit(settings, self._settings.lease_max_work), settings.rate_limit > 0
+            self._limits[stored.row_id] = stored.values, limits
+        return limits

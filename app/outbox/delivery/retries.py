@@ -15,6 +15,7 @@ from app.config.arn import TargetId
 from app.outbox import audit, tables
 from app.outbox.delivery.due_work import OFFERED
 from app.outbox.delivery.leases import REVOKED
+from app.outbox.delivery.log_ahead import chunked, first_of_each
 from app.outbox.delivery.parked import restore_heads
 from app.outbox.delivery.reasons import clean_reason
 from app.outbox.engine.database import Database
@@ -24,6 +25,7 @@ from app.outbox.markers import NEVER, WHOLE_LOG
 
 _AT_ONCE = 500  # heads in one query
 _MOST_READ = 10_000  # heads that a page reads, whether they match the filter or not
+_LEAST_COUNTED = 100  # heads that one query counts for at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Retries:
         last = after
         with self._database.reading() as connection:
             for some in self._heads(connection, which, after):
-                read += len(some)
+                read += max(_LEAST_COUNTED, len(some))
                 for retry in some:
                     last = retry.place
                     if _matches(retry, which):
@@ -174,10 +176,8 @@ class Retries:
         )
         if which.target is not None:
             cursors = cursors.where(t.type == which.target.type, t.name == which.target.name)
-        for cursor in connection.execute(cursors).all():
-            here = (cursor.target_id, cursor.partition)
-            if after is not None and here < after[:2]:
-                continue
+        places = [(row.target_id, row.partition) for row in connection.execute(cursors)]
+        for here in _with_parked(connection, [here for here in places if after is None or here >= after[:2]]):
             place = after if after is not None and here == after[:2] else None
             while some := _heads_of_partition(connection, here, place):
                 yield some
@@ -194,6 +194,15 @@ def _select_retries() -> sa.Select[Any]:
         .join(tables.events, sa.and_(e.partition == p.partition, e.seq == p.seq))
         .where(p.not_before < NEVER)
     )
+
+
+def _with_parked(connection: sa.Connection, places: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield those of the places, each a target and a partition, that have parked events."""
+    partition = connection.dialect.identifier_preparer.quote("partition")
+    select = f"SELECT 1 FROM parked WHERE {partition} = {{:d}} AND target_id = {{:d}} LIMIT 1"  # noqa: S608 - numbers
+    for some in chunked(places):  # in their order, and no more than the page needs
+        searches = ((place, select.format(place[1], place[0])) for place in some)
+        yield from sorted((target_id, place) for target_id, place, _ in first_of_each(connection, searches))
 
 
 def _heads_of_partition(connection: sa.Connection, here: tuple[int, int], after: RetryPlace | None) -> Sequence[Retry]:

@@ -56,9 +56,13 @@ class CachedProbe(Generic[T]):
             if known.running is None:
                 if time.monotonic() - known.answered < self._age:
                     return known.last
-                known.running, known.began = Future(), time.monotonic()
-                query = (known, known.running)
-                threading.Thread(target=self._query, args=query, name="cached-probe", daemon=True).start()
+                query = Future[ProbeResult[T]]()
+                thread = threading.Thread(target=self._query, args=(known, query), name="cached-probe", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the process may have no more threads; the next caller tries again
+                    return ProbeResult(known.last.value, error)
+                known.running, known.began = query, time.monotonic()
             running, waits = known.running, known.began + self._patience - time.monotonic()
         try:
             return running.result(max(0.0, waits))

@@ -21,6 +21,15 @@ def lock_tail(connection: sa.Connection) -> None:
     connection.execute(sa.select(tables.log_tail.c.id).with_for_update()).all()
 
 
+def try_lock_tail(connection: sa.Connection) -> bool:
+    """Lock like `lock_tail`, but return False at once if another transaction has the lock.
+
+    On SQLite the transaction has it already: it excludes every other one that writes.
+    """
+    lock = sa.select(tables.log_tail.c.id).with_for_update(skip_locked=True)
+    return bool(connection.execute(lock).all())
+
+
 def lock_cursors(connection: sa.Connection, target_id: int, partitions: Collection[int] | None = None) -> Sequence[Any]:
     """Prevent workers from settling in a target's partitions (None: in all) until the transaction ends.
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.events.stored_size import is_larger
-from app.outbox import log_head, tables
+from app.outbox import audit, log_head, tables
 from app.outbox.buckets import Remembered
 from app.outbox.engine.clock import DatabaseClock
 from app.outbox.engine.copy_insert import insert
@@ -58,6 +58,7 @@ class Log:
         routed: bool = True,
         only_target: TargetId | None = None,
         guard: Guard | None = None,
+        action: str = "",
     ) -> list[Receipt | QueueFull]:
         """Record the events of several requests in one commit, and return an answer for each request, in order.
 
@@ -65,7 +66,8 @@ class Log:
         answered with 2xx and are not rejected: a target with `queue_full=reject` exceeds its limit for them. Without
         `routed`, the events go to no target, independent of the rules: only listeners receive them. With `only_target`,
         they go to this target alone, independent of the rules, or to none if it is removed or disabled; a request for
-        which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken.
+        which its queue has no room is rejected as a whole; `action` is then what the audit log calls it. An event that
+        the `guard` refuses counts as overtaken.
 
         Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
@@ -73,12 +75,12 @@ class Log:
             return [Receipt() for _ in requests]
         self._check_sizes(requests)
         routing = self._routing_for(routed, only_target)
-        if guard is None and self._usual and self._database.dialect == "postgresql":
+        if guard is None and not action and self._usual and self._database.dialect == "postgresql":
             batch = BatchBuilder(routing, {}, (), {}, 0, self._partitions, self._clock())
             answers = [batch.add(events) for events in requests]
             if self._append_at_once(batch, promised):
                 return answers
-        return self._append_under_lock(requests, routing, promised, routed, only_target, guard)
+        return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action)
 
     def _append_at_once(self, batch: BatchBuilder, promised: bool) -> bool:
         """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
@@ -105,6 +107,7 @@ class Log:
         routed: bool,
         only_target: TargetId | None,
         guard: Guard | None,
+        action: str,
     ) -> list[Receipt | QueueFull]:
         wanted = sum(map(len, requests))
         # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
@@ -125,6 +128,9 @@ class Log:
             answers = [batch.add(events) for events in requests]
             insert(connection, tables.events, batch.rows)
             _count(connection, batch)
+            if action and batch.rows:
+                facts = {"events": len(batch.rows), "buckets": sorted({event.bucket for event in fresh})}
+                audit.record(connection, action, f"target:{only_target}", facts)
             buckets = self._buckets.new(connection, batch.buckets, now)
         self._buckets.add(buckets)
         self._usual = len(batch.rows) == wanted and not batch.discarded
@@ -208,7 +214,7 @@ def _counting(touched: tuple[int, ...]) -> sa.Update:
     return tables.targets.update().where(t.id.in_(touched)).values(sums)
 
 
-def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
-    """Yield slices that are short enough for one IN (…)."""
-    for start in range(0, len(values), _CHUNK):
-        yield values[start : start + _CHUNK]
+def chunks(values: Sequence[_Value], most: int = _CHUNK) -> Iterator[Sequence[_Value]]:
+    """Yield slices of at most so many values; without a number short enough for one IN (…)."""
+    for start in range(0, len(values), most):
+        yield values[start : start + most]

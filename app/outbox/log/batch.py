@@ -8,20 +8,22 @@ from functools import lru_cache
 from typing import Any
 
 from app.config.arn import TargetId
-from app.events import sequencer, test_events
+from app.events import sequencer
 from app.events.model import Event
+from app.events.service_events import SERVICE_BUCKET
+from app.events.test_events import TEST_BUCKET
 from app.outbox.buckets import REMOVED
 from app.outbox.log.routing import Routing
 
 Targets = tuple[int, ...]  # ids
-_FEW = 16  # events of a request of which a receipt says where they are due
+_NO_BUCKETS = (TEST_BUCKET, SERVICE_BUCKET)
 
 
 @dataclass(slots=True)
 class Receipt:
     """The result of one request's events, which the frontend gets as the response. The guard refused `overtaken`.
 
-    `due` are the partitions in which events were recorded for each target; None if there are more than a few events.
+    `due` are the partitions in which events were recorded for each target.
     """
 
     recorded: int = 0
@@ -29,7 +31,7 @@ class Receipt:
     overtaken: int = 0
     matched: dict[TargetId, int] = field(default_factory=dict)
     discarded: dict[TargetId, int] = field(default_factory=dict)
-    due: dict[TargetId, set[int]] | None = field(default_factory=dict, compare=False)
+    due: dict[TargetId, set[int]] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class BatchBuilder:
         self._now = now
         self._overtaken = overtaken
         self.rows: list[tuple[Any, ...]] = []  # in the order of the table's columns
-        self.buckets: set[str] = set()  # those that exist according to the rows, without that of target tests
+        self.buckets: set[str] = set()  # those that exist according to the rows, without our own
         self.recorded: dict[int, int] = {}  # by target, as is `discarded`
         self.discarded: dict[int, int] = {}
 
@@ -94,16 +96,15 @@ class BatchBuilder:
             return QueueFull(full)
         receipt = Receipt(len(fresh), len(events) - len(fresh), asked - len(events))
         self._known.update(fresh)
-        if len(fresh) > _FEW:
-            receipt.due = None
         numbers: dict[tuple[Targets, Targets], int] = {}
+        places: set[tuple[Targets, int]] = set()
         for event, matched in fresh.values():
             taken = self._take_room(matched) if self._room else matched
             numbers[matched, taken] = numbers.get((matched, taken), 0) + 1
-            partition = self._add_row(event, targets_text(taken))
-            if receipt.due is not None:
-                for target in taken:
-                    receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
+            places.add((taken, self._add_row(event, targets_text(taken))))
+        for taken, partition in places:
+            for target in taken:
+                receipt.due.setdefault(self._routing.ids[target], set()).add(partition)
         for (matched, taken), number in numbers.items():
             for target in matched:
                 arn = self._routing.ids[target]
@@ -156,6 +157,6 @@ class BatchBuilder:
                 event.trace,  # not NULL: saves the row's NULL bitmap, and a special case for COPY
             )
         )
-        if event.name not in REMOVED and event.bucket != test_events.TEST_BUCKET:
+        if event.name not in REMOVED and event.bucket not in _NO_BUCKETS:
             self.buckets.add(event.bucket)
         return partition

@@ -16,7 +16,7 @@ _e = tables.events.c
 _PLACE = sa.select(_e.seq).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
 _BETWEEN = (
-    sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.record)
+    sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.targets, _e.record)
     .where(
         _e.partition.in_(sa.bindparam("partitions", expanding=True)),  # because the primary key begins with it
         _e.seq > sa.bindparam("after"),
@@ -40,7 +40,7 @@ def position_of(database: Database, event_id: str) -> int | None:
 
 
 def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
-    """Return the events after `after` up to `last`: seq, id, received_at, name, bucket, key, record.
+    """Return the events after `after` up to `last`: seq, id, received_at, name, bucket, key, targets, record.
 
     There may be fewer events than seqs, because not every seq has an event.
     """
@@ -59,8 +59,11 @@ def first_seq(database: Database, partitions: int) -> int:
 
 
 def journal_rows(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
-    """Return the events after `after` up to `last`, in any order: id, time, name, bucket, key, version, record."""
-    query = sa.select(_e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
+    """Return the events after `after` up to `last`, in any order.
+
+    Their columns: seq, received_at, id, time, name, bucket, key, version, record.
+    """
+    query = sa.select(_e.seq, _e.received_at, _e.id, _e.time, _e.name, _e.bucket, _e.key, _e.version, _e.record)
     with database.reading() as connection:
         window = query.where(_e.partition.in_(range(partitions)), _e.seq > after, _e.seq <= last)
         rows: Sequence[Any] = connection.execute(window).all()

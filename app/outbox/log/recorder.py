@@ -19,10 +19,17 @@ _TRIES = 2  # of a single request, each followed by a write that must succeed, b
 class Recorder:
     """Append to the log. Create one object for each process, and use it from one thread at a time."""
 
-    def __init__(self, database: Database, *, only_target: TargetId | None = None, guard: Guard | None = None) -> None:
-        """`only_target` and `guard` are those of `Log.append`, for every request."""
+    def __init__(
+        self,
+        database: Database,
+        *,
+        only_target: TargetId | None = None,
+        guard: Guard | None = None,
+        action: str = "",
+    ) -> None:
+        """`only_target`, `guard` and `action` are those of `Log.append`, for every request."""
         self._database = database
-        self._append = partial(Log(database).append, only_target=only_target, guard=guard)
+        self._append = partial(Log(database).append, only_target=only_target, guard=guard, action=action)
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.

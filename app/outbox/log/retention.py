@@ -24,10 +24,10 @@ import sqlalchemy as sa
 from app.outbox import log_head, tables
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database
-from app.outbox.engine.locks import lock_tail
+from app.outbox.engine.locks import try_lock_tail
 from app.outbox.log.append import chunks
 from app.outbox.markers import NEVER
-from app.outbox.versions.retention import drop_unused, keep_records
+from app.outbox.versions.retention import keep_records
 
 _REVISIT_INTERVAL = 600.0  # seconds after which kept events are checked again
 
@@ -71,18 +71,17 @@ def purge(
     batch: int = 1000,
     most: int = 100_000,
     seconds: float = math.inf,
-    unused: bool = True,
     progress: PurgeProgress | None = None,
 ) -> int:
     """Delete events received before `older_than` (ms) that every cursor has passed and nothing needs.
 
-    Returns the number of deleted events. A purge is short: it stops after `most` events or `seconds`, and the next one
-    continues at `progress`, or without it at the oldest event of each partition. A transaction checks `batch` events
+    Returns the number of deleted events. A purge is short: it stops after `most` events or `seconds`, or when another
+    transaction has locked the log's tail, and the next one continues at `progress`, or without it at the oldest event
+    of each partition. A transaction checks `batch` events
     (at most 1000), whether it deletes them or not; a batch of which all events stay takes no lock. In each partition
     the purge stops at the first batch without an old event, except that events from the future, which a wrong clock
     recorded, stop nothing: they stay until they are old. The records that a mirror needs of deleted events are
-    copied to its `object_versions`. With `unused`, the rows of targets that are no longer mirrors are deleted too,
-    which locks every mirror's cursors in turn.
+    copied to its `object_versions`.
     """
     progress = progress or PurgeProgress()
     with database.reading() as connection:
@@ -92,9 +91,10 @@ def purge(
         current = progress.of(partition)
         current.ended = False
         while not current.ended and removed < most and time.monotonic() < ends:
-            removed += _purge_batch(database, partition, current, older_than, batch)
-    if unused:
-        drop_unused(database)
+            count = _purge_batch(database, partition, current, older_than, batch)
+            if count is None:
+                return removed
+            removed += count
     return removed
 
 
@@ -107,7 +107,8 @@ class _Window:
     is_last: bool  # no event after it is known to be old enough
 
 
-def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch: int) -> int:
+def _purge_batch(database: Database, partition: int, current: _Pass, older_than: int, batch: int) -> int | None:
+    """Return how many events were deleted; None if nothing was done because the log's tail is locked."""
     with database.reading() as connection:
         window = _look(connection, partition, current.after, older_than, batch)
     if window.removable:
@@ -115,7 +116,9 @@ def _purge_batch(database: Database, partition: int, current: _Pass, older_than:
         with database.writing() as connection:
             # A new replay adds a cursor at the tail of the log: this transaction must see it, or the replay must begin
             # after the COMMIT. The same applies to a redelivery that is carried out. So read all again under the lock.
-            lock_tail(connection)
+            # Do not wait for it: the drain runs in the same process, and the holder may be stopped.
+            if not try_lock_tail(connection):
+                return None
             window = _look(connection, partition, current.after, older_than, batch)
             keep_records(connection, partition, window.removable)
             for some in chunks([row.seq for row in window.removable]):

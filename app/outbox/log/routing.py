@@ -34,7 +34,7 @@ class Routing:
 
     def targets(self, event: Event) -> tuple[int, ...]:
         """Return the ids of the targets whose rules match this event, each once."""
-        return self.matcher.targets(event.bucket, event.name, event.key)
+        return self.matcher.targets(event.bucket, event.name, event.key, event.record)
 
     def only(self, target: TargetId) -> "Routing":
         """Return a snapshot in which every event goes to this target, which rejects if its queue is full."""

@@ -19,6 +19,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Guard, chunks
 from app.outbox.log.batch import key_hash
 from app.outbox.markers import WHOLE_LOG
+from app.outbox.reconcile.progress import Progress
 from app.outbox.targets import find_target
 
 COUNTS = (
@@ -70,6 +71,7 @@ class Reconciliation:
     report: str
     problem: str
     repair: bool | None = None
+    progress: Progress | None = None  # of a run that is running, after its first renewal
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,22 @@ class Reconciliations:
             )  # fmt: skip
         return run
 
-    def renew(self, run: str, *, lease: int) -> bool:
-        """Renew the run's lease; return False if it was declared dead."""
-        r = tables.reconciliations.c
+    def renew(self, run: str, *, lease: int, progress: Progress | None = None) -> bool:
+        """Renew the run's lease and record its progress; return False if it was declared dead."""
+        r, text = tables.reconciliations.c, progress.to_text() if progress else None
         with self._database.writing() as connection:
             statement = tables.reconciliations.update().where(r.run == run, r.state.in_(_DEAD_STATE))
-            return bool(connection.execute(statement.values(alive_until=database_now(connection) + lease)).rowcount)
+            values = {"alive_until": database_now(connection) + lease, "progress": text}
+            return bool(connection.execute(statement.values(values)).rowcount)
+
+    def last_size(self, target: TargetId, bucket: str) -> int:
+        """Return how many objects and rows the last finished reconciliation of the pair compared; 0 without one."""
+        r = tables.reconciliations.c
+        finished = (r.job == RECONCILE, r.state.in_((CLEAN, DRIFT, REPAIRED)))
+        same = (r.type == target.type, r.name == target.name, r.bucket == bucket)
+        query = sa.select(r.objects + r.target_rows).where(*same, *finished).order_by(r.id.desc()).limit(1)
+        with self._database.reading() as connection:
+            return int(connection.execute(query).scalar() or 0)
 
     def end(self, run: str, state: str, counts: Mapping[str, int], *, report: str = "", problem: str = "") -> None:
         """Record the result of a run, unless it was cancelled."""
@@ -143,6 +155,7 @@ class Reconciliations:
         with self._database.writing() as connection:
             now = database_now(connection)
             values = {"state": state, "finished_at": now, "report": report, "problem": problem[:2000], **numbers}
+            values["progress"] = None
             connection.execute(tables.reconciliations.update().where(r.run == run, r.alive_until > 0).values(**values))
 
     def is_cancelled(self, run: str) -> bool:
@@ -191,6 +204,7 @@ def _reconciliation(row: Any) -> Reconciliation:
         row.run, TargetId(row.type, row.name), row.bucket, row.job, row.state, row.started_at, row.finished_at,
         {name: getattr(row, name) for name in COUNTS}, row.report, row.problem,
         {"yes": True, "no": False}.get(row.repair),
+        Progress.from_text(row.progress) if row.state in _DEAD_STATE else None,
     )  # fmt: skip
 
 

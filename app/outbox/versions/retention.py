@@ -4,7 +4,10 @@ When the event of a surviving version is purged, its record is copied to the ver
 key: if newer versions are removed, a mirror restores the target's row from it.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+import math
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -51,43 +54,68 @@ def keep_records(connection: sa.Connection, partition: int, events: Sequence[Any
         _forget(connection, target_id, partition, [digest for digest in objects if newest[digest] in gone])
 
 
-def drop_unused(database: Database, *, most: int = 100_000, batch: int = 1000) -> int:
-    """Delete up to `most` rows of targets that were removed or are no longer mirrors, and return their number."""
-    dropped = 0
-    with database.reading() as connection:
-        partitions = list(_partitions(connection))
-    for target_id, partition in partitions:
-        count = batch
-        while count == batch and dropped < most:
+@dataclass(slots=True)
+class UnusedProgress:
+    """How far the searches of this process for unused rows have advanced: the last target and partition."""
+
+    after: tuple[int, int] = (0, -1)
+    ended: bool = True  # the last search has reached the end
+
+
+def drop_unused(
+    database: Database, progress: UnusedProgress | None = None, *, seconds: float = math.inf, batch: int = 1000
+) -> int:
+    """Delete rows of targets that were removed or are no longer mirrors, and return their number.
+
+    It stops soon after `seconds`, and the next call continues at `progress`, or begins again after the end.
+    Transactions are short; the cursors of mirrors are not locked.
+    """
+    progress = progress or UnusedProgress()
+    if progress.ended:
+        progress.after, progress.ended = (0, -1), False
+    dropped, ends = 0, time.monotonic() + seconds
+    while True:
+        with database.reading() as connection:
+            place = _next_place(connection, *progress.after)
+            looks_used = place is not None and _is_used(_cursor(connection, *place))
+        if place is None:
+            progress.ended = True
+            break
+        count = 0
+        if not looks_used:
             with database.writing() as connection:
-                in_use = _lock(connection, target_id, partition)
-                count = 0 if in_use else drop(connection, target_id, partition, batch)
-            dropped += count
+                count = 0 if _lock(connection, *place) else drop(connection, *place, batch)
+        dropped += count
+        if count < batch:
+            progress.after = place
+        if time.monotonic() > ends:
+            break
     return dropped
 
 
 def _lock(connection: sa.Connection, target_id: int, partition: int) -> bool:
     """Lock the target's cursor in the partition, and return whether it is still a mirror's that missed no event."""
-    c = tables.cursors.c
-    cursor = connection.execute(
-        sa.select(c.position, c.folded)
-        .where(c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG)
-        .with_for_update()
-    ).one_or_none()
+    return _is_used(_cursor(connection, target_id, partition, lock=True))
+
+
+def _is_used(cursor: Any) -> bool:
     return cursor is not None and cursor.folded >= cursor.position
 
 
-def _partitions(connection: sa.Connection) -> Iterator[tuple[int, int]]:
-    """Yield every target and partition that has rows, by one step through the primary key for each."""
-    target_id, partition = 0, -1
-    while True:
-        beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.partition > partition))
-        query = sa.select(_V.target_id, _V.partition).where(_V.target_id >= target_id, beyond)
-        row = connection.execute(query.order_by(_V.target_id, _V.partition).limit(1)).one_or_none()
-        if row is None:
-            return
-        target_id, partition = row.target_id, row.partition
-        yield target_id, partition
+def _cursor(connection: sa.Connection, target_id: int, partition: int, *, lock: bool = False) -> Any:
+    c = tables.cursors.c
+    query = sa.select(c.position, c.folded).where(
+        c.target_id == target_id, c.partition == partition, c.replay_id == WHOLE_LOG
+    )
+    return connection.execute(query.with_for_update() if lock else query).one_or_none()
+
+
+def _next_place(connection: sa.Connection, target_id: int, partition: int) -> tuple[int, int] | None:
+    """Return the next target and partition that has rows, by one step through the primary key."""
+    beyond = sa.or_(_V.target_id > target_id, sa.and_(_V.target_id == target_id, _V.partition > partition))
+    query = sa.select(_V.target_id, _V.partition).where(_V.target_id >= target_id, beyond)
+    row = connection.execute(query.order_by(_V.target_id, _V.partition).limit(1)).one_or_none()
+    return None if row is None else (row.target_id, row.partition)
 
 
 def _record() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +11,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from app.events.model import Event
 from tests import services
-from tests.contract.probes.base import Probe
+from tests.contract.probes.base import Probe, path_of
 from tests.support import sample_events
 from workers.targets import payloads
 
@@ -57,7 +56,7 @@ class Queue(Probe):
         """What leads to the queue."""
 
     def held(self) -> list[tuple[str, str]]:
-        return [(json.loads(body)["Key"], body.decode()) for _, body in self.messages()]
+        return [(path_of(body), body.decode()) for _, body in self.messages()]
 
     def messages(self) -> list[tuple[pika.BasicProperties, bytes]]:
         """The queue's messages, which stay there."""

@@ -95,7 +95,23 @@ def attempt(target: Target, batch: Sequence[Event], window: int) -> Sequence[Out
         return [Unavailable(error.reason, error.retry_after, error.pause)] * len(batch)
 
 
-def path_of(document: str) -> str:
+def one_outcome(probe: Probe, values: dict[str, str], window: int = 1) -> Outcome:
+    """Deliver one event to the target with these settings, and close it."""
+    target = probe.target(values)
+    try:
+        (outcome,) = attempt(target, [sample_events.put("a")], window)
+    finally:
+        target.close()
+    return outcome
+
+
+def unavailable(outcome: Outcome) -> str:
+    """The reason of an outcome that has to be `Unavailable`."""
+    assert isinstance(outcome, Unavailable), outcome
+    return outcome.reason
+
+
+def path_of(document: str | bytes) -> str:
     """The path that an envelope is about."""
     record = sample_events.record_of(json.loads(document))
     return f"{record['s3']['bucket']['name']}/{unquote_plus(record['s3']['object']['key'])}"

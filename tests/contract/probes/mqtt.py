@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import socket
 import threading
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import IO
 
 from app.events.model import Event
 from tests import services
-from tests.contract.probes.base import Probe
+from tests.contract.probes.base import Probe, path_of
 from tests.support import sample_events
 from workers.targets import payloads
 
@@ -23,12 +22,13 @@ LARGEST = 40_000  # bytes of payload that the broker takes
 class Subscriber:
     """All that is published on a topic, in order; it shares no code with the target's client.
 
-    With version 5 it also has, for each message, its user properties.
+    With version 5 it also has, for each message, its user properties and its content type.
     """
 
     def __init__(self, topic: str = TOPIC, *, version: int = 4) -> None:
         self.payloads: list[str] = []
         self.properties: list[dict[str, str]] = []
+        self.content_types: list[str] = []
         self._version = version
         self._none = b"\x00" if version == 5 else b""  # no properties
         self._topic = topic.encode()
@@ -85,7 +85,9 @@ class Subscriber:
                     content = content[2 + int.from_bytes(content[:2], "big") :]
                     if self._version == 5:
                         size, start = _number(io.BytesIO(content))
-                        self.properties.append(_user_properties(content[start : start + size]))
+                        user, content_type = _properties(content[start : start + size])
+                        self.properties.append(user)
+                        self.content_types.append(content_type)
                         content = content[start + size :]
                     self.payloads.append(content.decode())
                 elif kind == 0xD0:
@@ -160,7 +162,7 @@ class Qos1(Probe):
         self.server.subscriber.leave()
 
     def held(self) -> list[tuple[str, str]]:
-        return [(json.loads(payload)["Key"], payload) for payload in self.server.subscriber.heard()]
+        return [(path_of(payload), payload) for payload in self.server.subscriber.heard()]
 
     def expected(self, event: Event) -> str:
         return payloads.log(event)
@@ -219,11 +221,19 @@ def _number(file: IO[bytes]) -> tuple[int, int]:
             return number, bytes_read
 
 
-def _user_properties(content: bytes) -> dict[str, str]:
-    """What properties there are, which must all be a user's."""
-    file, texts = io.BytesIO(content), list[str]()
+def _properties(content: bytes) -> tuple[dict[str, str], str]:
+    """The user properties, each of which must be another, and the content type; there must be no others."""
+    file, user, content_type = io.BytesIO(content), dict[str, str](), ""
+
+    def text() -> str:
+        return file.read(int.from_bytes(file.read(2), "big")).decode()
+
     while kind := file.read(1):
+        if kind == b"\x03":
+            content_type = text()
+            continue
         assert kind == b"\x26", f"a property of kind {kind.hex()}"
-        for _ in range(2):
-            texts.append(file.read(int.from_bytes(file.read(2), "big")).decode())
-    return dict(zip(texts[::2], texts[1::2], strict=True))
+        name, value = text(), text()
+        assert name not in user
+        user[name] = value
+    return user, content_type

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
 from app.events.model import Event
 from tests import services
-from tests.contract.probes.base import Probe
+from tests.contract.probes.base import Probe, path_of
 from tests.contract.probes.nats_wire import Received, Wire
 from tests.support import sample_events
 from workers.targets import payloads
@@ -115,9 +114,7 @@ class Core(Nats):
 
     def held(self) -> list[tuple[str, str]]:
         with contextlib.suppress(ConnectionError):  # killed while we asked; what came before is there
-            return [
-                (json.loads(each.body)["Key"], each.body) for server in self._servers() for each in server.messages()
-            ]
+            return [(path_of(each.body), each.body) for server in self._servers() for each in server.messages()]
         return []
 
     def _servers(self) -> list[Heard]:

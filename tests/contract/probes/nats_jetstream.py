@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 from tests import services
+from tests.contract.probes.base import path_of
 from tests.contract.probes.nats import SUBJECT, Nats
 from tests.contract.probes.nats_wire import Received, Wire
 
@@ -59,7 +59,7 @@ class JetStream(Nats):
         return found
 
     def held(self) -> list[tuple[str, str]]:
-        return [(json.loads(each.body)["Key"], each.body) for each in self.messages()]
+        return [(path_of(each.body), each.body) for each in self.messages()]
 
     def _servers(self) -> list[services.Nats]:
         return [self.server, self._secure] if self._secure else [self.server]

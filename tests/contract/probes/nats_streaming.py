@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import urllib.error
 from pathlib import Path
 
 from tests import services
+from tests.contract.probes.base import path_of
 from tests.contract.probes.nats import Nats
 from tests.services.messaging import http_json
 
@@ -50,7 +50,7 @@ class Streaming(Nats):
         for server in self._servers():
             if many := self._last(server):
                 bodies += [body.decode() for body in server.messages(self.subject, many)]
-        return [(json.loads(body)["Key"], body) for body in bodies]
+        return [(path_of(body), body) for body in bodies]
 
     def _last(self, server: services.NatsStreaming) -> int:
         place = f"http://{services.LOOPBACK}:{server.monitor_port}/streaming/channelsz?channel={self.subject}"

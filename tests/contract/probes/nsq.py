@@ -5,14 +5,13 @@ With `-mem-queue-size=0` every message is in these files before nsqd answers OK,
 
 from __future__ import annotations
 
-import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from app.events.model import Event
 from tests import services
-from tests.contract.probes.base import Probe
+from tests.contract.probes.base import Probe, path_of
 from tests.support import sample_events
 from workers.targets import payloads
 
@@ -70,7 +69,7 @@ class Log(Probe):
 
     def held(self) -> list[tuple[str, str]]:
         bodies = [body.decode() for server in self._servers() for body in queued(server, TOPIC)]
-        return [(json.loads(body)["Key"], body) for body in bodies]
+        return [(path_of(body), body) for body in bodies]
 
     def expected(self, event: Event) -> str:
         return payloads.log(event)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+import base64
 from pathlib import Path
 
+from app.config import target_settings
 from app.events.model import Event
 from tests import services
-from tests.contract.probes.base import Probe
+from tests.contract.probes.base import Probe, path_of
 from tests.support import sample_events
-from workers.targets import payloads
+from workers.targets import create, payloads
+from workers.targets.base import Target
 
 _TAKES_NO_POISON = services.Answer(status=422, body="no such thing", containing="poison")
 
@@ -66,10 +68,18 @@ class Log(Probe):
     def held(self) -> list[tuple[str, str]]:
         posts = [*self.server.requests(), *(self._secure.requests() if self._secure else ())]
         bodies = [post.body.decode() for post in posts if post.status == 200]
-        return [(json.loads(body)["Key"], body) for body in bodies]
+        return [(path_of(body), body) for body in bodies]
 
     def expected(self, event: Event) -> str:
         return payloads.log(event)
 
     def poison(self, key: str) -> Event:
         return sample_events.put(key, metadata="poison")
+
+
+SECRETS = [f"whsec_{base64.b64encode(bytes([letter]) * 32).decode()}" for letter in b"ab"]
+
+
+def webhook(endpoint: str, **changes: str) -> Target:
+    values = {"endpoint": endpoint, "allow_private": "on", "timeout": "2s", "read_timeout": "2s"}
+    return create("webhook", target_settings.load("webhook", dict(values | changes)))

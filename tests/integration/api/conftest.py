@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +22,7 @@ import sqlalchemy as sa
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from cryptography import x509
 from cryptography.fernet import Fernet
 
 from app.api.server.gunicorn_options import command
@@ -166,11 +169,16 @@ def log(postgres_database: str) -> Iterator[Database]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start an API over a database's URL; `settings` are `BUCKETWIRE_*` variables without the prefix."""
+    """Start an API over a database's URL; `settings` are `BUCKETWIRE_*` variables without the prefix.
+
+    It has returned when one of the API's processes answers: give `processes` where the others must not start later.
+    """
     with ExitStack() as stack:
 
-        def started(database_url: str, **settings: Any) -> Api:
+        def started(database_url: str, *, processes: int = 0, **settings: Any) -> Api:
             named = {f"BUCKETWIRE_{name.upper()}": str(value) for name, value in settings.items()}
+            if processes:
+                named["GUNICORN_CMD_ARGS"] = f"--workers {processes}"
             api = Api(database_url, named)
             stack.callback(api.stop)
             stack.callback(api.client.close)  # first: the server waits for open connections
@@ -323,3 +331,41 @@ def s3(_s3_session: S3) -> S3:
     """An API with keys over an empty log on PostgreSQL."""
     _empty(_s3_session.database)
     return _s3_session
+
+
+@dataclass(eq=False)
+class SecureApi(Api):
+    """The API with a certificate; `trusted` is the authority that its client goes by."""
+
+    def prepare(self) -> None:
+        self.cert, self.key = self.folder / "api.crt", self.folder / "api.key"
+        certs = services.certificates()
+        self.trusted = ssl.create_default_context(cafile=certs.ca)
+        self.put(certs.cert, certs.key)
+        super().prepare()
+        self.client.close()
+        self.client = httpx.Client(base_url=self.url, timeout=60, verify=self.trusted, trust_env=False)
+        self.settings = {
+            **self.settings,
+            "BUCKETWIRE_TLS_CERT": str(self.cert),
+            "BUCKETWIRE_TLS_KEY": str(self.key),
+        }
+
+    def put(self, cert: Path, key: Path) -> None:
+        """Replace certificate and key, each as a whole."""
+        for source, place in ((cert, self.cert), (key, self.key)):
+            draft = place.with_suffix(".draft")
+            shutil.copy(source, draft)
+            draft.rename(place)
+
+    def ping(self) -> None:
+        httpx.get(f"{self.url}/healthz", timeout=5, verify=self.trusted, trust_env=False).raise_for_status()
+
+    @property
+    def url(self) -> str:
+        return f"https://{services.LOOPBACK}:{self.port}"
+
+    def presented(self) -> int:
+        """The serial number of the certificate that a new connection is served with, whoever issued it."""
+        pem = ssl.get_server_certificate((services.LOOPBACK, self.port), timeout=30)
+        return x509.load_pem_x509_certificate(pem.encode()).serial_number

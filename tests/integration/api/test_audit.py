@@ -62,6 +62,17 @@ def test_pages_and_filters(plain: Api, plain_log: Database) -> None:
         problem(plain.client.get("/v1/audit", params=params), 400, "bad-value")
 
 
+def test_who_records_repairs_for_a_target_is_known(plain: Api, plain_log: Database) -> None:
+    target = add_target(plain_log, "mirror")
+    content = f'{{"Records":[{event("a").record},{event("b").record}]}}'
+    for _ in range(2):  # sent again, nothing is recorded
+        answer = plain.client.post("/v1/targets/webhook/mirror/events", params={"after": 0}, content=content)
+        assert answer.status_code == 202, answer.text
+    [entry] = entries(plain, action="target.repair")
+    assert (entry["actor"], entry["via"]) == ("local", "POST /v1/targets/<type_name>/<name>/events")
+    assert (entry["resource"], entry["details"]) == (f"target:{target}", {"events": 2, "buckets": ["images"]})
+
+
 def test_s3_requests_and_minios_admin_api_are_attributed_to_their_key(s3: S3) -> None:
     target = add_target(s3.database, "audit", bucket="seen")
     Log(s3.database).append([[event(bucket="images")]])

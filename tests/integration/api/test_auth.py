@@ -11,15 +11,15 @@ import pytest
 import sqlalchemy as sa
 
 from app.api import create_app
-from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, check_listen, presented_token, scope_of
+from app.api.auth import ADMIN, INGEST, PUBLIC, READ, VISITOR, presented_token, scope_of
 from app.config.errors import BadSettings, BadValue
 from app.config.settings import Settings
 from app.outbox import tables
 from app.outbox.engine.database import Database
-from app.outbox.tokens import TokenExists, Tokens, UnknownToken
+from app.outbox.tokens import TokenExists, Tokens, UnknownToken, check_listen
 from tests import services
 from tests.integration.api.conftest import KEY, Api, Start, keys, problem, token, url_of
-from tests.integration.api.test_events import body
+from tests.support.api_requests import body
 
 FROM_ENVIRONMENT = "e" * 40
 
@@ -39,7 +39,7 @@ def test_every_route_declares_its_scope(log: Database) -> None:
     declared = [(rule, scope_of(app, rule.endpoint)) for rule in app.url_map.iter_rules()]
     assert {scope for _, scope in declared} == {PUBLIC, VISITOR, INGEST, READ, ADMIN}, declared
     open_to_all = {rule.rule for rule, scope in declared if scope == PUBLIC}
-    console = {"/console/sign-in", "/console/static/<path:name>"}
+    console = {f"/console/{path}" for path in ("sign-in", "openid", "openid-callback", "static/<path:name>")}
     assert open_to_all == {"/", "/v1/events", "/healthz", "/readyz", "/openapi.json"} | console
     assert {rule.rule.startswith("/console/") for rule, scope in declared if scope == VISITOR} == {True}
     for rule, scope in declared:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from app.outbox.delivery import heartbeats
@@ -29,6 +31,17 @@ def test_status_sums_up_checks_targets_and_counters(api: Api, database: Database
     assert (found["events"]["recorded"], found["events"]["pending"], found["events"]["dead"]) == (4, 4, 0)
     assert found["oldest_age"] > 0
     assert found["checks"]["drain"]["ok"]
+
+
+def test_a_brief_list_of_targets_has_everything_but_counters(plain: Api, plain_log: Database) -> None:
+    for name in ("b", "a"):
+        registry(plain_log).pause(add_target(plain_log, name), "for a test")
+    whole = plain.client.get("/v1/targets").json()["targets"]
+    brief = plain.client.get("/v1/targets", params={"brief": "true"}).json()["targets"]
+    counted = ("events", "oldest_age")
+    assert brief == [{name: value for name, value in one.items() if name not in counted} for one in whole]
+    assert [(one["name"], one["state"]) for one in brief] == [("a", "paused"), ("b", "paused")]
+    problem(plain.client.get("/v1/targets", params={"brief": "maybe"}), 400, "bad-value")
 
 
 def test_workers_are_known_by_their_heartbeats(plain: Api, plain_log: Database) -> None:
@@ -95,6 +108,29 @@ def test_an_event_is_matched_as_it_would_be_recorded(plain: Api, plain_log: Data
     problem(plain.client.post("/v1/rules/match", json={"key": "x"}), 400, "bad-value")
     with plain_log.reading() as connection:
         assert heartbeats.last_drain(connection) is None
+
+
+def test_filters_are_tried_with_what_the_event_is_said_to_carry(plain: Api, plain_log: Database) -> None:
+    target = add_target(plain_log, "audit", bucket="elsewhere")
+    rule = {"bucket": "images", "events": ["*"], "target": str(target)}
+    for filters in ({"tags": {"team": "x"}}, {"min_size": "1KiB"}, {"metadata": {"Color": "red"}}, {"regex": "[a-c]"}):
+        plain.client.post("/v1/rules", json=rule | filters).raise_for_status()
+
+    def matched(**carried: Any) -> list[str]:
+        body = {"bucket": "images", "key": "k", "event": "s3:ObjectCreated:Put"} | carried
+        names = ("tags", "min_size", "metadata", "regex")
+        found = plain.client.post("/v1/rules/match", json=body).json()["rules"]
+        return [name for name in names for rule in found if name in rule]
+
+    assert matched() == []
+    assert matched(tags={"team": "x", "b": ""}, size=1024) == ["tags", "min_size"]
+    assert matched(size=1024.0) == ["min_size"]
+    assert matched(metadata={"x-amz-meta-color": "red"}, key="b", size=None) == ["metadata", "regex"]
+    for wrong in (
+        *({"size": size} for size in ("1KiB", -1, True, 1.5, 1e300)), {"tags": ["team"]}, {"metadata": {"a": 1}},
+    ):  # fmt: skip
+        body = {"bucket": "images", "event": "s3:ObjectCreated:Put"} | wrong
+        assert plain.client.post("/v1/rules/match", json=body).status_code == 400
 
 
 @pytest.mark.parametrize("act", ["now", "give-up"])

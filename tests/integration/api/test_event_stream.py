@@ -13,6 +13,7 @@ import pytest
 
 from app.api.listen.broadcaster import Broadcaster
 from app.api.listen.query import NO_TARGET, StreamQuery
+from app.api.listen.stream import MOST_WAITING, Stream
 from app.api.listen.wire_format import SERVER_SENT_EVENTS, ServerSentEvents
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
@@ -21,7 +22,7 @@ from app.rules.model import Rule
 from tests import services
 from tests.integration.api.conftest import Api, Start, problem, url_of
 from tests.services import until
-from tests.support.builders import DELETE, event, migrated
+from tests.support.builders import DELETE, add_target, event, migrated
 
 URL = "/v1/events/stream"
 
@@ -63,6 +64,48 @@ def test_events_arrive_as_they_are_recorded_and_a_browser_resumes(plain: Api, pl
             assert [key for _, key in (next(stream), next(stream))] == ["b1", "a2"]
 
 
+def test_a_stream_may_be_of_one_target(plain: Api, plain_log: Database) -> None:
+    add_target(plain_log, "streamed", bucket="streamed-films")
+    problem(plain.client.get(URL, params={"target": "webhook:none"}), 404, "unknown-target")
+    problem(plain.client.get(URL, params={"target": "nonsense"}), 400, "bad-value")
+    made = [event("other", bucket="streamed-images"), event("mine", bucket="streamed-films")]
+    with listening(plain, target="webhook:streamed") as stream:
+        Log(plain_log).append([made])
+        assert next(stream) == (made[1].id, "mine")
+    Log(plain_log).append([[event("other", bucket="streamed-images"), event("late", bucket="streamed-films")]])
+    with listening(plain, target="webhook:streamed", after=made[0].id) as stream:
+        assert [key for _, key in (next(stream), next(stream))] == ["mine", "late"]
+
+
+def test_a_stream_ends_when_its_token_is_revoked(log: Database, start: Start) -> None:
+    Tokens(log).create("kept", ["read"])
+    headers = {"Authorization": f"Bearer {Tokens(log).create('lent', ['read'])}"}
+    api = start(url_of(log))
+    until(lambda: all(api.client.head(URL, headers=headers).status_code == 200 for _ in range(8)), 60)
+    with listening(api, headers) as stream:
+        Log(log).append([[event("first")]])
+        assert next(stream)[1] == "first"
+        Tokens(log).revoke("lent")
+        assert next(stream, None) is None
+    until(lambda: all(api.client.head(URL, headers=headers).status_code == 401 for _ in range(8)), 60)
+
+
+def test_a_browser_that_gets_no_event_resumes_where_the_log_was(tmp_path: Path) -> None:
+    """A comment has the id of the last event that was looked at: the log is not read again from long ago."""
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    with connected(database, Rule(bucket="none", events=("*",), target=NO_TARGET), ping=1) as (stream, client):
+        until(lambda: stream.live, 60)
+        other = event("other")
+        Log(database).append([[other]])
+        received = b""
+        while f"id: {other.id}\n\n".encode() not in received:
+            part = client.recv(4096)
+            assert part, received
+            received += part
+        assert b"data:" not in received
+    database.close()
+
+
 def test_a_browser_that_was_away_for_too_long_begins_now_and_a_program_is_told(plain: Api, plain_log: Database) -> None:
     gone = "0" * 32
     with listening(plain, {"Last-Event-ID": gone}) as stream:
@@ -93,19 +136,58 @@ def test_a_stream_needs_the_scope_and_the_bucket(log: Database, start: Start) ->
 def test_a_stream_ends_after_some_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ServerSentEvents, "longest", 0.1)
     database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    with connected(database, Rule(bucket="*", events=("*",), target=NO_TARGET)) as (_, client):
+        received = b""
+        while part := client.recv(4096):
+            received += part
+    assert b"retry: 1000" in received
+    assert received.endswith(b"\r\n0\r\n\r\n")
+    database.close()
+
+
+@contextmanager
+def connected(database: Database, rule: Rule, ping: int = 15) -> Iterator[tuple[Stream, socket.socket]]:
+    """A stream of a broadcaster of its own, and its client's end of the connection."""
     broadcaster = Broadcaster(database)
-    rule = Rule(bucket="*", events=("*",), target=NO_TARGET)
-    stream = broadcaster.stream(StreamQuery(rule, 15, "", SERVER_SENT_EVENTS), 0, chunked=True, number="1")
+    stream = broadcaster.stream(StreamQuery(rule, ping, "", SERVER_SENT_EVENTS), 0, chunked=True, number="1")
     with (
         socket.create_server((services.LOOPBACK, 0)) as server,
         socket.create_connection(server.getsockname()) as client,
     ):
         client.settimeout(60)
         broadcaster.admit(server.accept()[0], stream)
+        yield stream, client
+    until(lambda: len(broadcaster) == 0, 60)
+
+
+def test_a_stream_that_catches_up_buffers_no_more_than_another(tmp_path: Path) -> None:
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    made = [event(f"k{number}") for number in range(80)]
+    many = [one._replace(record=one.record.replace("{", '{"x":"' + "y" * 100_000 + '",', 1)) for one in made]
+    Log(database).append([many])
+    broadcaster = Broadcaster(database)
+    rule = Rule(bucket="*", events=("*",), target=NO_TARGET)
+    query = StreamQuery(rule, 15, many[0].id, SERVER_SENT_EVENTS)
+    stream = broadcaster.stream(query, 1, chunked=False, number="1")
+    with socket.create_server((services.LOOPBACK, 0)) as server, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # else the kernel takes everything at once
+        client.settimeout(60)
+        client.connect(server.getsockname())
+        broadcaster.admit(server.accept()[0], stream)
+        until(lambda: stream.waiting > MOST_WAITING // 4, 60, what="a reader that is too slow")
+        assert stream.waiting < MOST_WAITING + 200_000
         received = b""
-        while part := client.recv(4096):
-            received += part
-    assert b"retry: 1000" in received
-    assert received.endswith(b"\r\n0\r\n\r\n")
-    until(lambda: len(broadcaster) == 0)
+        while b'"key":"k79"' not in received:
+            assert stream.waiting < MOST_WAITING + 200_000
+            received += client.recv(1 << 20)
+    assert [f'"key":"k{number}"'.encode() in received for number in range(1, 80)] == [True] * 79
     database.close()
+
+
+def test_a_filter_that_no_key_can_match_is_refused(plain: Api) -> None:
+    problem(plain.client.get(URL, params={"prefix": "?" * 1025}), 400, "bad-value")
+
+
+def test_a_clients_header_does_not_change_what_a_path_means(plain: Api) -> None:
+    odd = plain.client.get("/v1/events/metrics", headers={"SCRIPT_NAME": "/v1/events"})
+    assert "bucketwire_" not in odd.text, "it was answered as /metrics"

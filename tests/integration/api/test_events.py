@@ -11,20 +11,21 @@ import orjson
 import pytest
 import sqlalchemy as sa
 
+from app.config import target_settings
+from app.events.parsing import parse
 from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.targets import UnknownTarget
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, records, url_of
+from tests.support import sample_events
+from tests.support.api_requests import body
 from tests.support.builders import add_target, event, registry
 from tests.support.hostile_names import BUCKETS, UNPOSTABLE
+from workers.delivery.outcomes import DELIVERED
+from workers.targets import create
 
 FIXTURES = (Path(__file__).parents[2] / "fixtures/minio_webhook_events.jsonl").read_bytes().splitlines()
-
-
-def body(*names: str) -> bytes:
-    """A body with a record for each key, unlike any other."""
-    return b'{"Records":[%s]}' % b",".join(event(name).record.encode() for name in names)
 
 
 def test_what_minio_sends_is_recorded_byte_for_byte(api: Api, database: Database) -> None:
@@ -33,6 +34,31 @@ def test_what_minio_sends_is_recorded_byte_for_byte(api: Api, database: Database
         assert answer.status_code == 202, answer.text
     sent = [line[line.index(b'"Records":[') + len(b'"Records":[') : -len(b"]}")].decode() for line in FIXTURES]
     assert records(database) == list(dict.fromkeys(sent))
+
+
+@pytest.mark.parametrize(
+    ("payload", "events_per_post"), [("cloudevents", "1"), ("cloudevents", "9"), ("cloudevents-binary", "1")]
+)
+def test_cloud_events_of_another_bucketwire_are_recorded_as_the_events_that_it_has(
+    plain: Api, plain_log: Database, payload: str, events_per_post: str
+) -> None:
+    odd = (*sample_events.ODD_KEYS, "\U0001f600" * 256, "\U0001f600" * 1000)
+    sent = b'{"Records":[%s]}' % b",".join(sample_events.put(key).record.encode() for key in odd)
+    made = parse(sent, {}, now_ms=0).events
+    trace = f'{sample_events.TRACEPARENT} a= %41"'
+    made[::2] = [event._replace(trace=trace) for event in made[::2]]
+    place = {"endpoint": f"{plain.url}/v1/events", "allow_private": "on"}
+    settings = place | {"payload": payload, "events_per_post": events_per_post}
+    target = create("webhook", target_settings.load("webhook", settings))
+    for _ in range(2):
+        assert list(target.deliver(made, 1)) == [DELIVERED] * len(made)
+    target.close()
+    columns = [tables.events.c[name] for name in ("id", "name", "bucket", "key", "time", "record", "trace")]
+    with plain_log.reading() as connection:
+        rows = connection.execute(sa.select(*columns).order_by(tables.events.c.seq)).all()
+    assert [tuple(row) for row in rows] == [
+        (event.id, event.name, event.bucket, event.key, event.time, event.record, event.trace) for event in made
+    ]
 
 
 def test_the_same_body_again_is_recorded_once(api: Api, database: Database) -> None:

@@ -14,17 +14,11 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.engine.migration import migrate
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
-from tests.integration.api.test_events import body
-from tests.integration.api.test_operations import bury
+from tests.support.api_requests import body
 from tests.support.builders import add_target, registry
+from tests.support.outbox_rows import bury, heartbeats
 
 LABELS = {"type": "webhook", "name": "x"}
-
-
-def heartbeats(database: Database, age: int) -> None:
-    with database.writing() as connection:
-        connection.execute(tables.heartbeats.delete())
-        connection.execute(tables.heartbeats.insert().values(name="drain", at=now_ms() - age))
 
 
 def test_ready_means_database_schema_and_drain(api: Api, database: Database) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from flask import Flask
 from flask.testing import FlaskClient
+from werkzeug.test import Client
 
 from app.api import create_app
+from app.api.serialization import format_time
 from app.config.settings import Settings
 from tests.support.builders import add_target, migrated
 
@@ -107,3 +109,42 @@ def test_no_route_fails_at_a_text_that_no_database_takes(app: Flask, kind: str) 
                     wrong.append(f"{method} {path} {what}: {status}")
     assert not wrong, "\n".join(wrong)
     assert asked > 30
+
+
+def test_a_time_that_cannot_be_written_is_refused(app: Flask) -> None:
+    client, headers = app.test_client(), {"Authorization": f"Bearer {TOKEN}"}
+    for far in ("1795000000000000000", 10**17, "9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00+23:59"):
+        for name in ("since", "before"):
+            made = client.post("/v1/replays", json={"target": "webhook:audit", name: far}, headers=headers)
+            assert (made.status_code, name in made.text) == (400, True), made.text
+    last = client.post(
+        "/v1/replays", json={"target": "webhook:audit", "before": "9999-12-31T23:59:59Z"}, headers=headers
+    )
+    assert last.status_code == 201, last.text
+    [listed] = client.get("/v1/replays", headers=headers).json["replays"]  # type: ignore[index]
+    assert listed["before"] == "9999-12-31T23:59:59.000Z"
+    assert format_time(2**62) == "9999-12-31T23:59:59.999Z"
+    assert format_time(-(2**62)) == "0001-01-01T00:00:00.000Z"
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/v1/targets", {"Authorization": "Basic \u00e9"}, 401),
+        ("//[?location", {}, 400),
+        ("/console/sign-in", {"Origin": "http://["}, 400),
+    ],
+)
+def test_an_odd_header_or_path_is_refused_without_a_trace(
+    app: Flask, path: str, headers: dict[str, str], status: int
+) -> None:
+    method = "POST" if "Origin" in headers else "GET"
+    answer = Client(app).open(method=method, path="/", environ_overrides=_environ(path, headers))
+    assert answer.status_code in (status, 403), answer.text
+
+
+def _environ(path: str, headers: dict[str, str]) -> dict[str, str]:
+    """Return what gunicorn passes on for a request, which werkzeug's client would not send."""
+    plain, _, query = path.partition("?")
+    named = {f"HTTP_{name.upper()}": value.encode().decode("latin-1") for name, value in headers.items()}
+    return {"RAW_URI": path, "PATH_INFO": plain, "QUERY_STRING": query, **named}

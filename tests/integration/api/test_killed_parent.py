@@ -12,8 +12,8 @@ import httpx
 from app.outbox.engine.database import Database
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, url_of
-from tests.integration.api.test_events import body
 from tests.services import until
+from tests.support.api_requests import body
 
 PATIENCE = 60
 

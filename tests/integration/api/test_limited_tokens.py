@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from app.config.arn import TargetId
+from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
@@ -61,6 +62,7 @@ def body(*names: tuple[str, str]) -> dict[str, Any]:
 # What a token without any bucket or target of its own may do besides: probes, and lists that are empty for it.
 OPEN = {
     "GET /", "GET /healthz", "GET /readyz", "GET /openapi.json", "GET /v1/events", "GET /v1/targets", "GET /v1/series",
+    "GET /v1/replays",
 }  # fmt: skip
 
 
@@ -74,12 +76,14 @@ def test_every_route_refuses_a_limited_token_that_names_none_of_its_own(limited:
                 assert answer.status_code in (400, 403, 404), f"{method} {path}: {answer.text}"
     assert client.get("/v1/targets").json() == {"targets": []}
     assert client.get("/v1/series").json()["series"] == []
+    assert client.get("/v1/replays").json() == {"replays": []}
     problem(client.get("/v1/events", params={"limit": 5}), 403, "forbidden")
 
 
 def test_events_are_posted_and_read_for_its_buckets_only(log: Database, limited: Callable[..., httpx.Client]) -> None:
     client = limited(buckets=["images", "films"])
-    assert client.post("/v1/events", json=body(("images", "a"), ("films", "b"))).status_code == 202
+    posted = client.post("/v1/events", json=body(("images", "a"), ("films", "b")))
+    assert (posted.status_code, posted.json()["matched"]) == (202, {}), "it does not learn which targets there are"
     refused = problem(client.post("/v1/events", json=body(("images", "c"), ("salaries", "d"))), 403, "forbidden")
     assert "images" in refused["detail"]
     assert keys(log) == ["a", "b"]
@@ -105,12 +109,15 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
     Log(log).append([[event("dead"), event("slow")]])
     for target in (MINE, OTHER):
         Courier(log, target, ScriptedTarget(answer)).run(turns=1)
-    assert [one["name"] for one in client.get("/v1/targets").json()["targets"]] == ["mine"]
+    for params in ({}, {"brief": "true"}):
+        assert [one["name"] for one in client.get("/v1/targets", params=params).json()["targets"]] == ["mine"]
     [series] = client.get("/v1/series").json()["series"]
     assert series["target"] == MINE.arn("")
     for path, params in (
         ("/v1/targets/webhook/mine", {}),
+        ("/v1/targets/webhook/mine/partitions", {}),
         ("/v1/dead-letters", {"target": "webhook:mine"}),
+        ("/v1/dead-letters/reasons", {"target": "webhook:mine"}),
         ("/v1/retries", {"target": MINE.arn("")}),
         ("/v1/series", {"target": "webhook:mine"}),
     ):
@@ -126,12 +133,27 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
     ):
         problem(client.post(path.replace("mine", "other"), json=_of_other(content)), 403, "forbidden")
         assert client.post(path, json=content).status_code in (200, 201), path
-    for path in ("/v1/dead-letters", "/v1/retries"):
+    others = Replays(log).begin(OTHER, Selection(bucket="images")).replay_id
+    [replay] = client.get("/v1/replays").json()["replays"]
+    assert replay["target"] == MINE.arn("")
+    for method in ("GET", "DELETE"):
+        problem(client.request(method, f"/v1/replays/{others}", json={}), 403, "forbidden")
+        assert client.request(method, f"/v1/replays/{replay['id']}", json={}).status_code == 200
+    for path in ("/v1/dead-letters", "/v1/dead-letters/reasons", "/v1/retries"):
         problem(client.get(path), 403, "forbidden")
     for path in ("/v1/dead-letters/purge", "/v1/retries/give-up"):
         problem(client.post(path, json={"all": True}), 403, "forbidden")
     changed = client.put("/v1/targets/webhook/mine", json={"endpoint": "http://127.0.0.1:9/new"})
     assert changed.status_code == 200, changed.text
+    for beyond in ({"auth_token": "file:/etc/hostname"}, {"auth_token": "env:HOME"}, {"allow_private": "on"},
+                   {"queue_limit": "1", "queue_full": "reject"}, {"allow_private": "True"}, {"allow_private": True},
+                   {"headers": {"X-A": "env:HOME"}}, {"headers": '{"X-A": "\\u0065nv:HOME"}'}):  # fmt: skip
+        changed = {"endpoint": "http://127.0.0.1:9/new", **beyond}
+        problem(client.put("/v1/targets/webhook/mine", json=changed), 403, "forbidden")
+    repair = client.post("/v1/targets/webhook/mine/events", params={"after": "0"}, json=body(("salaries", "d")))
+    problem(repair, 403, "forbidden")
+    asked = {"target": "webhook:mine", "bucket": "salaries", "repair": True}
+    problem(client.post("/v1/reconciliations", json=asked), 403, "forbidden")
     problem(client.put("/v1/targets/webhook/third", json={"endpoint": "http://127.0.0.1:9/"}), 403, "forbidden")
     problem(client.post("/v1/events", json=body(("images", "a"))), 403, "forbidden")
     problem(client.post("/v1/tokens", json={"name": "more", "scopes": ["admin"]}), 403, "forbidden")

@@ -5,9 +5,8 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
 from queue import Queue
 from typing import Any
 from urllib.parse import quote
@@ -23,44 +22,9 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
 from tests.integration.api.conftest import S3, Mc, Start, records, url_of
-from tests.integration.api.test_events import body
-from tests.integration.api.test_s3 import code
 from tests.services import until
+from tests.support.api_requests import EVENTS, Listener, body, code, key_of
 from tests.support.builders import DELETE, PUT, event
-
-EVENTS = "events=s3:ObjectCreated:*&events=s3:ObjectRemoved:*"
-
-
-@dataclass
-class Listener:
-    """One open stream."""
-
-    response: httpx.Response
-    pings: int = 0
-    dropped: list[Mapping[str, Any]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._lines = self.response.iter_lines()
-
-    def __next__(self) -> dict[str, Any]:
-        """The next event's line."""
-        for line in self._lines:
-            found: dict[str, Any] = orjson.loads(line.strip() or "{}")
-            if found.get("Records"):
-                return found
-            self.pings += found == {"Records": None}
-            if "Dropped" in found:
-                self.dropped.append(found["Dropped"])
-        raise AssertionError("the stream has ended")
-
-    def keys(self, count: int) -> list[str]:
-        """The keys of the next events."""
-        return [key_of(next(self)) for _ in range(count)]
-
-
-def key_of(line: dict[str, Any]) -> str:
-    [record] = line["Records"]
-    return str(record["s3"]["object"]["key"])
 
 
 @contextmanager

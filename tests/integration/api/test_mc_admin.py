@@ -30,8 +30,8 @@ from app.outbox.registry import Registry
 from tests import services
 from tests.integration.api.conftest import KEY, S3
 from tests.integration.api.mc_admin import Admin
-from tests.integration.api.test_health import heartbeats
 from tests.support.builders import add_target, migrated
+from tests.support.outbox_rows import heartbeats
 
 ONE = TargetId("webhook", "one")
 PLACE = "http://127.0.0.1:9/"

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.integration.api.conftest import S3
-from tests.integration.api.test_events import body
 from tests.services import new_folder, until
+from tests.support.api_requests import body
 from tests.support.builders import add_target, registry
 
 PAGE = (Path(__file__).parents[3] / "docs/how-to/use-mc-and-sdks.md").read_text()

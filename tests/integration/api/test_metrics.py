@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
-import orjson
-import yaml
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -20,16 +17,12 @@ from app.outbox.engine.database import Database, now_ms
 from app.outbox.reconcile.runs import DRIFT, Reconciliations
 from tests import services
 from tests.integration.api.conftest import Api, Start, url_of
-from tests.integration.api.test_events import body
-from tests.integration.api.test_health import heartbeats
-from tests.integration.api.test_operations import bury
+from tests.support.api_requests import body
 from tests.support.builders import add_target
+from tests.support.metric_expressions import ALERTS, DASHBOARD, ROOT, SCALE_OUT, dashboard_expressions, expressions
+from tests.support.outbox_rows import bury, heartbeats
 from workers.telemetry.metrics import WorkerMetrics
 
-ROOT = Path(__file__).parents[3]
-ALERTS = yaml.safe_load((ROOT / "deploy/prometheus/alerts.yml").read_text())["groups"][0]["rules"]
-DASHBOARD = orjson.loads((ROOT / "deploy/grafana/bucketwire.json").read_text())
-SCALE_OUT = (ROOT / "docs/how-to/scale-out.md").read_text()
 RUNBOOKS = ROOT / "docs/how-to/alerts.md"
 METRICS = (ROOT / "docs/reference/metrics.md").read_text()
 X = (("name", "x"), ("type", "webhook"))
@@ -48,16 +41,6 @@ def audited(api: Api) -> Found:
     """The figures once the first audit, which goes on beside the scrape, is there."""
     services.until(lambda: ("bucketwire_target_counter_mismatch_events", X) in figures(api))
     return figures(api)
-
-
-def dashboard_expressions() -> Iterator[str]:
-    yield from (target["expr"] for panel in DASHBOARD["panels"] for target in panel.get("targets", ()))
-
-
-def expressions() -> Iterator[str]:
-    yield from (rule["expr"] for rule in ALERTS)
-    yield from dashboard_expressions()
-    yield from re.findall(r"^ +(?:query|expr): (.+)$", SCALE_OUT, re.MULTILINE)
 
 
 def reconciled(database: Database, **counts: int) -> None:

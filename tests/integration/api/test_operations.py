@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import httpx
-import orjson
 import pytest
 import sqlalchemy as sa
 
@@ -17,33 +16,15 @@ from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.series import take_sample
 from tests.integration.api.conftest import Api, Start, problem, token, url_of
-from tests.integration.api.test_events import body
+from tests.support.api_requests import body
 from tests.support.builders import add_target, event, registry
+from tests.support.outbox_rows import bury
 
 SECRET = "hunter2-hunter2"
 
 
 def put(api: Api, name: str, **settings: Any) -> httpx.Response:
     return api.client.put(f"/v1/targets/webhook/{name}", json={"endpoint": "http://127.0.0.1:9/"} | settings)
-
-
-def bury(database: Database, target: TargetId, reason: str = "422 no") -> None:
-    """Make dead letters of all that a target has pending, as workers would; the counters stay right."""
-    e, c = tables.events.c, tables.cursors.c
-    with database.writing() as connection:
-        row = connection.execute(sa.select(tables.targets.c.id).where(tables.targets.c.name == target.name)).one()
-        head = connection.execute(sa.select(tables.log_head.c.last_seq)).scalar_one()
-        for event in connection.execute(sa.select(e.partition, e.seq, e.id).order_by(e.seq)).all():
-            connection.execute(
-                tables.dead_letters.insert().values(
-                    target_id=row.id, partition=event.partition, seq=event.seq, event_id=event.id, reason=reason,
-                    attempts=3, first_tried=1_795_000_000_000, last_tried=1_795_000_001_000 + event.seq,
-                    history=orjson.dumps([[1_795_000_000_000, reason]]).decode(),
-                )
-            )  # fmt: skip
-            partition = (c.target_id == row.id, c.partition == event.partition)
-            connection.execute(tables.cursors.update().where(*partition).values(freed=c.freed + 1))
-        connection.execute(tables.cursors.update().where(c.target_id == row.id).values(position=head))
 
 
 def counters(database: Database) -> dict[str, int]:
@@ -183,9 +164,27 @@ def test_a_rule_is_made_listed_and_removed(api: Api, database: Database) -> None
     problem(api.client.delete(f"/v1/rules/{made.json()['number']}"), 404, "not-found")
 
 
+def test_a_rule_has_the_filters_that_it_was_given_and_no_others(plain: Api, plain_log: Database) -> None:
+    add_target(plain_log, "audit")
+    given = {"bucket": "images", "events": ["*"], "target": "webhook:audit"}
+    filters = {"regex": "a+", "metadata": {"b": "1", "a": "2"}, "tags": {"team": "x"}, "min_size": 5, "max_size": 6}
+    made = plain.client.post("/v1/rules", json=given | filters | {"min_size": "5"}).json()
+    assert {name: made[name] for name in filters} == filters
+    unset = dict.fromkeys(filters) | {"regex": ""}
+    bare = plain.client.post("/v1/rules", json=given | unset).json()
+    assert bare["number"] != made["number"]
+    assert not bare.keys() & filters.keys()
+    assert plain.client.get("/v1/rules?bucket=images").json()["rules"] == [made, bare]
+
+
 @pytest.mark.parametrize(
     ("wrong", "kind"),
     [
+        ({"regex": "("}, "bad-rule"),
+        ({"metadata": {"a": 1}}, "bad-rule"),
+        ({"tags": "a=b"}, "bad-rule"),
+        ({"min_size": "huge"}, "bad-rule"),
+        ({"min_size": 2, "max_size": 1}, "bad-rule"),
         ({"events": ["s3:ObjectCreted:*"]}, "bad-rule"),
         ({"events": []}, "bad-rule"),
         ({"events": "s3:ObjectCreated:*"}, "bad-value"),
@@ -310,6 +309,9 @@ def test_the_series_of_a_target_are_read_by_time_and_step(plain: Api, plain_log:
     later = plain.client.get("/v1/series", params={"since": "2100-01-01"}).json()["series"]
     assert [series["samples"] for series in later] == [[], []]
     problem(plain.client.get("/v1/series", params={"step": 20}), 400, "bad-value")
+    problem(plain.client.get("/v1/series", params={"width": 60}), 400, "bad-value")
+    [whole] = plain.client.get("/v1/series", params={"target": str(target), "width": 86_400}).json()["series"]
+    assert 1 <= len(whole["samples"]) <= 2
     problem(plain.client.get("/v1/series", params={"target": "webhook:none"}), 404, "unknown-target")
 
 

@@ -14,7 +14,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log.spool import Spool
 from tests import services
 from tests.integration.api.conftest import Api, Start, keys, problem, token
-from tests.integration.api.test_events import body
+from tests.support.api_requests import body
 from tests.support.builders import event, migrated
 
 
@@ -193,7 +193,8 @@ def test_an_api_that_is_killed_while_it_feeds_records_everything_once(
 def test_a_spool_folder_that_is_gone_is_503(
     server: services.Postgres, outbox: Database, start: Start, folder: Path
 ) -> None:
-    api = start(server.url("outbox"), spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
+    # One process: another that is still starting would make the folder again.
+    api = start(server.url("outbox"), processes=1, spool_dir=folder, api_tokens=f"minio:ingest:{'t' * 32}")
     server.stop()
     folder.rename(folder.with_name("moved"))
     api.client.headers["Authorization"] = f"Bearer {'t' * 32}"

@@ -16,9 +16,9 @@ from minio.notificationconfig import NotificationConfig, PrefixFilterRule, Queue
 from app.outbox.buckets import every_bucket, is_bucket
 from tests import services
 from tests.integration.api.conftest import S3, Api, Start, keys, problem, url_of
-from tests.integration.api.test_events import body
+from tests.support.api_requests import body, code, document
 from tests.support.builders import add_target, event, migrated, registry
-from tests.unit.rules.test_notification_xml import REFUSED, TAKEN
+from tests.support.notification_xml import REFUSED, TAKEN, block, with_filter
 
 ARN = "arn:minio:sqs::cache:redis"
 TOKEN = "0123456789abcdef"
@@ -57,20 +57,6 @@ def boto3_client(ready: S3) -> Iterator[Any]:
         yield client
 
 
-def document(inner: str) -> bytes:
-    return f"<NotificationConfiguration>{inner}</NotificationConfiguration>".encode()
-
-
-def code(response: httpx.Response, status: int) -> str:
-    """The code of a refusal; every one is S3's XML."""
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"].startswith("application/xml")
-    root = fromstring(response.content)
-    assert root.tag == "Error"
-    assert root.findtext("RequestId") == response.headers["x-amz-request-id"]
-    return root.findtext("Code") or ""
-
-
 # --- rules
 
 
@@ -93,6 +79,24 @@ def test_a_document_that_minio_refuses_changes_nothing(ready: S3, inner: str, re
     assert words in response.text
     [kept] = registry(ready.database).rules("images")
     assert kept.rule.events == ("*",)
+
+
+def test_a_client_of_s3_adds_a_rule_and_leaves_the_filters_of_the_others(ready: S3, boto3_client: Any) -> None:
+    filters = block("S3Tags", ("team", "blue")) + block("S3Size", ("min", "1024"))
+    content = document(with_filter(filters) + with_filter(block("S3Key", ("regex", "a+")), rule_id="2"))
+    assert ready.ask("PUT", "/images?notification", content).status_code == 200
+    rules = boto3_client.get_bucket_notification_configuration(Bucket="images")["QueueConfigurations"]
+    assert [rule.get("Filter", {}).get("Key", {}).get("FilterRules", []) for rule in rules] == [
+        [], [{"Name": "regex", "Value": "a+"}],
+    ]  # fmt: skip
+    for rule in rules:
+        if not rule.get("Filter", {}).get("Key"):
+            rule.pop("Filter", None)  # boto3 knows nothing that it could send of it
+    added = {"Id": "3", "QueueArn": ARN, "Events": ["s3:ObjectCreated:Put"]}
+    assert put_rules(boto3_client, *rules, added) == (200, "")
+    kept = [stored.rule.filters.members for stored in registry(ready.database).rules("images")]
+    assert kept == [{"tags": {"team": "blue"}, "min_size": 1024}, {"regex": "a+"}, {}]
+    assert filters in ready.ask("GET", "/images?notification").text
 
 
 def test_an_arn_of_another_region_is_refused_and_ours_is_written_into_the_answer(elsewhere: S3) -> None:

@@ -16,13 +16,12 @@ from botocore.credentials import Credentials
 
 from tests import services
 from tests.integration.api.conftest import S3
-from tests.integration.api.test_listen import EVENTS
-from tests.integration.api.test_s3 import document
+from tests.support.api_requests import EVENTS, document
 from tests.support.builders import add_target
-from tests.unit.rules.test_notification_xml import REFUSED, TAKEN, filtered, queue
+from tests.support.notification_xml import REFUSED, TAKEN, filtered, queue
 
 # What this service takes and MinIO refuses, or the other way round (reference §1.2, §10).
-WIDER = {"the scanner family", "both spellings of a bucket event"}
+WIDER = {"the scanner family", "both spellings of a bucket event", "a regular expression"}
 STRICTER = {"a filter longer than a key", "a segment of two dots"}
 
 

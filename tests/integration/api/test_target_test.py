@@ -46,6 +46,11 @@ def test_a_test_event_goes_to_one_target_alone_and_its_history_tells(
     untouched = ScriptedTarget()
     Courier(plain_log, other, untouched).run()
     assert untouched.got == []
+    [entry] = plain.client.get("/v1/audit", params={"action": "target.test"}).json()["entries"]
+    assert (entry["resource"], entry["details"]) == (
+        f"target:{tried}",
+        {"events": len(trial["ids"]), "buckets": [TEST_BUCKET]},
+    )
     plain.client.post("/v1/targets/redis/tried/test", json={})
     assert len(plain.client.get(trial["history"]).json()["events"]) == len(trial["ids"])
 

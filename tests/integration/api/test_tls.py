@@ -3,66 +3,23 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import ssl
 import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import psutil
 import pytest
-from cryptography import x509
 
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests import services
-from tests.integration.api.conftest import S3, Api, url_of
-from tests.integration.api.test_events import body
-from tests.integration.api.test_listen import Listener
+from tests.integration.api.conftest import S3, Api, SecureApi, url_of
 from tests.services import until
+from tests.support.api_requests import Listener, body
 from tests.support.builders import event
-
-
-@dataclass(eq=False)
-class SecureApi(Api):
-    """The API with a certificate; `trusted` is the authority that its client goes by."""
-
-    def prepare(self) -> None:
-        self.cert, self.key = self.folder / "api.crt", self.folder / "api.key"
-        certs = services.certificates()
-        self.trusted = ssl.create_default_context(cafile=certs.ca)
-        self.put(certs.cert, certs.key)
-        super().prepare()
-        self.client.close()
-        self.client = httpx.Client(base_url=self.url, timeout=60, verify=self.trusted, trust_env=False)
-        self.settings = {
-            **self.settings,
-            "BUCKETWIRE_TLS_CERT": str(self.cert),
-            "BUCKETWIRE_TLS_KEY": str(self.key),
-        }
-
-    def put(self, cert: Path, key: Path) -> None:
-        """Replace certificate and key, each as a whole."""
-        for source, place in ((cert, self.cert), (key, self.key)):
-            draft = place.with_suffix(".draft")
-            shutil.copy(source, draft)
-            draft.rename(place)
-
-    def ping(self) -> None:
-        httpx.get(f"{self.url}/healthz", timeout=5, verify=self.trusted, trust_env=False).raise_for_status()
-
-    @property
-    def url(self) -> str:
-        return f"https://{services.LOOPBACK}:{self.port}"
-
-    def presented(self) -> int:
-        """The serial number of the certificate that a new connection is served with, whoever issued it."""
-        pem = ssl.get_server_certificate((services.LOOPBACK, self.port), timeout=30)
-        return x509.load_pem_x509_certificate(pem.encode()).serial_number
 
 
 @pytest.fixture

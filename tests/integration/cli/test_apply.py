@@ -157,3 +157,54 @@ def test_the_schema_describes_the_file(cli: Cli) -> None:
         each for each in found["properties"]["targets"]["patternProperties"].values() if each["title"] == "Kafka"
     )
     assert "brokers" in kafka["required"]
+
+
+FILTERED = """
+targets:
+  redis:cache: {{address: 127.0.0.1:6379, key: events}}
+rules:
+  - bucket: photos
+    events: put
+    target: redis:cache
+    regex: "[0-9]+[.]jpg"
+    metadata: {{x-amz-meta-color: blue, count: "1"}}
+    tags: {{team: x, stage: prod}}
+    min_size: 1KiB
+    max_size: 1048576
+  - {{bucket: photos, events: put, target: redis:cache, regex: "", tags: , min_size: ""}}
+"""
+
+
+def test_filters_are_declared_and_their_order_changes_nothing(applied: Applied, cli: Cli) -> None:
+    plan = applied(FILTERED, "--dry-run").out
+    assert "photos s3:ObjectCreated:* regex [0-9]+[.]jpg metadata x-amz-meta-color=blue" in plan
+    assert applied(FILTERED).code == 0
+    filtered, bare = cli("event", "ls", "--json").json
+    assert (filtered["min_size"], filtered["max_size"], filtered["tags"]) == (
+        1024,
+        1 << 20,
+        {"team": "x", "stage": "prod"},
+    )
+    assert not {"regex", "tags", "min_size"} & bare.keys()
+    again = FILTERED.replace("{{team: x, stage: prod}}", "{{stage: prod, team: x}}").replace("1KiB", "1024")
+    assert "no changes" in applied(again).out
+    assert "tag team=y" in applied(FILTERED.replace("team: x", "team: y"), "--dry-run").out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("1KiB", "huge", "rules[0].min_size"),
+        ("1KiB", "2MiB", "is more than max_size"),
+        ("{{team: x, stage: prod}}", "team=x", "rules[0].tags"),
+        ("{{team: x, stage: prod}}", "{{team: [x]}}", "rules[0].tags"),
+        ("[0-9]+", "(?=a)", "rules[0].regex"),
+        ("regex:", "regexp:", "did you mean regex?"),
+    ],
+)
+def test_a_filter_that_cannot_be_declared_is_named_with_its_place(
+    applied: Applied, cli: Cli, old: str, new: str, said: str
+) -> None:
+    refused = applied(FILTERED.replace(old, new))
+    assert (refused.code, said in refused.err) == (1, True), refused.err
+    assert holds(cli) == ([], [])

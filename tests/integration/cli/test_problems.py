@@ -129,4 +129,4 @@ def test_every_command_explains_itself(bare: Cli, command: str) -> None:
 @pytest.mark.parametrize("command", sorted(JOBS))
 def test_a_command_that_becomes_another_program_is_explained_by_that_one(command: str) -> None:
     shown = subprocess.run([BUCKETWIRE, command, "--help"], capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS] ")
+    assert shown.stdout.startswith(f"Usage: bucketwire {command} [OPTIONS]")

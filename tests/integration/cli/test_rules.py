@@ -54,9 +54,36 @@ def test_the_same_rule_twice_is_one_rule_and_another_filter_another(cli: Cli) ->
     assert "a/" in cli("event", "ls").out
 
 
+FILTERS = (
+    "--regex", "in/[0-9]+", "--metadata", "color=blue", "--metadata", "a=b=c", "--tag", "team=x",
+    "--min-size", "1MiB", "--max-size", "2000000",
+)  # fmt: skip
+
+
+def test_a_rule_has_further_filters_and_shows_them(cli: Cli) -> None:
+    added = cli("event", "add", "images", ARN, *FILTERS)
+    assert "with regex in/[0-9]+ with metadata color=blue with metadata a=b=c with tag team=x with size>=1MiB" in (
+        added.out
+    )
+    assert "filters" in cli("event", "ls").out
+    assert "tag team=x" in cli("event", "ls").out
+    assert "size<=2000000" in cli("target", "show", "redis:cache").out
+    [rule] = cli("event", "ls", "--json").json
+    assert {name: rule[name] for name in ("regex", "metadata", "tags", "min_size", "max_size")} == {
+        "regex": "in/[0-9]+", "metadata": {"color": "blue", "a": "b=c"}, "tags": {"team": "x"},
+        "min_size": 1 << 20, "max_size": 2_000_000,
+    }  # fmt: skip
+    assert cli("event", "add", "images", ARN, *FILTERS, "--json").json["number"] == rule["number"]
+    assert cli("event", "rm", "--id", str(rule["number"])).code == 0
+    cli("event", "add", "images", ARN)
+    assert "filters" not in cli("event", "ls").out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (["images", ARN, "--regex", "(?=a)"], "is not a regular expression"),
+        (["images", ARN, "--min-size", "2KiB", "--max-size", "1KiB"], "is more than max_size"),
         (["images", ARN, "--event", "s3:ObjectCreated:Putt"], "did you mean s3:ObjectCreated:Put?"),
         (["images", "arn:minio:sqs::other:redis"], "there is no target redis:other"),
         (["im ages", ARN], "is not a bucket name"),
@@ -68,6 +95,14 @@ def test_a_rule_that_cannot_be_is_refused_with_the_way_out(cli: Cli, words: list
     refused = cli("event", "add", *words)
     assert refused.code == 1
     assert said in refused.err
+    assert rules(cli) == []
+
+
+@pytest.mark.parametrize(
+    "words", [["--tag", "team"], ["--metadata", "=x"], ["--min-size", "big"], ["--tag", "a=1", "--tag", "a=2"]]
+)
+def test_a_filter_that_is_no_pair_or_size_is_wrong_usage(cli: Cli, words: list[str]) -> None:
+    assert cli("event", "add", "images", ARN, *words).code == 2
     assert rules(cli) == []
 
 

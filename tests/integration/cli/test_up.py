@@ -154,6 +154,13 @@ def test_without_any_redis_server_it_is_said_what_to_do(tmp_path: Path, monkeypa
         redis_server()
 
 
+def test_valkey_is_as_good_as_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "valkey-server").symlink_to("/bin/true")
+    assert redis_server() == tmp_path / "valkey-server"
+
+
 def test_the_greeting_asks_only_for_what_is_not_set_yet() -> None:
     bare = greeting(Settings.from_environ({}), 5555, ["arn:minio:sqs::sample:redis"], sample=True)
     assert "SQS ARNs:    arn:minio:sqs::sample:redis" in bare

@@ -18,6 +18,7 @@ from werkzeug.test import Client, TestResponse
 
 from app.api import create_app
 from app.config.settings import Settings
+from app.console.session import COOKIE
 from app.outbox.engine.database import Database
 from tests.support.builders import migrated
 
@@ -107,6 +108,21 @@ class Browser:
         if "form" not in data:
             data["form"] = self.get(path if _page is None else _page).form
         return self._open(path, "POST", data=data, headers=_headers or {})
+
+    @property
+    def cookie(self) -> str:
+        """The session's cookie as a header has it."""
+        [value] = [kept.value for kept in self.client._cookies.values() if kept.key == COOKIE]
+        return f"{COOKIE}={value}"
+
+    def presenting(self, cookie: str) -> Browser:
+        """A browser on the same console that presents this cookie everywhere, and keeps none.
+
+        A client that keeps cookies drops a header of that name.
+        """
+        other = Browser(self.app, {"Cookie": cookie}, self.prefix)
+        other.client = Client(self.app, TestResponse, use_cookies=False)
+        return other
 
     def sign_in(self, token: str, **data: str) -> Page:
         """Sign in with a token."""

@@ -11,8 +11,12 @@ from urllib.parse import parse_qs, urljoin, urlsplit
 import orjson
 import pytest
 
+from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.config.arn import TargetId
+from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox.delivery import heartbeats
+from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
@@ -24,7 +28,8 @@ from tests.support.scripted_target import Courier, ScriptedTarget
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 
 PAGES = (
-    "", "events", "events?state=dead", "dead-letters", "dead-letters?reason=none", "dead-letters?target=webhook:none",
+    "", "events", "events?state=dead", "events?follow=1", "events?follow=1&bucket=images&key=again",
+    "dead-letters", "dead-letters?reason=none", "dead-letters?target=webhook:none",
     "retries", "retries?bucket=none", "rules", "rules/new", "rules?try_bucket=images&key=a", "replays",
     "replays?step=preview&target=webhook:audit", "reconciliations", "workers", "tokens", "tokens?name=x", "audit",
     "audit?action=target", "targets/new", "targets/new?type=kafka", "targets/webhook/audit",
@@ -238,6 +243,41 @@ def test_a_rule_that_is_wrong_is_said_beside_its_field(local: Browser, database:
     assert local.post("rules/new", bucket="images", events="*", target="webhook:none").status == 400
 
 
+def test_filters_are_added_shown_tried_and_changed(local: Browser, database: Database) -> None:
+    add_target(database, "audit", bucket="other")
+    assert "Metadata" not in local.get("rules").text
+    filters = {"regex": " a+", "metadata": "color=<b>\r\n\r\nx=y ", "tags": "team=x", "min_size": "1MiB"}
+    added = local.post("rules/new", bucket="images", events="*", target="webhook:audit", **filters)
+    assert added.status == 303
+    [_, stored] = registry(database).rules()
+    assert stored.rule.filters.members == {
+        "regex": " a+", "metadata": {"color": "<b>", "x": "y "}, "tags": {"team": "x"}, "min_size": 1 << 20,
+    }  # fmt: skip
+    page = local.get("rules")
+    assert "size at least 1MiB" in page.text
+    assert "tag team=x" in page.text
+    carried = {"size": "1048576", "metadata": "color=<b>\nx=y ", "tags": "team=x\nb=c"}
+    assert "goes to: webhook:audit" in local.get("rules", {"try_bucket": "images", "key": " aa", **carried}).text
+    assert "No rule matches" in local.get("rules", {"try_bucket": "images", "key": " aa", "size": "5"}).text
+    wrong = local.get("rules", {"try_bucket": "images", "tags": "team"})
+    assert (wrong.status, "has a line without =" in wrong.text) == (400, True)
+    edit = local.get(f"rules/{stored.row_id}/edit")
+    assert (edit.values("regex"), edit.values("min_size")) == ([" a+"], ["1MiB"])
+    assert "color=<b>" in edit.text
+    assert "--min-size 1MiB" in edit.text
+    kept = {**filters, "tags": "", "max_size": "2MiB"}
+    assert (
+        local.post(f"rules/{stored.row_id}/edit", bucket="images", events="*", target="webhook:audit", **kept).status
+        == 303
+    )
+    [_, changed] = registry(database).rules()
+    assert changed.rule.filters.members.keys() == {"regex", "metadata", "min_size", "max_size"}
+    for name, value in {"tags": "team", "min_size": "big", "regex": "("}.items():
+        refused = local.post("rules/new", bucket="images", events="*", target="webhook:audit", **{name: value})
+        assert refused.status == 400
+        assert any(tag.get("name") == name and tag.get("aria-invalid") for _, tag in refused.tags), name
+
+
 def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None:
     add_target(database, "audit", bucket="images", events=("s3:ObjectCreated:*",))
     assert "goes to: webhook:audit" in local.get("rules?try_bucket=images&key=a").text
@@ -269,6 +309,80 @@ def test_a_targets_page_balances_its_counters_and_groups_its_errors(busy: Browse
     assert "for <b>lunch</b>" in paused.text
     assert busy.post("targets/webhook/paused/resume", "targets/webhook/paused").status == 303
     assert "paused" not in busy.get("targets/webhook/paused").all("h1")
+
+
+def test_a_targets_partitions_show_what_waits_and_who_has_them(busy: Browser, database: Database) -> None:
+    page = busy.get("targets/webhook/audit?live=1")
+    assert "Nothing waits in 15 of 16; some events in 1, 100 or more in 0. Leased: 0." in page.text
+    paused = registry(database).target(TargetId("webhook", "paused"))
+    Leases(database, 600_000).claim(paused.row_id, [0, 1, 2], new_token(), now_ms(), running=True)
+    page = busy.get("targets/webhook/paused")
+    assert "Leased: 3, by 1 worker process." in page.text
+    assert f"leased {new_token().rpartition(':')[0]}" in re.sub(r"[▸]", "", page.text)
+    cells = [given["class"] for given in page.all("li") if given.get("title", "").startswith("partition ")]
+    assert len(cells) == 16
+    assert sum("leased" in given for given in cells) == 3
+    assert sum("some" in given for given in cells) >= 1
+
+
+@pytest.mark.parametrize(
+    ("pending", "parked", "more", "found"),
+    [
+        (0, 0, False, "none"), (1, 0, False, "some"), (0, 1, False, "some"), (50, 49, False, "some"),
+        (50, 50, False, "much"), (1000, 0, True, "much"), (3, 0, True, "much"), (0, 0, True, "some"),
+    ],
+)  # fmt: skip
+def test_a_partition_has_nothing_some_or_much(pending: int, parked: int, more: bool, found: str) -> None:
+    assert level({"pending": pending, "parked": parked, "more": more}) == found
+
+
+def test_the_log_is_followed_with_the_filters_that_a_new_event_has(busy: Browser, database: Database) -> None:
+    page = busy.get("events?bucket=images&state=dead&since=2026-01-01T00:00:00Z&target=webhook:audit")
+    [follow] = [given["href"] for given in page.all("a") if "follow=1" in given["href"]]
+    assert follow == "./events?follow=1&bucket=images&target=webhook%3Aaudit"
+    page = busy.get(follow.removeprefix("./"))
+    [tail] = [given for given in page.all("div") if given.get("id") == "tail"]
+    assert tail["data-stream"] == "./events/stream?bucket=images&target=webhook%3Aaudit"
+    assert tail["data-after"] == busy.client.get("/v1/events?limit=1").get_json()["events"][0]["id"]
+    assert page.values("follow") == ["1"]
+    assert {given.get("name") for given in page.all("select")} == {"target"}
+    assert "Without scripts this page does not move" in page.text
+    assert "None on this page" not in page.text
+    assert [given["src"] for given in page.all("script") if "tail.js" in given["src"]]
+    assert not [given["src"] for given in busy.get("events").all("script") if "tail.js" in given["src"]]
+    history = busy.get("events?follow=1&bucket=images&key=again")
+    [tail] = [given for given in history.all("div") if given.get("id") == "tail"]
+    assert (tail["data-stream"], tail["data-key"]) == ("./events/stream?bucket=images&prefix=again", "again")
+    wrong = busy.get("events?follow=1&events=s3:Nothing")
+    assert (wrong.status, [given for given in wrong.all("div") if given.get("id") == "tail"]) == (400, [])
+
+
+def test_a_stream_for_a_page_is_handed_over_and_needs_the_session(busy: Browser, browse: Opened) -> None:
+    with pytest.raises(SocketHandedOver):
+        busy.get("events/stream?bucket=images")
+    assert Page(busy.client.head("/console/events/stream")).status == 200
+    assert busy.get("events/stream?events=s3:Nothing").status == 400
+    assert busy.get("events/stream?target=webhook:none").status == 404
+    stranger = browse(api_tokens=TOKENS)
+    assert "sign-in" in stranger.get("events/stream").location
+    stranger.sign_in(ADMIN)
+    with pytest.raises(SocketHandedOver):
+        stranger.get("events/stream")
+
+
+def test_a_search_that_found_nothing_yet_goes_on_by_itself(busy: Browser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.outbox.search.MOST_READ", 1)
+    monkeypatch.setattr("app.outbox.search._FIRST_WINDOW", 1)
+    monkeypatch.setattr("app.outbox.search.WINDOW", 1)
+    page = busy.get("events?prefix=none")
+    [search] = [given for given in page.all("section") if "hx-get" in given]
+    assert (search["hx-trigger"], search["hx-target"]) == ("load delay:100ms", "#results")
+    for _ in range(10):
+        found = [given for given in page.all("section") if "hx-get" in given]
+        if not found:
+            break
+        page = busy.get(found[0]["hx-get"].removeprefix("./"))
+    assert "The log was searched to its end" in page.text
 
 
 def test_a_test_event_is_recorded_and_followed(busy: Browser) -> None:
@@ -405,6 +519,9 @@ def test_a_target_is_added_and_edited_by_its_declaration(local: Browser, databas
     )
     assert page.status == 400
     assert "endpoint" in page.text
+    typed = {"s.endpoint": "x", "s.auth_token": "hunter2 secret"}
+    page = local.post("targets/new", "targets/new?type=webhook", type="webhook", target_name="hook", **typed)
+    assert (page.status, "hunter2" in page.response.get_data(as_text=True)) == (400, False)
     settings = {"s.endpoint": "http://127.0.0.1:9/a", "s.auth_token": "hunter2 secret", "s.max_attempts": "7"}
     page = local.post("targets/new", "targets/new?type=webhook", type="webhook", target_name="hook", **settings)
     assert page.status == 303, page.text
@@ -527,3 +644,21 @@ def _with_mirror(browser: Browser, database: Database) -> Page:
     values = {"address": "127.0.0.1:9", "key": "mirror", "format": "namespace"}
     add_target(database, "mirror", type_name="redis", values=values, bucket="images")
     return browser.get("reconciliations")
+
+
+def test_a_target_with_a_password_in_its_url_is_shown_and_saved_as_it_is(local: Browser, database: Database) -> None:
+    settings = {"s.endpoint": "http://me:hunter2@127.0.0.1:9/a"}
+    made = local.post("targets/new", "targets/new?type=webhook", type="webhook", target_name="hook", **settings)
+    assert made.status == 303, made.text
+    edit = local.get("targets/webhook/hook/edit")
+    shown = edit.values("s.endpoint")
+    assert ("127.0.0.1:9/a" in shown[0], "hunter2" in shown[0], "enc:" in shown[0]) == (True, False, False)
+    assert local.post("targets/webhook/hook/edit", **{"s.endpoint": shown[0]}).status == 303
+    [stored] = registry(database).targets()
+    assert local.app.extensions["bucketwire"].registry.texts(stored) == {"endpoint": "http://me:hunter2@127.0.0.1:9/a"}
+
+
+def test_odd_numbers_and_ids_are_not_found(busy: Browser) -> None:
+    assert busy.get("events?id=stream").status == 404
+    assert busy.get("replays?after=%C2%B2").status == 200
+    assert busy.post("dead-letters/replay", "dead-letters", ids="1" * 30).status < 500

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import time
+from urllib.parse import urljoin, urlsplit
 
 import pytest
 from cryptography.fernet import Fernet
 
+from app.api.listen.gunicorn_worker import SocketHandedOver
+from app.api.listen.query import StreamQuery
+from app.api.listen.streams import Streams
+from app.config.settings import hash_token
 from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
 from app.outbox.tokens import Tokens
 from tests.integration.console.conftest import ADMIN, INGEST, READ, TOKENS, Browser, Opened
 from tests.services import until
-from tests.support.builders import add_target, registry
+from tests.support.builders import add_target, event, registry
+from tests.support.scripted_target import Courier, ScriptedTarget
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 
 PAGES = (
     "", "events", "dead-letters", "retries", "rules", "replays", "reconciliations", "workers", "targets/new",
@@ -78,9 +87,10 @@ def test_the_cookie_is_for_the_console_alone(browse: Opened) -> None:
     assert "Secure" not in cookie
     assert ADMIN not in cookie
     assert browser.client.get("/v1/targets").status_code == 401  # outside of its path
-    value = cookie.partition(";")[0]
-    assert browser.client.get("/v1/targets", headers={"Cookie": value}).status_code == 401
-    assert browser.client.post("/v1/targets/webhook/a/pause", headers={"Cookie": value}, json={}).status_code == 401
+    client, held = browser.presenting(browser.cookie).client, {"Cookie": browser.cookie}
+    assert client.get("/console/audit", headers=held).status_code == 200
+    assert client.get("/v1/targets", headers=held).status_code == 401
+    assert client.post("/v1/targets/webhook/a/pause", headers=held, json={}).status_code == 401
     over_tls = browse(api_tokens=TOKENS)
     over_tls.headers = {"X-Forwarded-Proto": "https"}
     assert "Secure" in over_tls.sign_in(ADMIN).response.headers["Set-Cookie"]
@@ -104,9 +114,51 @@ def test_the_header_that_a_proxy_adds_is_no_session(browse: Opened) -> None:
     assert "viewer" in browser.get("").text
 
 
-def test_signing_out_ends_the_session_in_this_browser(admin: Browser) -> None:
-    assert admin.post("sign-out", "").status == 303
-    assert admin.get("").status == 303
+def test_signing_out_ends_the_session_for_every_copy_of_its_cookie(browse: Opened) -> None:
+    browser, other = browse(api_tokens=TOKENS), browse(api_tokens=TOKENS)
+    for each in (browser, other):
+        assert each.sign_in(ADMIN).status == 303
+    thief = browse(api_tokens=TOKENS).presenting(browser.cookie)  # at another API process
+    form = thief.get("").form
+    assert browser.post("sign-out", "").status == 303
+    assert browser.get("").status == 303
+    page = thief.get("")
+    assert (page.status, "ended=1" in page.location) == (303, True)
+    assert thief.post("sign-out", form=form).status == 303
+    assert thief.post("tokens", form=form, name="mine", scopes="admin").status == 303
+    assert "mine" not in other.get("tokens").text
+    assert other.get("").status == 200  # another session of the same token
+    assert browser.sign_in(ADMIN).status == 303
+    assert thief.get("").status == 303
+
+
+def test_a_new_sign_in_ends_the_session_before_in_this_browser(browse: Opened) -> None:
+    browser = browse(api_tokens=TOKENS)
+    browser.sign_in(ADMIN)
+    thief = browser.presenting(browser.cookie)
+    assert thief.get("audit").status == 200
+    browser.sign_in(READ)
+    assert thief.get("").status == 303
+    assert browser.get("").status == 200
+
+
+def test_signing_out_ends_what_the_session_streams(browse: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live tail of the events page, also where somebody has copied the cookie."""
+    queries: list[StreamQuery] = []
+
+    def begin(_streams: Streams, query: StreamQuery, **_options: object) -> SocketHandedOver:
+        queries.append(query)
+        return SocketHandedOver(lambda _socket: None)
+
+    monkeypatch.setattr(Streams, "begin", begin)
+    browser, other = browse(api_tokens=TOKENS), browse(api_tokens=TOKENS)
+    for each in (browser, other):
+        each.sign_in(READ)
+        with pytest.raises(SocketHandedOver):
+            each.get("events/stream")
+    assert [query.is_allowed and query.is_allowed() for query in queries] == [True, True]
+    browser.post("sign-out", "")
+    assert [query.is_allowed and query.is_allowed() for query in queries] == [False, True]
 
 
 def test_a_session_that_may_only_read_is_offered_and_granted_no_change(browse: Opened, database: Database) -> None:
@@ -146,6 +198,73 @@ def test_a_session_that_may_only_read_is_offered_and_granted_no_change(browse: O
     assert targets == {"webhook:audit": "running", "webhook:other": "paused"}
     assert len(registry(database).rules()) == 2
     assert [token.name for token in Tokens(database).list()] == []
+
+
+def test_a_limited_session_sees_its_buckets_and_targets_and_nothing_else(browse: Opened, database: Database) -> None:
+    target, other = add_target(database, "audit", bucket="images"), add_target(database, "payroll", bucket="salaries")
+    log = Log(database)
+    log.append([[event("mine"), event("dead"), event("slow"), event("payslip", bucket="salaries")]])
+    outcomes: dict[str, Outcome] = {"dead": Rejected("no such column"), "slow": Failed("500 broken", retry_after=600)}
+    for each in (target, other):
+        Courier(database, each, ScriptedTarget(lambda given: outcomes.get(given.key, DELIVERED))).run()
+    admin = browse(api_tokens=TOKENS)
+    admin.sign_in(ADMIN)
+    replay = admin.post("replays", "", target="webhook:payroll", all="1")
+    assert "has+begun" in replay.location or "notice" in replay.location
+    token = Tokens(database).create("team", ["admin"], buckets=["images"], targets=[target])
+    browser = browse(api_tokens=TOKENS)
+    until(lambda: browser.sign_in(token).status == 303)
+    for path in (
+        "", "events", "events?follow=1", "events?state=dead", "dead-letters", "retries", "replays",
+        "replays?step=preview&target=webhook:audit&bucket=images", "targets/webhook/audit",
+        "targets/webhook/audit/edit", "targets/webhook/audit/remove",
+    ):  # fmt: skip
+        page = browser.get(path)
+        assert page.status == 200, (path, page.text)
+        assert "limited to the bucket images and the target webhook:audit" in page.text, path
+        assert "payroll" not in page.text, path
+        assert "payslip" not in page.text, path
+        links = {given["href"].rpartition("../")[2].removeprefix("./").partition("?")[0] for given in page.all("a")}
+        assert not links & {"rules", "workers", "tokens", "audit", "doctor", "reconciliations", "targets/new"}, path
+        for given in page.all("a"):
+            if "/static/" not in given["href"] and not given["href"].startswith("#"):
+                link = urlsplit(urljoin(f"http://localhost/console/{path}", given["href"]))
+                assert browser.get(f"{link.path.removeprefix('/console/')}?{link.query}").status == 200, given["href"]
+    assert "no such column" in browser.get("dead-letters").text
+    assert "500 broken" in browser.get("retries").text
+    for path in (
+        "events?bucket=salaries", "dead-letters?target=webhook:payroll", "retries?target=webhook:payroll",
+        "targets/webhook/payroll", "rules", "workers", "tokens", "audit", "reconciliations", "doctor",
+    ):  # fmt: skip
+        page = browser.get(path)
+        assert page.status == 403, path
+        assert "payslip" not in page.text
+    [letter] = browser.get("dead-letters").values("ids")
+    page = browser.post("dead-letters/replay", "dead-letters", ids=letter, scope="selected", target="webhook:audit")
+    assert "notice=" in page.location
+    assert browser.get("dead-letters").values("ids") == []
+    assert browser.post("dead-letters/replay", "", scope="matching", target="webhook:payroll").status == 303
+    with pytest.raises(SocketHandedOver):
+        browser.get("events/stream?bucket=images")
+    assert browser.get("events/stream").status == 403
+
+
+def test_a_session_that_is_limited_to_targets_has_no_events_and_the_other_way_round(
+    browse: Opened, database: Database
+) -> None:
+    target = add_target(database, "audit")
+    tokens = Tokens(database)
+    for name, limits, shown, hidden in (
+        ("of-targets", {"targets": [target]}, "dead-letters", "events"),
+        ("of-buckets", {"buckets": ["images"]}, "events", "dead-letters"),
+    ):
+        token = tokens.create(name, ["read"], **limits)  # type: ignore[arg-type]
+        browser = browse(api_tokens=TOKENS)
+        until(lambda browser=browser, token=token: browser.sign_in(token).status == 303)  # type: ignore[misc]
+        page = browser.get("")
+        links = {given["href"] for given in page.all("a")}
+        assert (f"./{shown}" in links, f"./{hidden}" in links) == (True, False)
+        assert (browser.get(shown).status, browser.get(hidden).status) == (200, 403)
 
 
 def test_a_revoked_token_ends_its_sessions(browse: Opened, database: Database) -> None:
@@ -200,17 +319,28 @@ def test_a_session_ends_after_twelve_hours(admin: Browser, monkeypatch: pytest.M
 @pytest.mark.parametrize("cookie", ["x", "gAAAAA", "gAAAAA" * 2000, "ü", '"', "a.b.c", "null"])
 def test_a_cookie_that_is_not_ours_is_no_session(browse: Opened, cookie: str) -> None:
     browser = browse(api_tokens=TOKENS)
-    browser.headers = {"Cookie": f"bucketwire_console={cookie}"}
-    assert browser.get("").status == 303
+    browser.sign_in(ADMIN)
+    assert browser.get("").status == 200
+    kept = browser.cookie
+    assert browser.presenting(f"bucketwire_console={cookie}").get("").status == 303
+    assert browser.presenting(kept).get("").status == 200  # so a cookie that is presented counts
 
 
 def test_a_stored_secret_is_no_session(browse: Opened, database: Database) -> None:
     """Secrets of targets are sealed with the same key, and an administrator may choose their text."""
     browser = browse(api_tokens=TOKENS)
     sealer = browser.app.extensions["bucketwire"].sealer
-    for text in ('{"number":"1","digest":"x","until":9999999999}', "[]", "1", "hunter2"):
-        browser.headers = {"Cookie": f"bucketwire_console={sealer.seal(text).partition(':')[2]}"}
-        assert browser.get("").status == 303
+    browser.app.extensions["bucketwire"].sessions.begin("1", hash_token(ADMIN), 3600)
+
+    def status(text: str) -> int:
+        return browser.presenting(f"bucketwire_console={sealer.seal(text).partition(':')[2]}").get("").status
+
+    held = {"for": "console session", "until": 9999999999, "number": "1", "digest": hash_token(ADMIN)}
+    kept = [{name: value for name, value in held.items() if name != missing} for missing in ("for", "until")]
+    kept += [held | {"for": "console form"}, held | {"until": 1}]
+    for text in (*(json.dumps(each) for each in kept), "[]", "1", "hunter2"):
+        assert status(text) == 303, text
+    assert status(json.dumps(held)) == 200  # so the cookies above were presented
 
 
 def test_a_form_of_another_session_or_of_no_session_changes_nothing(browse: Opened, database: Database) -> None:

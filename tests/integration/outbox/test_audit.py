@@ -196,3 +196,23 @@ def test_no_value_can_refuse_the_change_that_it_describes(database: Database) ->
     assert len(entry.details["text"]) <= 1001
     assert len(entry.details["list"]) == 101
     assert "\0" not in entry.resource + entry.actor.name
+
+
+def test_events_that_somebody_records_for_one_target_are_recorded_with_their_number(database: Database) -> None:
+    """Repairs and test events: they change what a target holds, and no rule names it."""
+    target = add_target(database, "audit", queue_limit=4)
+    log, known = Log(database), event("known")
+    log.append([[known]])
+    log.append([[event("routed")]])
+    forget(database)
+    repair = [known, event("a"), event("b", bucket="backups")]
+    with acting(ALICE):
+        log.append([repair], only_target=target, action="target.repair")
+        log.append([repair], only_target=target, action="target.repair")  # sent again: nothing is new
+        log.append([[event("alone")]], only_target=target, action="target.test")  # the queue has no room
+    [entry] = entries(database)
+    assert (entry.action, entry.resource, entry.actor) == ("target.repair", f"target:{target}", ALICE)
+    assert entry.details == {"events": 2, "buckets": ["backups", "images"]}
+    Courier(database, target, ScriptedTarget()).run()
+    log.append([[event("alone")]], only_target=target, action="target.test")
+    assert actions(database) == ["target.repair", "target.test"]

@@ -12,6 +12,7 @@ from app.events.model import Event
 from app.outbox.delivery import partition_reader
 from app.outbox.delivery.leases import Lease, Leases
 from app.outbox.delivery.ready_targets import ReadyTargets
+from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.delivery.settlement_store import SettlementStore
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
@@ -21,6 +22,7 @@ from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, assert_counters_balance, assert_in_order
 from workers.delivery import event_wait
 from workers.delivery.event_wait import EventWait
+from workers.delivery.outcomes import DELIVERED, Failed
 
 
 def claimed(database: Database, courier: Courier, partitions: range = range(64)) -> Lease:
@@ -189,18 +191,22 @@ def goes_on(wait: EventWait, reader: Reader, events: int, *, at_end: bool = True
     return wait.goes_on(reader, events, at_end=at_end)  # type: ignore[arg-type]
 
 
-def test_where_no_process_is_idle_a_worker_does_not_wait() -> None:
-    wait = EventWait(lambda: False)
+def test_where_no_process_is_idle_a_worker_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = [0.0]
+    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    wait = EventWait(lambda: False, pause=lambda _: None)
     assert not goes_on(wait, reader := Reader(new=1), 3)
     assert goes_on(wait, Reader(work=True), 3)
+    moments[0] = event_wait._PATIENCE
+    assert not goes_on(wait, Reader(work=True), 3), "others may wait for this process"
+    assert goes_on(wait, Reader(work=True), 100), "a lease for each batch would cost them more"
     assert reader.looks == 0
 
 
 def test_a_wait_ends_after_some_time_without_events_and_after_the_longest_time(monkeypatch: pytest.MonkeyPatch) -> None:
     moments = [0.0]
     monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
-    monkeypatch.setattr(event_wait.time, "sleep", lambda seconds: moments.append(moments.pop() + seconds))
-    wait = EventWait(lambda: True)
+    wait = EventWait(lambda: True, pause=lambda seconds: moments.append(moments.pop() + seconds))
     assert not goes_on(wait, reader := Reader(), 3)
     assert reader.looks == pytest.approx(event_wait._PATIENCE / event_wait._PAUSE, abs=1)
     turns = 0
@@ -210,16 +216,102 @@ def test_a_wait_ends_after_some_time_without_events_and_after_the_longest_time(m
     assert event_wait._LONGEST <= moments[0] <= event_wait._LONGEST + 2 * event_wait._PATIENCE
 
 
-def test_many_events_are_followed_by_more_without_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_wait.time, "sleep", lambda _: pytest.fail("it pauses"))
-    assert goes_on(EventWait(lambda: True), Reader(work=True), 1000)
+def test_many_events_are_followed_by_more_after_one_longer_pause() -> None:
+    pauses = list[float]()
+    idle, busy = EventWait(lambda: True, pause=pauses.append), EventWait(lambda: False, pause=pauses.append)
+    assert goes_on(idle, Reader(work=True), 1000)
+    assert pauses == [event_wait._LONG_PAUSE]
+    assert goes_on(idle, Reader(), 1000, at_end=False)
+    assert not goes_on(busy, Reader(), 1000)
+    assert len(pauses) == 1, "neither before the end of the log nor before the lease is given up"
 
 
-def test_of_a_backlog_that_others_could_share_the_lease_is_given_up() -> None:
-    assert goes_on(EventWait(lambda: True), Reader(), 1000, at_end=False)
-    assert not goes_on(EventWait(lambda: True, shares=True), Reader(), 1000, at_end=False)
-    assert goes_on(EventWait(lambda: True, shares=True), Reader(), 3, at_end=False)
-    assert goes_on(EventWait(lambda: False, shares=True), Reader(), 1000, at_end=False)
+def test_of_a_backlog_that_others_could_share_the_lease_is_given_up_after_some_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = [0.0]
+    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    wait, alone = EventWait(lambda: True, pause=lambda _: None), EventWait(lambda: False)
+    moments[0] = event_wait._BEHIND / 2
+    assert wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    moments[0] = event_wait._BEHIND
+    assert wait.goes_on(Reader(), 1000, at_end=False)  # type: ignore[arg-type]
+    assert wait.goes_on(Reader(work=True), 1000, at_end=True, shares=True)  # type: ignore[arg-type]
+    moments[0] += event_wait._BEHIND / 2
+    assert wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    moments[0] += event_wait._BEHIND / 2
+    assert not wait.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+    assert alone.goes_on(Reader(), 1000, at_end=False, shares=True)  # type: ignore[arg-type]
+
+
+def worked_off(courier: Courier, wait: EventWait) -> None:
+    worker = courier.partitions()
+    assert worker is not None
+    worker.work_off(lambda: False, wait)
+    courier.leases.release(worker._lease)
+
+
+def test_a_backlog_of_several_partitions_is_shared_and_that_of_one_is_not(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_wait, "_BEHIND", 0)
+    log, hot = Log(database), Courier(database, add_target(database, bucket="hot"), batch=20, with_free=True)
+    log.append([[event("k", bucket="hot") for _ in range(100)]])
+    worked_off(hot, EventWait(lambda: True))
+    assert len(hot.scripted.got) == 100
+    many = Courier(database, add_target(database, "many", bucket="many"), batch=20, with_free=True)
+    log.append([[event(f"k{number}", bucket="many") for number in range(100)]])
+    worked_off(many, EventWait(lambda: True))
+    assert 0 < len(many.scripted.got) <= 40
+    many.rate = 1_000_000  # then the tokens decide
+    worked_off(many, EventWait(lambda: True))
+    assert len(many.scripted.got) == 100
+
+
+def test_due_retries_are_worked_off_under_one_lease(database: Database) -> None:
+    courier = Courier(database, add_target(database), batch=200)
+    Log(database).append([[event(f"k{number}") for number in range(40)]])
+    courier.scripted.script = lambda _: Failed("not yet")
+    courier.run(turns=1)
+    courier.batch, courier.scripted.script = 10, lambda _: DELIVERED
+    worked_off(courier, EventWait(lambda: True))
+    assert len(courier.scripted.got) == 40
+    assert_counters_balance(database)
+
+
+def test_a_replay_of_several_partitions_is_shared(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(event_wait, "_BEHIND", 0)
+    courier = Courier(database, add_target(database), batch=10)
+    Log(database).append([[event(f"k{number}") for number in range(200)]])
+    courier.run()
+    Replays(database).begin(courier.target, Selection())
+    courier.scripted.got.clear()
+    worked_off(courier, EventWait(lambda: True))
+    assert 0 < len(courier.scripted.got) <= 40
+    courier.run()
+    assert len(courier.scripted.got) == 200
+    assert_counters_balance(database)
+
+
+@pytest.mark.parametrize("rate", [0, 1000])
+def test_a_changed_target_ends_the_lease_also_while_there_is_a_backlog(
+    database: Database, monkeypatch: pytest.MonkeyPatch, rate: int
+) -> None:
+    monkeypatch.setattr(event_wait, "_CHECK", 0)
+    courier = Courier(database, add_target(database), batch=10, rate=rate)
+    Log(database).append([[event(f"k{number}") for number in range(100)]])
+    worked_off(courier, EventWait(lambda: False, lambda: len(courier.scripted.got) < 20))
+    assert 20 <= len(courier.scripted.got) < 40
+
+
+def test_during_a_backlog_the_target_is_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments, looks = [0.0], list[float]()
+    monkeypatch.setattr(event_wait.time, "monotonic", lambda: moments[0])
+    wait = EventWait(lambda: False, lambda: not looks.append(moments[0]), pause=lambda _: None)
+    for number in range(1, 41):
+        moments[0] = number / 16
+        assert goes_on(wait, Reader(work=True), 100, at_end=number % 2 == 0)
+    assert looks == [0.5, 1.0, 1.5, 2.0, 2.5]
 
 
 def test_a_waiting_reader_reads_the_events_of_other_targets_once(database: Database) -> None:

@@ -18,6 +18,8 @@ from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
 from tests.support.builders import add_target, event, registry
 
+pytestmark = pytest.mark.promise
+
 
 @pytest.fixture
 def leases(database: Database) -> Leases:

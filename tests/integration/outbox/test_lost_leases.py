@@ -33,6 +33,8 @@ from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 from workers.targets.base import NO_LEASE, LeaseCheck
 
+pytestmark = pytest.mark.promise
+
 PARTITIONS = range(4)
 LATER = 60_000  # ms: by then every lease has run out
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
@@ -92,9 +94,9 @@ class Two:
 def two(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> Iterator[Two]:
     url = database.url.render_as_string(hide_password=False)
     settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": url, "BUCKETWIRE_LEASE_TTL": "1s"}
-    context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_LEASE_MAX_WORK": "900ms"}))
+    made = Settings.from_environ(settings | {"BUCKETWIRE_LEASE_MAX_WORK": "900ms"})
     target, scripted = add_target(database), ScriptedTarget()
-    context.pool = OneTarget(scripted, request.param)  # type: ignore[assignment]
+    context = Runtime(made, OneTarget(scripted, request.param))  # type: ignore[arg-type]
     other = Courier(database, target, ScriptedTarget(got=scripted.got), request.param, batch=100)
     yield Two(database, target, context, scripted, other)
     context.close()
@@ -405,9 +407,7 @@ def test_a_request_waits_for_the_database_however_long_that_is_away(two: Two, ou
 
 def successor(two: Two) -> Runtime:
     """The process that replaces the stopped one."""
-    made = Runtime(two.stopped.settings)
-    made.pool = two.stopped.pool
-    return made
+    return Runtime(two.stopped.settings, two.stopped.pool)
 
 
 def test_a_request_survives_the_process_that_made_it(two: Two, outage: Outage) -> None:

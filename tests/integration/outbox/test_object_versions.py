@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
 import pytest
 import sqlalchemy as sa
 
+from app.config.arn import TargetId
 from app.events.model import Effect, Event
 from app.outbox import tables
 from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import Log
 from app.outbox.log.retention import purge
 from app.outbox.markers import NEVER
-from app.outbox.versions.retention import KEPT
+from app.outbox.versions.retention import KEPT, UnusedProgress, drop_unused
 from tests.support.builders import DELETE, PUT, add_target, event, registry
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
@@ -170,11 +174,44 @@ def test_the_purge_ends_what_was_known_for_a_target_that_is_no_mirror(database: 
         Log(database).append([[event(f"other{number}") for number in range(40)]])
         Courier(database, target).run()
         stays.deliver()
-    purge(database, 0)
+    progress = UnusedProgress()
+    with locked_cursors(database, "stays"):
+        for _ in range(20):  # one place in each call, of at most four partitions of two targets
+            drop_unused(database, progress, seconds=-1)
+            if progress.ended:
+                break
+        assert progress.ended
     with database.reading() as connection:
         owners = set(connection.execute(sa.select(tables.object_versions.c.target_id)).scalars())
         mine = connection.execute(sa.select(tables.targets.c.id).where(tables.targets.c.name == "stays")).scalar_one()
     assert owners == {mine}
+
+
+@contextmanager
+def locked_cursors(database: Database, name: str) -> Iterator[None]:
+    """A worker settles in every partition of a target; SQLite has no such locks."""
+    if database.dialect == "sqlite":
+        yield
+        return
+    row_id = registry(database).target(TargetId("webhook", name)).row_id
+    with database.writing() as connection:
+        lock_cursors(connection, row_id)
+        yield
+
+
+def test_a_search_for_unused_rows_stops_in_time_and_the_next_one_goes_on(database: Database) -> None:
+    target = add_target(database)
+    Mirror(database, target).tell(*[event(f"k{number}", version="v1") for number in range(12)])
+    registry(database).remove(target, force=True)
+    rows, progress = rows_of(database, tables.object_versions), UnusedProgress()
+    assert rows >= 12
+    calls = [drop_unused(database, progress, seconds=-1, batch=2)]
+    while not progress.ended:
+        calls.append(drop_unused(database, progress, seconds=-1, batch=2))
+        assert len(calls) < 40
+    assert sum(calls) == rows
+    assert max(calls) <= 2, "each call ends after its first transaction"
+    assert drop_unused(database, progress) == 0
 
 
 def test_an_idle_partition_that_is_moved_over_others_events_forgets_nothing(database: Database) -> None:

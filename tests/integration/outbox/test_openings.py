@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
+import sqlalchemy as sa
 
 from app.config.arn import TargetId
-from app.outbox.delivery.breaker_state import open_breaker
-from app.outbox.delivery.openings import Opening, offer_openings, record_opening
+from app.outbox import tables
+from app.outbox.delivery.breaker_state import close_breaker, open_breaker
+from app.outbox.delivery.openings import Opening, offer_openings, postpone_opening, record_opening
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.targets import OPENED, OPENING_DUE, OPENING_FAILED, StoredTarget
 from tests.support.builders import add_target, registry
@@ -28,7 +32,8 @@ def test_a_target_that_was_set_is_offered_once_and_again_later_until_it_is_opene
     target, now = add_target(database), now_ms()
     assert stored(database, target).opening == OPENING_DUE
     [opening] = offer_openings(database, now)
-    assert opening == Opening(target, stored(database, target).revision)
+    found = stored(database, target)
+    assert opening == Opening(target, found.revision, found.opening_due_at)
     assert offer_openings(database, now) == [], "two drains do not offer it at once"
     offered = [at for at in range(10, 20_000, 10) if offer_openings(database, now + at * SECOND)]
     assert offered[:4] == [10, 30, 70, 150]
@@ -38,6 +43,62 @@ def test_a_target_that_was_set_is_offered_once_and_again_later_until_it_is_opene
     found = stored(database, target)
     assert (found.opening, found.opening_at, found.opening_reason) == (OPENED, later, "")
     assert offer_openings(database, now + 24 * 3600 * SECOND) == []
+
+
+def test_an_offer_that_was_postponed_is_made_again_soon_and_counts_as_no_try(database: Database) -> None:
+    target, now = add_target(database), now_ms()
+    row_id = stored(database, target).row_id
+    [late] = offer_openings(database, now)
+    for second in range(10, 30, 2):
+        [opening] = offer_openings(database, now + second * SECOND)
+        assert opening.next_at == now + (second + 20) * SECOND, "the second try, however often it was postponed"
+        postpone_opening(database, row_id, late, now)
+        assert stored(database, target).opening_due_at == opening.next_at, "only the newest offer can be postponed"
+        postpone_opening(database, row_id, opening, now + second * SECOND)
+        assert offer_openings(database, now + (second + 1) * SECOND) == []
+
+
+def test_of_many_targets_some_are_offered_at_a_time(database: Database) -> None:
+    targets, now = {add_target(database, f"t{number}") for number in range(12)}, now_ms()
+    offered = [[opening.target for opening in offer_openings(database, now)] for _ in range(14)]
+    assert max(map(len, offered)) <= 10
+    assert sorted(str(target) for some in offered for target in some) == sorted(map(str, targets))
+
+
+def test_a_worker_that_is_stopped_after_a_statement_holds_no_target(database: Database) -> None:
+    """Intake counts the recorded events in the target's row, so it would wait for the worker."""
+    if database.dialect == "mysql":
+        pytest.skip("its autocommit has another isolation level")
+    target, now = add_target(database), now_ms()
+    row_id = stored(database, target).row_id
+    intake, passed = Database(database.url.render_as_string(hide_password=False)), list[str]()
+    with intake.writing() as connection:
+        connection.execute(sa.select(1))
+
+    def stopped(_connection: sa.Connection, _cursor: object, statement: str, *_: object) -> None:
+        if not statement.startswith("UPDATE"):
+            return
+        with intake.engine.connect() as connection:
+            if database.dialect == "sqlite":
+                driver: sqlite3.Connection = connection.connection.driver_connection
+                driver.execute("PRAGMA busy_timeout = 0")
+                driver.execute("BEGIN IMMEDIATE")
+                driver.execute("ROLLBACK")
+            else:
+                connection.execute(sa.select(tables.targets.c.id).with_for_update(nowait=True)).all()
+        passed.append(statement)
+
+    for engine in (database.engine, database._reader):
+        sa.event.listen(engine, "after_cursor_execute", stopped)
+        if database.dialect == "sqlite":
+            break
+    [opening] = offer_openings(database, now)
+    postpone_opening(database, row_id, opening, now)
+    assert record_opening(database, row_id, opening.revision, now, "no")
+    assert open_breaker(database, row_id, "away", now, probing=False)
+    close_breaker(database, row_id)
+    assert len(passed) == 5
+    intake.close()
 
 
 def test_a_failure_is_kept_with_its_reason_and_changes_neither_breaker_nor_counters(database: Database) -> None:

@@ -31,6 +31,8 @@ from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unav
 from workers.delivery.retry import RetrySchedule
 from workers.runtime import Runtime
 
+pytestmark = pytest.mark.promise
+
 HOUR = 3_600_000
 
 

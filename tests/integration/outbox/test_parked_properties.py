@@ -25,6 +25,8 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 
+pytestmark = pytest.mark.promise
+
 MAX_AGE = 3_600_000
 PARTITIONS = 4  # of the fixture's log
 _numbers = count(1)

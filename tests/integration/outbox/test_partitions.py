@@ -21,6 +21,8 @@ from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.delivery.retry import RetrySchedule
 
+pytestmark = pytest.mark.promise
+
 
 def record(database: Database, *events: Event) -> list[Event]:
     Log(database).append([events])
@@ -50,7 +52,7 @@ def test_an_event_recorded_while_a_batch_is_being_read_is_delivered_once(databas
     late = [event("k")]
 
     def meanwhile(_: object, cursor: object, statement: str, *rest: object) -> None:
-        if statement.startswith("SELECT events.id") and late:
+        if "events.record" in statement and late:
             events.extend(record(database, late.pop()))
 
     sa.event.listen(database._reader, moment, meanwhile)
@@ -172,6 +174,30 @@ def test_a_worker_that_lost_its_lease_writes_nothing(database: Database) -> None
     with database.reading() as connection:
         assert read_counters(connection)[0].delivered == 0
     assert_counters_balance(database)
+
+
+def test_a_worker_that_lost_one_of_its_partitions_writes_nothing_in_any(database: Database) -> None:
+    courier = Courier(database, add_target(database), batch=100)
+    record(database, *(event(f"k{number}") for number in range(40)))
+    slow, c = courier.partitions(), tables.cursors.c
+    assert slow is not None
+    assert slow._lease.positions.keys() == set(range(4))
+    before = select_cursors(database)
+    with database.writing() as connection:
+        connection.execute(tables.cursors.update().where(c.partition == 2).values(lease_token="other"))
+    with pytest.raises(LeaseLost):
+        slow.work_off(lambda: False)
+    assert len(courier.scripted.got) == 40, "every partition had some of them"
+    assert select_cursors(database) == before
+    assert_counters_balance(database)
+
+
+def select_cursors(database: Database) -> list[tuple[int, int, int]]:
+    """Partition, position and delivered events of each cursor."""
+    c = tables.cursors.c
+    with database.reading() as connection:
+        rows = connection.execute(sa.select(c.partition, c.position, c.delivered).order_by(c.partition))
+        return [tuple(row) for row in rows]
 
 
 def test_a_mirror_skips_what_is_older_than_what_is_known(database: Database) -> None:

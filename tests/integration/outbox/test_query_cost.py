@@ -1,5 +1,7 @@
 """What is looked at does not grow with other targets' events, parked events, dead letters or finished replays."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +20,8 @@ from app.outbox.markers import NEVER
 from app.outbox.reconcile.runs import log_mark
 from tests.support.builders import PUT, add_target, event, registry
 from tests.support.query_cost import query_cost
-from tests.support.scripted_target import Courier, assert_counters_balance
+from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
+from workers.delivery.outcomes import DELIVERED, Failed
 
 HOUR = 3_600_000
 PARTITIONS = 4
@@ -121,6 +124,54 @@ def test_what_was_delivered_and_is_retained_costs_a_look_nothing(database: Datab
             connection.execute(tables.cursors.update().values(lease_token="", leased_until=0))
     assert costs[2] <= 2 * costs[0] + 500
     assert costs[3] <= 2 * costs[1] + 500
+
+
+def test_a_look_at_all_targets_takes_few_statements(database: Database) -> None:
+    """Not some for each target and partition: a page of the console looks at all of them."""
+    counts = []
+    for numbers in (range(2), range(2, 12)):
+        targets = [add_target(database, f"t{number}") for number in numbers]
+        Log(database).append([[event(f"k{number}") for number in range(40)]])
+        for target in targets[::2]:
+            Courier(database, target, ScriptedTarget(lambda _: Failed("500", retry_after=600))).run()
+        statements: list[str] = []
+        with counted(database, statements), database.snapshot() as connection:
+            found = read_counters(connection)
+        assert all(one.oldest for one in found), [(one.target, one.oldest) for one in found]
+        counts.append(len(statements))
+    assert counts[1] <= 2 * counts[0]
+
+
+def test_the_oldest_undelivered_event_of_each_target_is_the_first_parked_or_pending_one(database: Database) -> None:
+    waiting, failing, both, served = (add_target(database, name) for name in ("waiting", "failing", "both", "served"))
+    Log(database).append([[event(f"k{number}") for number in range(40)]])
+    for target, failed in ((failing, {"k7", "k30"}), (both, {"k9"}), (served, set[str]())):
+        refuse = {key: Failed("500", retry_after=600) for key in failed}
+        Courier(database, target, ScriptedTarget(lambda one, refuse=refuse: refuse.get(one.key, DELIVERED))).run()  # type: ignore[misc]  # bound here
+    with database.reading() as connection:
+        assert {entry.target: entry.oldest for entry in read_counters(connection)}[served] == 0
+    Log(database).append([[event(f"late{number}") for number in range(20)]])
+    e = tables.events.c
+    with database.writing() as connection:
+        connection.execute(tables.events.update().values(received_at=e.seq * 10))
+        seqs = {row.key: row.seq for row in connection.execute(sa.select(e.key, e.seq))}
+        oldest = {entry.target: entry.oldest // 10 for entry in read_counters(connection)}
+    late = min(seq for key, seq in seqs.items() if key.startswith("late"))
+    assert oldest == {waiting: min(seqs.values()), failing: seqs["k7"], both: seqs["k9"], served: late}
+
+
+@contextmanager
+def counted(database: Database, statements: list[str]) -> Iterator[None]:
+    """Collect the statements that are sent meanwhile."""
+
+    def note(_connection: Any, _cursor: Any, statement: str, *_rest: Any) -> None:
+        statements.append(statement)
+
+    sa.event.listen(database.engine, "before_cursor_execute", note)
+    try:
+        yield
+    finally:
+        sa.event.remove(database.engine, "before_cursor_execute", note)
 
 
 def test_an_event_behind_many_of_other_targets_is_found_and_delivered(database: Database) -> None:

@@ -12,6 +12,7 @@ from app.outbox import tables
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import (
     BACKFILLING,
     AlreadyRunning,
@@ -45,6 +46,26 @@ def test_a_target_is_reconciled_with_a_bucket_by_one_run_at_a_time(database: Dat
     ended = runs.list()[-1]
     assert (ended.counts["missing"], ended.counts["objects"], ended.counts["stale"], ended.report) == (3, 7, 0, "/r")
     assert ended.finished_at >= ended.started_at > 0
+
+
+def test_a_run_shows_its_progress_while_it_is_running(database: Database) -> None:
+    runs = Reconciliations(database)
+    assert runs.last_size(TARGET, "b") == 0
+    run = runs.begin(TARGET, "b", lease=60_000)
+    assert [each.progress for each in runs.list()] == [None]
+    for progress in (Progress("comparing", 5, 2, None), Progress("comparing", 10**12, 10**6, 10**6), None):
+        assert runs.renew(run, lease=60_000, progress=progress)
+        assert [each.progress for each in runs.list()] == [progress]
+    for text in ('{"stage": "of another version"}', "[]", "odd"):
+        with database.writing() as connection:
+            connection.execute(tables.reconciliations.update().values(progress=text))
+        assert [each.progress for each in runs.list()] == [None]
+    runs.renew(run, lease=60_000, progress=Progress("reporting", 0, 0, None))
+    runs.end(run, "drift", {"objects": 7, "target_rows": 4})
+    runs.end(runs.begin(TARGET, "b", lease=60_000), "failed", {"objects": 70})
+    runs.end(runs.begin(TARGET, "c", lease=60_000), "clean", {"objects": 700})
+    assert [each.progress for each in runs.list()] == [None] * 3
+    assert runs.last_size(TARGET, "b") == 11
 
 
 def test_backfills_and_reconciliations_of_a_target_exclude_each_other(database: Database) -> None:

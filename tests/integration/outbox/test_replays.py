@@ -24,6 +24,8 @@ from tests.support.scripted_target import Courier, ScriptedTarget, assert_counte
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.delivery.retry import RetrySchedule
 
+pytestmark = pytest.mark.promise
+
 _LONG = RetrySchedule(base=3_600_000, cap=3_600_000)
 
 

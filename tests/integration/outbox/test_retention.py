@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,9 +26,10 @@ from app.outbox.log.retention import PurgeProgress, purge
 from app.outbox.versions.retention import KEPT
 from tests.services import until
 from tests.support.builders import DELETE, PUT, add_target, event, migrated, registry
+from tests.support.delivery import delivery
 from tests.support.mirror import Mirror
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from workers import runtime
+from workers import upkeep
 from workers.delivery.namespace_policy import Policy
 from workers.delivery.outcomes import DELIVERED, Rejected
 from workers.runtime import Runtime
@@ -317,16 +318,16 @@ def test_a_purge_that_leaves_old_events_is_continued_by_drains_until_none_are_le
     settings = {"BUCKETWIRE_DATA_DIR": str(tmp_path), "BUCKETWIRE_DATABASE_URL": outbox_url}
     context = Runtime(Settings.from_environ(settings | {"BUCKETWIRE_RETENTION": "1s"}))
     requested: list[float] = []
-    monkeypatch.setattr(runtime, "_LONGEST_PURGE", 60)
-    monkeypatch.setattr(runtime, "purge", partial(purge, batch=5, most=20))
+    monkeypatch.setattr(upkeep, "_LONGEST_PURGE", 60)
+    monkeypatch.setattr(upkeep, "purge", partial(purge, batch=5, most=20))
     monkeypatch.setattr(context.wakeups, "request", requested.append)
     until(lambda: context.clock() > newest(database) + 1000, 30, what="the events to be old")
     assert context.purge() == 20
     assert [0 < delay <= 1 for delay in requested] == [True], "the drain is woken to go on"
-    monkeypatch.setattr(runtime, "_PURGE_PAUSE", 60)
+    monkeypatch.setattr(upkeep, "_PURGE_PAUSE", 60)
     context.drain(lambda _: None)
     assert requested[1:], "it is woken again if it was woken too soon"
-    monkeypatch.setattr(runtime, "_PURGE_PAUSE", 0)
+    monkeypatch.setattr(upkeep, "_PURGE_PAUSE", 0)
     until(lambda: context.drain(lambda _: None) == 0 and not left(database), 30, what="the log to be purged")
     requested.clear()
     context.drain(lambda _: None)
@@ -344,7 +345,46 @@ def newest(database: Database) -> int:
 def test_events_that_all_stay_are_looked_at_without_a_lock(database: Database) -> None:
     fill(database, kept=30, free=0)
     with locked_tail(database):
-        assert purge(database, DAY, batch=5, unused=False) == 0
+        assert purge(database, DAY, batch=5) == 0
+
+
+def test_a_purge_does_not_wait_for_who_has_locked_the_tail(database: Database) -> None:
+    if database.dialect == "sqlite":
+        pytest.skip("SQLite locks the whole database")
+    fill(database, kept=1, free=10)
+    progress = PurgeProgress()
+    with locked_tail(database):
+        assert purge(database, DAY, batch=5, progress=progress) == 0
+        assert progress.is_behind
+    assert purge(database, DAY, batch=5, progress=progress) == 10
+
+
+def test_what_cannot_be_tidied_stops_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    def failing(name: str, error: Exception) -> Callable[..., None]:
+        def run(*_: object, **__: object) -> None:
+            tried.append(name)
+            raise error
+
+        return run
+
+    full = sa.exc.OperationalError("", None, OSError("no space"))
+    monkeypatch.setattr(upkeep.audit, "purge", failing("audit", full))
+    monkeypatch.setattr(upkeep.attempts, "forget_removed", failing("attempts", KeyError("a defect")))
+    monkeypatch.setattr(upkeep.rate_limits, "forget_removed", failing("rates", full))
+    monkeypatch.setattr(upkeep, "drop_unused", failing("unused", full))
+    monkeypatch.setattr(upkeep, "_LONGEST_PURGE", 60)
+    url = f"sqlite:///{tmp_path}/outbox.db"
+    database = migrated(url, partitions=4)
+    Log(database).append([[event(f"k{number}") for number in range(10)]])
+    with database.writing() as connection:
+        connection.execute(tables.events.update().values(received_at=1))
+    with delivery(url, tmp_path) as made:
+        assert made.context.purge() == 10
+        assert made.context.purge() == 0
+    assert tried == ["audit", "attempts", "rates", "unused"], "each once in an interval"
+    database.close()
 
 
 def test_a_purge_asks_for_what_refers_to_a_batch_once(database: Database) -> None:

@@ -29,6 +29,8 @@ from tests.support.properties import thorough
 from tests.support.scripted_target import ScriptedTarget, assert_counters_balance
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 
+pytestmark = pytest.mark.promise
+
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 KEYS = "ab"
 ANSWERS: dict[str, Outcome] = {"refuse": Rejected("no"), "fail": Failed("not now"), "recover": DELIVERED}

@@ -12,20 +12,10 @@ from app.outbox.delivery.leases import LeaseLost
 from app.outbox.delivery.retries import Retries, RetryFilter
 from app.outbox.delivery.settlement_store import Settlement
 from app.outbox.engine.database import Database, now_ms
-from app.outbox.log.append import Log
-from tests.support.builders import add_target, event
+from tests.support.delivery import failing
 from tests.support.parked_rows import due_times
-from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance
-from workers.delivery.outcomes import DELIVERED, Failed
-
-
-def failing(database: Database, keys: int, events: int = 2, name: str = "audit") -> Courier:
-    """A target at which the first event of each key has failed; the others wait behind it."""
-    target = add_target(database, name)
-    courier = Courier(database, target, ScriptedTarget(lambda _: Failed("500 broken", retry_after=60)))
-    Log(database).append([[event(f"k{number}") for number in range(keys) for _ in range(events)]])
-    courier.run()
-    return courier
+from tests.support.scripted_target import assert_counters_balance
+from workers.delivery.outcomes import DELIVERED
 
 
 def counters(database: Database, target: TargetId) -> tuple[int, int, int]:

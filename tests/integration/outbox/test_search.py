@@ -11,6 +11,8 @@ import sqlalchemy as sa
 from app.config.arn import TargetId
 from app.outbox import search as searching
 from app.outbox import tables
+from app.outbox.delivery import dead_letters
+from app.outbox.delivery.dead_letters import DeadLetter, DeadLetterPage, DeadLetters, Filter
 from app.outbox.delivery.event_states import RecordedEvent
 from app.outbox.delivery.object_history import find_event
 from app.outbox.delivery.replays import Selection
@@ -25,6 +27,12 @@ from workers.delivery.outcomes import DELIVERED, Failed, Rejected
 
 PARTITIONS, HOUR = 4, 3_600_000
 TIME = 1_795_000_000_000  # ms, of the event of seq 0 of `fill`; each later one is a second younger
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a page would be over before it has read what it may."""
+    monkeypatch.setattr(searching, "_LONGEST", 600)
 
 
 def whole(database: Database, *, limit: int = 100, **chosen: Any) -> list[RecordedEvent]:
@@ -167,6 +175,56 @@ def test_dead_letters_are_found_without_reading_the_log_between_them(
         assert seqs(whole(database, state="dead", target=two, prefix="k9")) == [990, 9]
         costs.append(cost.rows)
     assert costs[1] <= 2 * costs[0] + 200
+
+
+def test_what_is_settled_costs_a_search_for_pending_events_nothing(database: Database) -> None:
+    target, costs = add_target(database), []
+    for first, count in ((1, 1_000), (1_011, 9_000)):
+        fill(database, target, count, first)
+        Log(database).append([[event(f"late{number}") for number in range(10)]])
+        with query_cost(database) as cost:
+            assert len(whole(database, state="pending")) == len(whole(database, state="pending", target=target)) == 10
+        costs.append(cost.rows)
+    assert costs[1] <= 2 * costs[0] + 200
+
+
+def test_a_page_ends_early_when_it_takes_long(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "_LONGEST", 0)
+    target = add_target(database)
+    fill(database, target, 1, bucket="rare")
+    fill(database, target, 6_000, 2)
+    first = search(database, EventFilter(Selection(bucket="rare")))
+    assert list(first.events) == []
+    assert first.next is not None
+    assert 0 < first.next < 6_001 - searching._ALWAYS_READ + 1
+    assert seqs(whole(database, bucket="rare")) == [1]
+
+
+def test_a_page_of_dead_letters_reads_a_bounded_number_of_them(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "_WINDOW", 20)
+    monkeypatch.setattr(dead_letters, "_MOST_READ", 40)
+    one, two = add_target(database, "one"), add_target(database, "two")
+    fill(database, one, 200)
+    bury(database, two, [5])
+    bury(database, one, list(range(10, 160)))
+    bury(database, two, [190, 191])
+    letters = DeadLetters(database)
+    for which, number in ((Filter(), 153), (Filter(target=two), 3), (Filter(prefix="k19"), 3), (Filter(ids=[1]), 1)):
+        found, after, read = list[DeadLetter](), 0, 0
+        while True:
+            page = letters.page(which, limit=7, after=after)
+            found += page.letters
+            if page.next is None:
+                break
+            assert page.next > after
+            after, read = page.next, read + 1
+            assert len(page.letters) <= 7
+        assert [each.letter_id for each in found] == [each.letter_id for each in letters.list(which, limit=1000)]
+        assert len(found) == number
+        assert read > 1
+    assert letters.page(Filter(), limit=1000) == DeadLetterPage(letters.list(Filter(), limit=1000), None)
 
 
 def test_what_was_purged_costs_nothing(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

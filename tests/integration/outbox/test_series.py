@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 import sqlalchemy as sa
@@ -13,7 +14,7 @@ from app.outbox.delivery_times import histogram, percentile, report
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from app.outbox.markers import NEVER
-from app.outbox.series import Resolution, Sample, read_series, take_sample
+from app.outbox.series import Resolution, Sample, merged, read_merged, read_series, take_sample
 from tests.support.builders import add_target, event, registry
 from tests.support.query_cost import query_cost
 from tests.support.scripted_target import Courier, ScriptedTarget
@@ -42,7 +43,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def samples(database: Database, target: TargetId, resolution: Resolution = series.FINE) -> list[Sample]:
     row_id = registry(database).target(target).row_id
-    return read_series(database, row_id, resolution, since=-NEVER, before=NEVER, limit=10_000)
+    return read_series(database, [row_id], resolution, since=-NEVER, before=NEVER, limit=10_000)
 
 
 def rows(database: Database) -> int:
@@ -103,6 +104,36 @@ def test_five_minutes_have_the_last_totals_and_the_greatest_backlog(database: Da
     first, second = samples(database, target, series.COARSE)
     assert (first.at, first.recorded, first.delivered, first.backlog) == (BEGIN, 12, 8, 4)
     assert (second.at, second.recorded, second.delivered, second.backlog) == (BEGIN + 300_000, 12, 12, 0)
+
+
+def test_samples_are_merged_by_the_database_as_here(database: Database, clock: Clock) -> None:
+    target = add_target(database, "audit")
+    courier = Courier(database, target)
+    row_id = registry(database).target(target).row_id
+    for number in range(14):
+        Log(database).append([[event(f"k{clock.now}-{number}") for number in range(4)]])
+        with database.writing() as connection:
+            report(connection, {row_id: histogram([clock.now - 5 * number], clock.now)})
+        assert take_sample(database)
+        if number % 3:
+            courier.run()
+        clock.now += 10_000
+    single = samples(database, target)
+    for width in (10, 30, 50, 86_400):
+        groups: dict[int, list[Sample]] = {}
+        for one in single:
+            groups.setdefault(one.at // (width * 1000), []).append(one)
+        wanted = []
+        for group in groups.values():
+            whole = group[0]
+            for one in group[1:]:
+                whole = merged(whole, one, one.at)
+            wanted.append(replace(whole, at=group[-1].at))
+        found = read_merged(database, row_id, series.FINE, width=width, since=-NEVER, before=NEVER, limit=100)
+        assert found == wanted
+    some = read_merged(database, row_id, series.FINE, width=30, since=single[3].at, before=single[9].at, limit=1)
+    assert len(some) == 1
+    assert some[0].at < single[9].at
 
 
 def test_the_table_is_bounded_and_a_removed_target_leaves_it(

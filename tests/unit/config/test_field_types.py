@@ -2,11 +2,14 @@ from typing import Any
 
 import pytest
 
-from app.config.errors import REDACTED, BadValue
+from app.config.errors import REDACTED, BadSettings, BadValue
 from app.config.fields.addresses import Host, HostPort, HttpUrl, redacted_url
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
+from app.config.fields.fields import texts_of
+from app.config.formats.notify_lines import parse_line
+from app.config.targets.elasticsearch import split_urls
 from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, keywords, written_keywords
-from app.config.targets.webhook import SigningSecrets
+from app.config.targets.webhook import SigningSecrets, WebhookSettings
 
 TOGGLE, NUMBER, DURATION = Toggle(), Number(1, 50), Duration()
 HOST, BARE_HOST, SOCKET, URL, PATH = Host(6379), Host(), Host(6379, socket=True), HttpUrl(), Path()
@@ -184,3 +187,19 @@ def test_a_url_is_printed_without_its_password(url: str, printed: str) -> None:
 def test_an_address_is_written_as_it_is_read() -> None:
     for text in ("h:1", "[::1]:1", "/run/s.sock"):
         assert str(SOCKET.parse(text)) == text
+
+
+@pytest.mark.timeout(60)  # a text whose time grows with its square takes minutes
+def test_a_long_text_takes_no_long_time() -> None:
+    with pytest.raises(BadValue):
+        DURATION.parse("1" * 200_000)
+    with pytest.raises(BadSettings, match=r"closed|key=value"):
+        parse_line('notify_webhook:a endpoint="http://a/' + " " * 200_000 + "x")
+    assert split_urls("http://a" + " " * 200_000 + ",http://b") == ["http://a", "http://b"]
+    _, [problem] = texts_of(WebhookSettings, {"endpoint": "http://a/" + "a" * 100_000})
+    assert (problem.key, "65,536" in problem.hint) == ("endpoint", True)
+
+
+def test_parameters_that_may_be_secrets_are_not_shown() -> None:
+    url = "https://a.example/api?code=KEY&pwd=P&cred=C&page=2"
+    assert redacted_url(url) == f"https://a.example/api?code={REDACTED}&pwd={REDACTED}&cred={REDACTED}&page=2"

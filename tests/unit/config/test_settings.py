@@ -227,3 +227,29 @@ def test_secrets_may_stand_in_files(tmp_path: Path) -> None:
     assert found.database_url == "postgresql+psycopg2://u:hunter2@h/db"
     assert found.api_tokens[0].digest == hash_token(TOKEN)
     assert f"{B}BROKER_URL" in problems({f"{B}BROKER_URL": "file:/nowhere"})
+
+
+POSTGRESQL = "postgresql://outbox@127.0.0.1/outbox"
+
+
+@pytest.mark.parametrize(
+    ("warehouse", "catalog", "database", "problem"),
+    [
+        ("", "", "", ""),
+        ("/srv/tables", "hadoop", "", ""),
+        ("/srv/tables", "jdbc", POSTGRESQL, ""),
+        ("s3a://lake/here", "jdbc", POSTGRESQL, ""),
+        ("s3a://lake/here", "hadoop", POSTGRESQL, "set BUCKETWIRE_TABLES_CATALOG=jdbc"),
+        ("hdfs://name/here", "jdbc", POSTGRESQL, "write a path, or s3a://bucket/prefix"),
+        ("", "jdbc", "", "needs an outbox on PostgreSQL"),
+        ("", "rest", "", "is not the URL of a REST catalog"),
+    ],
+)
+def test_the_tables_are_where_a_catalog_can_be(warehouse: str, catalog: str, database: str, problem: str) -> None:
+    texts = {"TABLES_WAREHOUSE": warehouse, "TABLES_CATALOG": catalog, "DATABASE_URL": database}
+    environ = {f"BUCKETWIRE_{name}": text for name, text in texts.items()}
+    if not problem:
+        Settings.from_environ(environ)
+        return
+    with pytest.raises(BadSettings, match=problem):
+        Settings.from_environ(environ)

@@ -7,6 +7,7 @@ import pytest
 from app.config.arn import TargetId
 from app.config.errors import REDACTED
 from app.config.fields.addresses import HostPort, SchemedHost
+from app.config.fields.fields import fields_of
 from app.config.formats.reference_page import PAGE, reference_page
 from app.config.target_settings import BadSettings, invalid_targets, load, merged, parse_line, redacted, texts, warnings
 from app.config.targets.postgresql import PostgresSettings
@@ -82,8 +83,6 @@ def test_a_key_like_none_is_answered_with_all_of_them() -> None:
 @pytest.mark.parametrize("type_name", TYPES)
 def test_no_secret_stands_in_an_error_or_a_printed_form(type_name: str) -> None:
     cls = TYPES[type_name]
-    from app.config.fields.fields import fields_of
-
     secrets = [name for name, key in fields_of(cls).items() if key.secret]
     assert secrets or type_name == "nsq"
     wrong = dict.fromkeys(secrets, "hunter2\x01'")
@@ -145,6 +144,18 @@ BETWEEN: list[tuple[str, dict[str, str], str]] = [
     ("redis", {"retry_base": "10m"}, "retry_base"),
     ("webhook", {"client_cert": "/c"}, "client_key"),
     ("webhook", {"client_key": "/k"}, "client_cert"),
+    ("webhook", {"payload": "cloudevents", "body_shape": "guide"}, "body_shape"),
+    ("webhook", {"payload": "cloudevents-binary", "events_per_post": "2"}, "payload"),
+    ("kafka", {"payload": "cloudevents-binary", "version": "0.10.2.0"}, "payload"),
+    ("mqtt", {"payload": "cloudevents-binary"}, "payload"),
+    ("nats", {"payload": "cloudevents-binary", "streaming": "on", "streaming_cluster_id": "c"}, "payload"),
+    ("nsq", {"payload": "cloudevents-binary"}, "payload"),
+    ("redis", {"payload": "cloudevents"}, "payload"),
+    ("redis", {"payload": "cloudevents-binary", "format": "access"}, "payload"),
+    ("redis", {"payload": "cloudevents", "format": "access", "access_shape": "guide"}, "access_shape"),
+    ("elasticsearch", {"payload": "cloudevents", "format": "access", "access_shape": "guide"}, "access_shape"),
+    ("mysql", {"payload": "cloudevents", "format": "namespace"}, "payload"),
+    ("postgresql", {"payload": "cloud-events", "format": "access"}, "payload"),
     ("postgresql", {"connection_string": ""}, "connection_string"),
     ("postgresql", {"connection_string": "postgresql://h/db", "host": "h2"}, "host"),
     ("postgresql", {"connection_string": "postgresql://h/db", "user": "u"}, "username"),
@@ -154,6 +165,25 @@ BETWEEN: list[tuple[str, dict[str, str], str]] = [
 @pytest.mark.parametrize(("type_name", "values", "key"), BETWEEN)
 def test_values_that_do_not_go_together_are_refused(type_name: str, values: dict[str, str], key: str) -> None:
     assert set(problems(type_name, MINIMAL[type_name] | values)) == {key}
+
+
+def test_a_cloud_event_that_a_target_cannot_carry_is_refused_with_what_to_write() -> None:
+    for type_name, values, end in (
+        ("nsq", {}, "which this type of target does not have; write cloudevents"),
+        ("redis", {"format": "access"}, "which this type of target does not have; write cloudevents"),
+        ("mqtt", {}, "which only MQTT 5 has; set version=5, or payload=cloudevents"),
+        ("webhook", {"events_per_post": "9"}, "set payload=cloudevents, or events_per_post=1"),
+    ):
+        found = problems(type_name, MINIMAL[type_name] | values | {"payload": "CloudEvents-Binary"})
+        assert found["payload"].endswith(end)
+
+
+@pytest.mark.parametrize("type_name", TYPES)
+def test_every_type_of_target_gets_cloud_events_in_json(type_name: str) -> None:
+    access = {"format": "access"} if "format" in fields_of(TYPES[type_name]) else {}
+    for payload in ("", "minio", "cloudevents"):
+        settings = load(type_name, MINIMAL[type_name] | access | {"payload": payload})
+        assert getattr(settings, "payload") == (payload or "minio")  # noqa: B009 (no type declares it for all)
 
 
 WITHOUT_EFFECT = {
@@ -320,7 +350,7 @@ def secrets_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder, var = tmp_path / "secrets", tmp_path / "var"
     for each in (folder, var, folder / "kubernetes.io", tmp_path / "secrets-2"):
         each.mkdir()
-    inside = [folder / name for name in ("redis", "kubernetes.io/token", "seals", "tls.key", "outbox.db")]
+    inside = [folder / name for name in ("redis", "kubernetes.io/token", "seals", "tls.key", "outbox.db", "otel.key")]
     for path in (*inside, var / "secret.key", tmp_path / "passwd", tmp_path / "secrets-2" / "x"):
         path.write_text("hunter2")
     (folder / "link").symlink_to(tmp_path / "passwd")
@@ -336,6 +366,7 @@ def secrets_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "TLS_KEY": f"{folder}/tls.key", "DATABASE_URL": f"sqlite:///{folder}/outbox.db",
     }.items():  # fmt: skip
         monkeypatch.setenv(f"BUCKETWIRE_{name}", value)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CLIENT_KEY", f"{folder}/otel.key")
     return folder
 
 
@@ -354,6 +385,7 @@ def test_targets_may_refer_to_files_of_the_folder_of_secrets(secrets_dir: Path, 
         ("to-var/secret.key", "outside the folder of secrets"), ("", "outside the folder of secrets"),
         ("redis/../../passwd", "outside the folder of secrets"), ("link", "a link that leads out"),
         ("seals", "a file of the service itself"), ("hard", "a file of the service itself"),
+        ("otel.key", "a file of the service itself"),
         ("tls.key", "a file of the service itself"), ("outbox.db", "a file of the service itself"),
     ],
 )  # fmt: skip
@@ -386,7 +418,7 @@ def test_without_a_folder_of_secrets_it_is_that_of_containers(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "name", ["BUCKETWIRE_TOKEN", "MINIO_NOTIFY_REDIS_PASSWORD", "MINIO_ROOT_PASSWORD", "AWS_SECRET_ACCESS_KEY",
-             "FLOWER_BASIC_AUTH"]
+             "FLOWER_BASIC_AUTH", "OTEL_EXPORTER_OTLP_HEADERS"]
 )  # fmt: skip
 def test_targets_may_not_refer_to_variables_of_the_service(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "hunter2")

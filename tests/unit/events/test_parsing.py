@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from app.events.minio_json import encode_key
 from app.events.parsing import BadEvents, Limits, Parsed, Refused, parse
 from tests.support.captured import LINES, line, record
+from tests.support.frontend_records import TEST_EVENT, aws, ceph, eventbridge, seaweed, sns
 from tests.support.properties import thorough
-from tests.unit.events.test_frontends import TEST_EVENT, aws, ceph, eventbridge, seaweed, sns
 
 NOW = 1_800_000_000_123
 DEFAULT = Limits()
@@ -466,6 +466,9 @@ def test_a_cloud_events_own_trace_context_goes_before_that_of_the_request() -> N
     mixed = [cloud(record(1), traceparent=OTHER, tracestate="b=2"), cloud(record(2)), cloud(record(3), traceparent="?")]
     assert traces(mixed, Traceparent=PARENT) == [f"{OTHER} b=2", PARENT, PARENT]
     assert traces(record(1), Ce_Traceparent=OTHER, Traceparent=PARENT, Tracestate="a=1") == [OTHER]
+    assert traces(record(1), Ce_Traceparent=OTHER, Ce_Tracestate="a=%20%2541%22") == [f'{OTHER} a= %41"']
+    assert traces(record(1), Ce_Traceparent=OTHER, Ce_Tracestate="a=%C0%A0") == [OTHER]
+    assert traces(record(1), Traceparent=PARENT, Tracestate="a=%41") == [f"{PARENT} a=%41"]
     assert traces(cloud({"Records": [record(1), record(2)]}, traceparent=OTHER)) == [OTHER] * 2
     inner = cloud(record(1), traceparent=OTHER)
     assert traces(cloud(inner, traceparent=PARENT)) == [OTHER]

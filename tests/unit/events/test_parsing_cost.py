@@ -12,7 +12,7 @@ import pytest
 
 from app.events.parsing import BadEvents, Limits, Parsed, parse
 from tests.support.captured import record
-from tests.unit.events.test_frontends import sns
+from tests.support.frontend_records import sns
 
 _MEASURE = """
 import resource, sys, time

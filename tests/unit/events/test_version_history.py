@@ -24,19 +24,13 @@ from app.events.version_history import (
 from tests.support import full_fold
 from tests.support.captured import record
 from tests.support.properties import thorough
+from tests.support.version_history import current
 
 PUT = "s3:ObjectCreated:Put"
 MARKER = "s3:ObjectRemoved:DeleteMarkerCreated"
 DELETE = "s3:ObjectRemoved:Delete"
 ALL = "s3:ObjectRemoved:DeleteAllVersions"
 GET = "s3:ObjectAccessed:Get"
-
-
-def current(history: Iterable[Entry]) -> Holding:
-    """What the fold of a whole history comes to."""
-    fold = Fold()
-    fold.add(sorted(history, key=lambda entry: entry.seq))
-    return fold.key.holding(fold.top())
 
 
 def fixture_entry(number: int) -> Entry:

@@ -1,20 +1,16 @@
 """The matcher against the vectors of reference §2.2 and against a matcher written from its words."""
 
 import time
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.config.arn import TargetId
 from app.events.names import expand
+from app.events.service_events import SERVICE_BUCKET
 from app.rules.matching import Automaton, Matcher, Stars, compile_rules, pattern
 from app.rules.model import Rule
-
-TARGET = TargetId("redis", "cache")
-PUT, DELETE, HEAD = "s3:ObjectCreated:Put", "s3:ObjectRemoved:Delete", "s3:ObjectAccessed:Head"
-Numbered = Sequence[tuple[Rule, int]]
+from tests.support.rule_matching import DELETE, HEAD, PUT, TARGET, Numbered, deep_match, fastest
 
 
 def rule(prefix: str = "", suffix: str = "", bucket: str = "b", events: tuple[str, ...] = (PUT,)) -> Rule:
@@ -91,20 +87,6 @@ def test_a_filter_matches_as_minio_matches_it(prefix: str, suffix: str, key: str
 )
 def test_a_pattern_is_made_as_minio_makes_it(prefix: str, suffix: str, made: bytes) -> None:
     assert pattern(prefix, suffix) == made
-
-
-def deep_match(made: bytes, key: bytes) -> bool:
-    """Reference §2.2 word by word, backtracking and all."""
-    while made:
-        if made[:1] == b"*":
-            return deep_match(made[1:], key) or (bool(key) and deep_match(made, key[1:]))
-        if made[:1] == b"?":
-            if not key:
-                return True
-        elif key[:1] != made[:1]:
-            return False
-        made, key = made[1:], key[1:]
-    return not key
 
 
 def naive(rules: Numbered, bucket: str, name: str, key: str) -> set[int]:
@@ -198,6 +180,13 @@ def test_a_rule_for_every_bucket_counts_beside_those_of_one() -> None:
     assert [matcher.targets(bucket, PUT, "k") for bucket in "bcd"] == [(1, 2), (2, 3), (2,)]
 
 
+def test_a_rule_for_every_bucket_is_none_for_events_about_the_service() -> None:
+    rules = [(rule(bucket="*", events=("*",)), 1), (rule(bucket=SERVICE_BUCKET, events=("bucketwire:*",)), 2)]
+    matcher = compile_rules(rules)
+    assert matcher.targets(SERVICE_BUCKET, "bucketwire:EventsDead", "webhook:x") == (2,)
+    assert matcher.targets("b", "bucketwire:EventsDead", "webhook:x") == (1,)
+
+
 def test_names_from_outside_do_not_make_a_matcher_grow() -> None:
     matcher = compile_rules([(rule(events=(PUT, "*")), 1)])
     for number in range(50):
@@ -218,18 +207,6 @@ def test_a_pattern_that_would_keep_backtracking_busy_is_matched_in_no_time() -> 
     start = time.perf_counter()
     assert matcher.targets("b", PUT, key) == (1,)
     assert time.perf_counter() - start < 0.5
-
-
-def fastest(rules: Numbered, events: list[tuple[str, str]]) -> float:
-    """Seconds that all the events take, the best of several rounds."""
-    matcher = compile_rules(rules)
-    best = float("inf")
-    for _ in range(7):
-        start = time.perf_counter()
-        for bucket, key in events:
-            assert matcher.targets(bucket, PUT, key)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 @pytest.mark.parametrize("spread", ["buckets", "prefixes", "suffixes", "both", "wildcards"])

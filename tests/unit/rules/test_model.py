@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 
 from app.config.arn import TargetId
+from app.rules.filters import Filters, Pairs
 from app.rules.model import BadRules, Rule, check
 
 RULE = Rule(bucket="images", events=("s3:ObjectCreated:*",), target=TargetId("redis", "cache"))
@@ -96,6 +97,14 @@ def test_a_prefix_may_end_and_a_suffix_may_begin_within_a_segment() -> None:
 def test_filters_that_cannot_be(value: str) -> None:
     assert problems(replace(RULE, prefix=value))[0].startswith("prefix: ")
     assert problems(replace(RULE, suffix=value))[0].startswith("suffix: ")
+
+
+def test_every_problem_of_a_filter_is_one_of_the_rule() -> None:
+    wrong = Filters(regex="(", tags=Pairs({"": "x"}), min_size=2, max_size=1)
+    assert [text.split(":")[0] for text in problems(replace(RULE, filters=wrong))] == ["regex", "tags", "min_size"]
+    check([RULE, replace(RULE, filters=Filters(min_size=1)), replace(RULE, filters=Filters(tags=Pairs(a="1")))])
+    twice = [replace(RULE, filters=Filters(tags=Pairs(tags))) for tags in ({"a": "1", "b": "2"}, {"b": "2", "a": "1"})]
+    assert problems(*twice) == ["rule 2: repeats an earlier rule; leave one of them out"]
 
 
 def test_an_id_is_short_and_printable() -> None:

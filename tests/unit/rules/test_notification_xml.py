@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from xml.etree.ElementTree import fromstring
 
 import pytest
@@ -9,76 +11,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.config.arn import TargetId
+from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from app.rules.notification_xml import NAMESPACE, BadConfiguration, configuration, parse_configuration
+from tests.support.notification_xml import REFUSED, TAKEN, block, filtered, queue, with_filter
 
-ARN = "arn:minio:sqs::cache:redis"
 TARGET = TargetId("redis", "cache")
-PUT = "<Event>s3:ObjectCreated:Put</Event>"
 
 
-def queue(inner: str = PUT, arn: str = ARN) -> str:
-    return f"<QueueConfiguration><Id>1</Id><Queue>{arn}</Queue>{inner}</QueueConfiguration>"
-
-
-def filtered(*rules: tuple[str, str]) -> str:
-    inner = "".join(f"<FilterRule><Name>{name}</Name><Value>{value}</Value></FilterRule>" for name, value in rules)
-    return queue(f"{PUT}<Filter><S3Key>{inner}</S3Key></Filter>")
-
-
-def parsed(inner: str, region: str = "") -> list[Rule]:
+def parsed(inner: str, region: str = "", stored: Sequence[Rule] = ()) -> list[Rule]:
     body = f'<NotificationConfiguration xmlns="{NAMESPACE}">{inner}</NotificationConfiguration>'.encode()
-    return parse_configuration(body, "images", region=region, configured=[TARGET])
-
-
-TAKEN = {
-    "none": ("", 0),
-    "one": (queue(), 1),
-    "an aggregate plus one of its members": (queue(f"<Event>s3:ObjectCreated:*</Event>{PUT}"), 1),
-    "two that differ in their ids": (queue() + queue().replace("<Id>1<", "<Id>2<"), 2),
-    "overlapping filters for the same event": (filtered(("prefix", "a")) + filtered(("prefix", "ab")), 2),
-    "a region where the site has none": (queue(arn="arn:minio:sqs:eu-1:cache:redis"), 1),
-    "the scanner family": (queue("<Event>s3:Scanner:*</Event>"), 1),
-    "both spellings of a bucket event": (queue("<Event>s3:BucketCreated</Event><Event>s3:BucketCreated:*</Event>"), 1),
-    "the same events in another order": (
-        queue("<Event>s3:ObjectRemoved:*</Event>" + PUT) + queue(PUT + "<Event>s3:ObjectRemoved:*</Event>"),
-        2,
-    ),
-    "elements that nobody knows": ("<EventBridgeConfiguration/><LambdaFunctionConfiguration/>", 0),
-    "an empty filter value": (filtered(("prefix", "")), 1),
-    "a backslash": (filtered(("prefix", "a\\b")), 1),
-    "half a segment": (filtered(("prefix", "logs/."), ("suffix", "../x")), 1),
-    "a filter of 2,000 bytes": (filtered(("prefix", "x" * 2000)), 1),
-    "an id of 300 characters": (queue().replace("<Id>1<", f"<Id>{'i' * 300}<"), 1),
-    "a prefix and a suffix": (filtered(("prefix", "a b/"), ("suffix", ".jpg ")), 1),
-}
+    return parse_configuration(body, "images", region=region, configured=[TARGET], stored=stored)
 
 
 @pytest.mark.parametrize(("inner", "count"), TAKEN.values(), ids=TAKEN)
 def test_what_minio_takes_is_taken(inner: str, count: int) -> None:
     assert len(parsed(inner)) == count
-
-
-REFUSED = {
-    "a rule without an event": (queue(""), "MalformedXML", "no Event"),
-    "an unknown event": (queue("<Event>s3:ObjectCreated:put</Event>"), "InvalidArgument", "event is not supported"),
-    "every event by s3:*": (queue("<Event>s3:*</Event>"), "InvalidArgument", "event is not supported"),
-    "an event with blanks": (queue("<Event> s3:ObjectCreated:Put</Event>"), "InvalidArgument", "not supported"),
-    "the same event twice": (queue(PUT + PUT), "InvalidArgument", "Configurations overlap"),
-    "no ARN": (queue(arn=""), "InvalidArgument", "destination ARN"),
-    "a malformed ARN": (queue(arn="arn:aws:sqs::cache:redis"), "InvalidArgument", "destination ARN"),
-    "an ARN of five parts": (queue(arn="arn:minio:sqs:cache:redis"), "InvalidArgument", "destination ARN"),
-    "a target that is not there": (queue(arn="arn:minio:sqs::other:redis"), "InvalidArgument", "destination ARN"),
-    "a filter by regex": (filtered(("regex", "a")), "InvalidArgument", "prefix or suffix"),
-    "a filter by Prefix": (filtered(("Prefix", "a")), "InvalidArgument", "prefix or suffix"),
-    "two prefixes": (filtered(("prefix", "a"), ("prefix", "b")), "InvalidArgument", "one prefix"),
-    "two suffixes": (filtered(("suffix", "a"), ("suffix", "b")), "InvalidArgument", "one suffix"),
-    "a filter longer than a key": (filtered(("prefix", "é" * 2049)), "InvalidArgument", "too long"),
-    "a segment of two dots": (filtered(("suffix", "a/../b")), "InvalidArgument", "path segment"),
-    "the same rule twice": (queue() + queue(), "InvalidArgument", "overlapping prefixes"),
-    "a topic": (f"<TopicConfiguration><Topic>{ARN}</Topic>{PUT}</TopicConfiguration>", "UnsupportedNotification", ""),
-    "a function": ("<CloudFunctionConfiguration/>", "UnsupportedNotification", ""),
-}
 
 
 @pytest.mark.parametrize(("inner", "code", "words"), REFUSED.values(), ids=REFUSED)
@@ -161,7 +109,86 @@ def test_no_rules_are_an_empty_element() -> None:
     assert configuration([], "") == said % NAMESPACE.encode()
 
 
-VALUES = st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs", "Cc"]), max_size=30)
+CEPHS = (
+    block("S3Key", ("regex", "([0-9a-z]+)[.]jpg"), ("suffix", ".jpg")),
+    block("S3Metadata", ("x-amz-meta-b", "1"), ("x-amz-meta-a", "2")),
+    block("S3Tags", ("team", "blue"), ("stage", "prod")),
+)
+
+
+def test_the_filters_of_ceph_are_read_and_written_in_the_clients_order() -> None:
+    [rule] = parsed(with_filter(*CEPHS, block("S3Size", ("max", "9"), ("min", "8"))))
+    assert rule.filters.members == {
+        "regex": "([0-9a-z]+)[.]jpg",
+        "metadata": {"x-amz-meta-b": "1", "x-amz-meta-a": "2"},
+        "tags": {"team": "blue", "stage": "prod"},
+        "min_size": 8,
+        "max_size": 9,
+    }
+    written = configuration([rule], "").decode()
+    assert f"<Filter>{''.join(CEPHS)}{block('S3Size', ('min', '8'), ('max', '9'))}</Filter>" in written
+    assert configuration(parse_configuration(written.encode(), "images", region="", configured=[TARGET]), "") == (
+        written.encode()
+    )
+
+
+def test_the_kind_of_a_filter_rule_that_ceph_writes_is_taken_and_a_negated_one_refused() -> None:
+    [rule] = parsed(with_filter(block("S3Tags", ("team", "blue"), more="<Type>IN</Type>")))
+    assert rule.filters.tags == {"team": "blue"}
+    for element, name in (("S3Tags", "team"), ("S3Metadata", "a"), ("S3Key", "prefix")):
+        with pytest.raises(BadConfiguration, match="cannot be negated"):
+            parsed(with_filter(block(element, (name, "x"), more="<Type>OUT</Type>")))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "words"),
+    [
+        (block("S3Key", ("regex", "(?=a)")), "not a regular expression"),
+        (block("S3Key", ("regex", "a"), ("regex", "b")), "one regex"),
+        (block("S3Tags", ("a", "1"), ("a", "2")), "twice"),
+        (block("S3Metadata", ("a", "1"), ("A", "2")), "twice"),
+        (block("S3Metadata", ("", "1")), "without a name"),
+        (block("S3Size", ("min", "2"), ("max", "1")), "more than max_size"),
+        (block("S3Size", ("min", "1"), ("min", "1")), "at most once"),
+        (block("S3Size", ("least", "1")), "min and max"),
+        (block("S3Size", ("min", "")), "not a size"),
+        (block("S3Size", ("min", "-1")), "not a size"),
+    ],
+)
+def test_a_filter_that_cannot_be_is_refused(blocks: str, words: str) -> None:
+    with pytest.raises(BadConfiguration, match=words) as refused:
+        parsed(with_filter(blocks))
+    assert refused.value.code == "InvalidArgument"
+
+
+def test_a_client_that_does_not_know_the_filters_does_not_remove_them() -> None:
+    """`mc event add` reads all rules of a bucket, adds one, and writes all of them."""
+    stored = parsed(with_filter(*CEPHS) + with_filter(CEPHS[2], rule_id="2") + queue().replace("<Id>1<", "<Id>3<"))
+    as_mc = with_filter(CEPHS[0]) + queue().replace("<Id>1<", "<Id>2<") + queue().replace("<Id>1<", "<Id>3<")
+    added = filtered(("suffix", ".png"))
+    assert parsed(as_mc, stored=stored) == stored
+    assert parsed(added + as_mc, stored=stored) == parsed(added) + stored
+    assert parsed(queue().replace("<Id>1<", "<Id>2<"), stored=stored) == stored[1:2]
+    # What differs in anything else is another rule.
+    assert not parsed(queue().replace("<Id>1<", "<Id>4<"), stored=stored)[0].filters
+
+
+def test_rules_that_differ_in_such_filters_alone_are_each_kept() -> None:
+    tags = [block("S3Tags", ("team", team)) for team in ("red", "blue", "green")]
+    stored = parsed("".join(map(with_filter, tags)))
+    assert parsed(queue() * 3, stored=stored) == stored
+    [kept, changed] = parsed(with_filter(tags[0]) + queue(), stored=stored)
+    assert (kept, changed) == (stored[0], stored[1])
+
+
+def test_an_empty_element_removes_the_filters() -> None:
+    stored = parsed(with_filter(*CEPHS))
+    for empty in ("<S3Tags/>", "<S3Metadata></S3Metadata>", "<S3Size/>"):
+        [rule] = parsed(with_filter(CEPHS[0], empty), stored=stored)
+        assert rule.filters == Filters(regex="([0-9a-z]+)[.]jpg")
+
+
+VALUES = st.text(st.characters(exclude_characters="/.", exclude_categories=["Cs", "Cc", "Cn"]), max_size=30)
 
 
 RULES = st.builds(
@@ -172,6 +199,14 @@ RULES = st.builds(
     prefix=VALUES,
     suffix=VALUES,
     rule_id=VALUES,
+    filters=st.builds(
+        Filters,
+        regex=VALUES.map(re.escape),
+        metadata=st.dictionaries(VALUES.filter(bool), VALUES, max_size=1).map(Pairs),
+        tags=st.dictionaries(VALUES.filter(bool), VALUES, max_size=3).map(Pairs),
+        min_size=st.none() | st.integers(0, 5),
+        max_size=st.none() | st.integers(5, 2**53),
+    ),
 )
 
 

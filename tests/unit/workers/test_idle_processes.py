@@ -39,6 +39,23 @@ def test_processes_see_each_other_s_state_also_after_one_was_replaced(tmp_path: 
     assert not states.any_idle()
 
 
+def test_one_process_at_a_time_opens_a_target_while_none_is_idle() -> None:
+    states = ProcessStates()
+    assert [states.take_turn(), states.take_turn()] == [True, True], "outside of a pool nobody waits"
+    states.share()
+    states.begin(1)  # another process, which is idle
+    states.begin(0)
+    states.set_busy(busy=True)
+    assert [states.take_turn(), states.take_turn()] == [True, True]
+    states.begin(1)
+    states.set_busy(busy=True)
+    assert not states.take_turn(), "the last one is for deliveries while others open targets"
+    states.end_turn(60.0)
+    assert not states.take_turn(), "and for some time after an opening that took long"
+    states.end_turn(0.0)
+    assert [states.take_turn(), states.take_turn()] == [True, False]
+
+
 def test_while_the_worker_shuts_down_nobody_waits(tmp_path: Path) -> None:
     states = ProcessStates()
     states.share()

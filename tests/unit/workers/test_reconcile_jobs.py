@@ -9,6 +9,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import orjson
 import psutil
 import pytest
 
@@ -25,7 +26,7 @@ from tests.services import reaper, until
 from tests.support.builders import add_target, event, migrated
 from tests.support.hostile_names import BUCKETS, scheduled
 from workers import reconcile_jobs
-from workers.reconcile_jobs import JobProcesses, RunWakeUps, last_message
+from workers.reconcile_jobs import JobProcesses, JobResult, RunWakeUps, last_message
 
 # Like a job: Ctrl-C, SIGTERM and the end of its input stop it.
 ENDING = "from spark_jobs import shutdown; shutdown.on_sigterm(); shutdown.on_end_of_input(); import time; "
@@ -142,3 +143,43 @@ def test_buckets_that_are_not_scheduled_are_logged(tmp_path: Path, caplog: pytes
     assert RunWakeUps().publish_due(database, lambda _: None) == 1
     assert "redis:x: 1 of the buckets in its events are not reconciled or scanned by schedule" in caplog.text
     database.close()
+
+
+BEAT = """
+from datetime import UTC, datetime
+import json
+from workers.celery import SPARK_QUEUE, Scheduler, app
+entry = app.conf.beat_schedule["update_tables"]
+schedule = entry["schedule"]
+schedule.nowfun = lambda: datetime(2026, 11, 21, 3, 10, 30, tzinfo=UTC)
+due = [schedule.is_due(datetime(2026, 11, 21, 3, minute, second, tzinfo=UTC)).is_due
+       for minute, second in ((9, 59), (10, 0), (10, 29))]
+class Waits:
+    def _waiting(self, name):
+        return {SPARK_QUEUE: waiting}.get(name, 0)
+rooms = []
+for waiting in (0, 1):
+    rooms.append([Scheduler._has_room(Waits(), task) for task in ("update_tables", "purge")])
+print(json.dumps([entry["task"], entry["options"], due, rooms]))
+"""
+
+
+def test_beat_sends_the_update_of_the_tables_when_it_is_due_and_none_waits(tmp_path: Path) -> None:
+    environment = {"BUCKETWIRE_TABLES_SCHEDULE": "*/5 * * * *", "BUCKETWIRE_DATA_DIR": str(tmp_path)}
+    done = subprocess.run(python(BEAT), env=os.environ | environment, capture_output=True, text=True, check=True)
+    task, options, due, rooms = orjson.loads(done.stdout)
+    assert (task, options) == ("update_tables", {"queue": "spark"})
+    assert due == [True, False, False]
+    assert rooms == [[True, True], [False, True]]
+
+
+def test_an_update_of_the_tables_is_a_job_and_its_last_line_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str]) -> JobResult:
+        commands.append(command)
+        return JobResult(0, "3 events added")
+
+    monkeypatch.setattr(reconcile_jobs.jobs, "run", run)
+    assert reconcile_jobs.update_tables() == "3 events added"
+    assert commands == [[sys.executable, "-P", "-m", "bucketwire", "tables", "--scheduled"]]

@@ -43,6 +43,8 @@ class Parrot:
         ("webhook", {"endpoint": f"http://me:{SECRET}@h/"}),
         ("webhook", {"endpoint": f"http://h/?n=1&access_token={SECRET}"}),
         ("webhook", {"endpoint": "http://h/", "auth_token": f"Splunk {SECRET}"}),
+        ("webhook", {"endpoint": "http://h/", "headers": f"X-Key: {SECRET}"}),
+        ("webhook", {"endpoint": "http://h/", "headers": f"Authorization: Token {SECRET}; X-Tenant: a"}),
         ("webhook", {"endpoint": "http://h/", "signing_secret": f"whsec_{SIGNING}"}),
         ("amqp", {"url": f"amqp://me:{SECRET}@h/", "routing_key": "q"}),
         ("mqtt", {"broker": f"tcp://me:{SECRET}@h", "topic": "t"}),

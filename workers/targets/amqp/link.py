@@ -12,11 +12,11 @@ from amqp.exceptions import AccessRefused, AMQPError
 from amqp.serialization import dumps
 
 from app.config.targets.amqp import AmqpAddress, AmqpSettings
-from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
+from workers.targets import cloudevents
 from workers.targets.amqp.connection import make_connection
 from workers.targets.batch import Batch
-from workers.targets.payloads import log
+from workers.targets.messages import message_format
 
 BLOCKED = "the server has blocked this connection, because its memory or disk runs short"
 
@@ -40,7 +40,7 @@ class AmqpLink:
         self._returned: dict[str, str] = {}  # event id to the server's reason
         self._tag = 0
         self._timeout = settings.timeout
-        self._shape = settings.body_shape
+        self._format = message_format(settings, cloudevents.AMQP)
         self._persistence = {"delivery_mode": settings.delivery_mode} if settings.delivery_mode else {}
         arguments = (0, settings.exchange, settings.routing_key, settings.mandatory, settings.immediate)
         self._publish = dumps("Bssbb", arguments)
@@ -78,11 +78,11 @@ class AmqpLink:
         self._tag += 1
         self._unconfirmed[self._tag] = index
         headers = {"minio-bucket": event.bucket, "minio-event": event.name}
-        if event.trace:
-            headers |= fields(event.trace)
+        if event.trace or self._format.headers:
+            headers |= self._format.all_headers(event)
         message = Message(
-            log(event, self._shape).encode(),
-            content_type="application/json",
+            self._format.body(event).encode(),
+            content_type=self._format.content_type,
             application_headers=headers,
             message_id=event.id,
             **self._persistence,
@@ -121,7 +121,7 @@ class AmqpLink:
     def reject_larger(self, limit: int, words: str) -> None:
         """Reject the unsettled events that are larger than a limit in bytes."""
         for index in self._batch.unsettled():
-            if len(log(self._batch.events[index]).encode()) > limit:
+            if len(self._format.body(self._batch.events[index]).encode()) > limit:
                 self._batch.settle(index, Rejected(words))
 
     def close(self) -> None:

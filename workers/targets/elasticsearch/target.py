@@ -33,6 +33,7 @@ from workers.targets.batch import Batch
 from workers.targets.elasticsearch.bulk import Bulk, Operation
 from workers.targets.elasticsearch.cluster import Cluster
 from workers.targets.elasticsearch.mirror import Mirror
+from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import elasticsearch_access, waves
 
 
@@ -46,6 +47,7 @@ class ElasticsearchTarget:
         self._is_open = False
         self._bulk = Bulk(settings)
         self._mirror = Mirror(settings, self._bulk)
+        self._write = entry_format(settings, shaped(elasticsearch_access, settings.access_shape), end="\n")
 
     def open(self) -> None:
         """Connect, check that the server can be written to, and create the index if it is missing."""
@@ -91,11 +93,10 @@ class ElasticsearchTarget:
 
     def _append(self, cluster: Cluster, batch: Batch, at_once: int) -> None:
         """Write a document for each event, under an id that the server generates."""
-        shape = self._settings.access_shape
         for wave in waves(batch.events):
             events = [batch.events[index] for index in wave]
             operations = [
-                Operation(event.path, [index], b'{"create":{}}\n', elasticsearch_access(event, shape).encode())
+                Operation(event.path, [index], b'{"create":{}}\n', self._write(event).encode())
                 for index, event in zip(wave, events, strict=True)
             ]
             for index, outcome in zip(wave, self._bulk.send(cluster, operations, batch, at_once), strict=True):

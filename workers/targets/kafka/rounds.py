@@ -8,9 +8,8 @@ from typing import NamedTuple
 from fnv_hash_fast import fnv1a_32
 
 from app.events.model import Event
-from app.events.trace import fields
 from workers.targets.batch import Batch
-from workers.targets.payloads import log
+from workers.targets.messages import MessageFormat
 
 _OVERHEAD = 40  # the most bytes that a message has besides its key and value, in any version of the format
 _HEADER_OVERHEAD = 4  # the most bytes that one of its headers has besides its name and value, up to 8 KB
@@ -23,7 +22,7 @@ class Message(NamedTuple):
     path: str
     key: bytes
     value: bytes
-    headers: list[tuple[str, bytes]]  # the trace context, if the event has one
+    headers: list[tuple[str, bytes]]  # the trace context, if the event has one, and a CloudEvent's
 
     @property
     def size(self) -> int:
@@ -85,9 +84,10 @@ def partition_of(key: bytes, count: int) -> int:
 
 
 def make_lines(
-    events: Sequence[Event], partitions: Sequence[int], *, headers: bool, shape: str = "minio"
+    events: Sequence[Event], partitions: Sequence[int], messages: MessageFormat, *, headers: bool
 ) -> list[Line]:
-    """Return the events' messages by partition; `headers`: the message format supports headers; `shape`: of bodies."""
+    """Return the events' messages by partition; `headers`: the broker's version of the protocol supports headers."""
+    always, write = headers and messages.headers is not None, messages.body
     lines: dict[int, Line] = {}
     for index, event in enumerate(events):
         path = event.path
@@ -96,6 +96,8 @@ def make_lines(
         line = lines.get(number)
         if line is None:
             line = lines[number] = Line(number)
-        traced = [(name, text.encode()) for name, text in fields(event.trace)] if headers and event.trace else []
-        line.waiting.append(Message(index, path, key, log(event, shape).encode(), traced))
+        named: list[tuple[str, bytes]] = []
+        if always or (headers and event.trace):
+            named = [(name, text.encode()) for name, text in messages.all_headers(event).items()]
+        line.waiting.append(Message(index, path, key, write(event).encode(), named))
     return list(lines.values())

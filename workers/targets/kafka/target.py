@@ -32,13 +32,14 @@ from kafka.future import Future
 from app.config.targets.kafka import KafkaSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
-from workers.targets import tls
+from workers.targets import cloudevents, tls
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
 from workers.targets.kafka.answers import TOO_LARGE, describe_error, outcome_of_error, unwrapped
 from workers.targets.kafka.client import Client, missing_package
 from workers.targets.kafka.config import BATCH_BYTES, producer_config
 from workers.targets.kafka.rounds import Line, Message, Rounds, make_lines
+from workers.targets.messages import message_format
 
 _HEADERS_SINCE = (0, 11)  # by the setting `version`, or by the broker's answer
 
@@ -48,6 +49,7 @@ class KafkaTarget:
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
+        self._format = message_format(settings, cloudevents.KAFKA)
         self._where = f"Kafka topic {settings.topic} at {settings.brokers}"
         self._producer: Any = None
         self._client: Client | None = None
@@ -64,8 +66,7 @@ class KafkaTarget:
         """Send rounds of one batch for each of up to `window` partitions."""
         if self._producer is None or self._stamp != self._files():
             self._connect()
-        partitions, headers = self._partitions(), self._producer.config["api_version"] >= _HEADERS_SINCE
-        lines = make_lines(events, partitions, headers=headers, shape=self._settings.body_shape)
+        lines = make_lines(events, self._partitions(), self._format, headers=self._has_headers())
         batch = Batch(events, lease)
         work = Rounds(batch, lines, self._batch_bytes)
         while work.lines and not batch.is_over:
@@ -106,6 +107,7 @@ class KafkaTarget:
         try:
             self._producer = KafkaProducer(kafka_client=begun, **config)
             self._partitions()
+            self._check_headers()
         except (KafkaError, OSError, ValueError) as error:
             reason = self._reason(error)
             self.close()
@@ -113,6 +115,15 @@ class KafkaTarget:
         except BaseException:
             self.close()
             raise
+
+    def _has_headers(self) -> bool:
+        """Return whether messages can have headers; only while connected."""
+        return bool(self._producer.config["api_version"] >= _HEADERS_SINCE)
+
+    def _check_headers(self) -> None:
+        if self._settings.payload == "cloudevents-binary" and not self._has_headers():
+            reason = "payload=cloudevents-binary needs headers, which brokers before 0.11 do not have"
+            raise TargetUnavailable(f"{self._where}: {reason}; set payload=cloudevents")
 
     def _partitions(self) -> list[int]:
         try:

@@ -115,10 +115,13 @@ def make_client(
     return client
 
 
-def publish_properties(user: list[tuple[str, str]]) -> Any:
-    """Return the properties of a message (version 5) with these user properties."""
+def publish_properties(user: list[tuple[str, str]], content_type: str = "") -> Any:
+    """Return the properties of a message (version 5): these user properties, and the content type if there is one."""
     properties: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]  # paho leaves it untyped
-    properties.UserProperty = user
+    if content_type:
+        properties.ContentType = content_type
+    if user:
+        properties.UserProperty = user
     return properties
 
 

@@ -9,12 +9,12 @@ from paho.mqtt.enums import LogLevel, MQTTErrorCode
 from paho.mqtt.reasoncodes import ReasonCode
 
 from app.config.targets.mqtt import MqttAddress, MqttSettings
-from app.events.trace import fields
 from workers.delivery.outcomes import Failed, Rejected
+from workers.targets import cloudevents
 from workers.targets.batch import Batch
+from workers.targets.messages import message_format
 from workers.targets.mqtt.answers import ABOUT_ONE_MESSAGE, SILENT, outcome_of_code
 from workers.targets.mqtt.client import make_client, publish_properties
-from workers.targets.payloads import log
 
 _LARGEST = 268_435_455  # bytes of a packet without its fixed header, in any version
 _LOOK_EVERY = 32  # messages queued before they are written
@@ -38,6 +38,7 @@ class MqttLink:
         self._batch = Batch(())
         self._settings = settings
         self._topic = settings.topic
+        self._format = message_format(settings, cloudevents.MQTT)
         self._overhead = 2 + len(settings.topic.encode()) + (2 if settings.qos else 0) + (settings.version == "5")
         self._largest = _LARGEST
         # There are 65535 identifiers. Before version 5 a broker cannot announce how many messages with QoS 2 it tracks:
@@ -76,8 +77,11 @@ class MqttLink:
         if not self._batch.begin([index]):
             return
         event = self._batch.events[index]
-        body = log(event, self._settings.body_shape).encode()
-        properties = publish_properties(fields(event.trace)) if event.trace and self._settings.version == "5" else None
+        body = self._format.body(event).encode()
+        properties = None
+        if (event.trace or self._format.headers) and self._settings.version == "5":
+            content_type = self._format.content_type if self._format.headers else ""
+            properties = publish_properties(list(self._format.all_headers(event).items()), content_type)
         size = self._overhead + len(body)
         if properties is not None:
             size += len(properties.pack()) - 1  # without properties, their length byte is already part of every message

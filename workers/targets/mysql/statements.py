@@ -7,15 +7,17 @@ from datetime import datetime
 
 from app.config.targets.mysql_dsn import Dsn
 from app.events.model import Event
+from workers.targets.messages import Write
 from workers.targets.mysql.connection import MysqlConnection
 from workers.targets.mysql.table import Table, identifier
-from workers.targets.payloads import change, collapse, records, timestamp
+from workers.targets.payloads import change, collapse, timestamp
 
 _LONGEST_STATEMENT = 4 << 20  # longer statements are no faster
 _KEYS_AT_ONCE = 500
 _ROWS_AT_ONCE = 10_000
 _AROUND = 4096  # bytes for the part of a statement around its rows,
 _BETWEEN = 11  # and between two of them
+_ENVELOPE = 32_768  # bytes; more than is ever written around a record besides the path, as by a CloudEvent
 _VERSION = "COALESCE(NULLIF(JSON_UNQUOTE(JSON_EXTRACT({value}, '$.Records[0].s3.object.versionId')), ''), 'null')"
 
 
@@ -27,11 +29,12 @@ class Session:
     table: Table
 
 
-def is_too_long(server: MysqlConnection, event: Event) -> bool:
+def is_too_long(server: MysqlConnection, event: Event, write: Write) -> bool:
     """Return whether the event makes a statement too long: the server would close the connection, at each retry."""
-    if 8 * (len(event.record) + len(event.path)) < server.longest - _AROUND:  # four bytes per character, each doubled
+    # Four bytes per character, each doubled.
+    if 8 * (len(event.record) + len(event.path)) < server.longest - _AROUND - _ENVELOPE:
         return False
-    return _bytes(server.quoted(records(event))) + _bytes(server.quoted(event.path)) >= server.longest - _AROUND
+    return _bytes(server.quoted(write(event))) + _bytes(server.quoted(event.path)) >= server.longest - _AROUND
 
 
 def mirror(session: Session, events: Sequence[Event]) -> Iterator[str]:
@@ -68,10 +71,10 @@ def _deletions(session: Session, given: Sequence[tuple[str, str]], condition: st
         yield f"DELETE held FROM ({' UNION ALL '.join(part)}) AS given STRAIGHT_JOIN {table.name} {join}{condition}"
 
 
-def append(session: Session, events: Sequence[Event], dsn: Dsn) -> Iterator[str]:
-    """Yield the statements that insert a row for each event."""
+def append(session: Session, events: Sequence[Event], dsn: Dsn, write: Write) -> Iterator[str]:
+    """Yield the statements that insert a row for each event, as it is written."""
     quoted = session.server.quoted
-    rows = (f"('{_moment(event, dsn)}', {quoted(records(event))})" for event in events)
+    rows = (f"('{_moment(event, dsn)}', {quoted(write(event))})" for event in events)
     yield from _inserts(session, [session.table.key, session.table.value], rows, "")
 
 

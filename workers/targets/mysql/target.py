@@ -17,9 +17,11 @@ from app.config.targets.mysql import MysqlSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.messages import entry_format
 from workers.targets.mysql.connection import connect, reason
 from workers.targets.mysql.statements import Session, append, is_too_long, mirror
 from workers.targets.mysql.table import take_table
+from workers.targets.payloads import records
 from workers.targets.sql_batch import in_halves
 from workers.targets.sql_target import SqlTarget
 
@@ -37,6 +39,7 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
         super().__init__(pymysql.MySQLError)
         self._settings = settings
         self._dsn = settings.dsn
+        self._write_entry = entry_format(settings, records)
 
     def _open_session(self) -> Session:
         server = connect(self._settings)
@@ -53,7 +56,7 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
         return session.server.is_stale
 
     def _unfit(self, session: Session, event: Event) -> Rejected | None:
-        if not is_too_long(session.server, event):
+        if not is_too_long(session.server, event, self._write_entry):
             return None
         longest = session.server.longest
         return Rejected(f"the event is larger than the server's max_allowed_packet of {longest} bytes")
@@ -93,7 +96,7 @@ class MysqlTarget(SqlTarget[Session, pymysql.MySQLError]):
 
     def _statements(self, session: Session, events: Sequence[Event]) -> list[str]:
         if self._settings.format == "access":
-            return list(append(session, events, self._dsn))
+            return list(append(session, events, self._dsn, self._write_entry))
         return list(mirror(session, events))
 
     def _reason(self, error: pymysql.MySQLError) -> str:

@@ -5,13 +5,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from nats.errors import Error as NatsError
 
 from app.events.model import Event
-from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Unavailable
+from workers.targets import cloudevents
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.messages import message_format
 from workers.targets.nats.acks import Message, headed
 from workers.targets.nats.connection import Connection
-from workers.targets.payloads import log
 
 # A PING follows after this many bytes: what is written without one must be sent within the time limit.
 _PORTION = 1_000_000
@@ -22,9 +22,15 @@ class Core:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
+        self._format = message_format(connection.settings, cloudevents.NATS)
 
     async def begin(self) -> None:
-        """Do nothing."""
+        """Check that the server can carry what the settings ask for. Raises `TargetUnavailable`."""
+        if self._connection.settings.payload == "cloudevents-binary" and not self._connection.has_headers:
+            raise TargetUnavailable(
+                f"{self._connection.where}: payload=cloudevents-binary needs headers, which servers before 2.2 do not "
+                "have; set payload=cloudevents"
+            )
 
     async def end(self) -> None:
         """Do nothing."""
@@ -56,10 +62,9 @@ class Core:
             batch.settle_all(sent, DELIVERED)
 
     def _message(self, event: Event) -> Message:
-        settings = self._connection.settings
-        subject, body = settings.subject, log(event, settings.body_shape).encode()
-        if event.trace and self._connection.has_headers:
-            return headed(subject, body, dict(fields(event.trace)))
+        subject, body = self._connection.settings.subject, self._format.body(event).encode()
+        if (event.trace or self._format.headers) and self._connection.has_headers:
+            return headed(subject, body, self._format.all_headers(event))
         return Message(subject, body)
 
 

@@ -4,12 +4,12 @@ import orjson
 from nats.aio.msg import Msg
 
 from app.events.model import Event
-from app.events.trace import fields
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected, Unavailable
+from workers.targets import cloudevents
 from workers.targets.batch import Batch
+from workers.targets.messages import message_format
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message, headed
 from workers.targets.nats.connection import Connection
-from workers.targets.payloads import log
 
 # JetStream's error for a message beyond the stream's max_msg_size (err_code JSStreamMessageExceedsMaximumErr).
 _EXCEEDS_STREAM = 10054
@@ -21,6 +21,7 @@ class JetStream:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._subject = connection.settings.subject
+        self._format = message_format(connection.settings, cloudevents.NATS)
         self._publishing = Acknowledged(connection, self)
 
     async def begin(self) -> None:
@@ -35,11 +36,11 @@ class JetStream:
         await self._publishing.deliver(batch, window)
 
     def message(self, event: Event, _number: int) -> Message:
-        """Return the envelope, with the id by which the stream detects duplicates."""
+        """Return the event's message, with the id by which the stream detects duplicates."""
         headers = {"Nats-Msg-Id": event.id}
-        if event.trace:
-            headers |= fields(event.trace)
-        return headed(self._subject, log(event, self._connection.settings.body_shape).encode(), headers)
+        if event.trace or self._format.headers:
+            headers |= self._format.all_headers(event)
+        return headed(self._subject, self._format.body(event).encode(), headers)
 
     def outcome(self, answer: Msg) -> Outcome:
         """Return the outcome in the stream's answer."""

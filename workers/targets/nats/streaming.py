@@ -14,9 +14,9 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Unavailable
 from workers.targets.base import TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.messages import message_format
 from workers.targets.nats.acks import NO_RESPONDERS, Acknowledged, Message
 from workers.targets.nats.connection import Connection
-from workers.targets.payloads import log
 
 # The default of stan.go, hence of MinIO (§4.5).
 _MAX_PUB_ACKS_IN_FLIGHT = 16_384
@@ -39,6 +39,7 @@ class Streaming:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._settings = connection.settings
+        self._write = message_format(connection.settings).body
         self._publishing = Acknowledged(connection, self)
         self._id = f"bucketwire-{uuid.uuid4().hex}"
         self._fixed = b""
@@ -72,8 +73,8 @@ class Streaming:
         await self._publishing.deliver(batch, min(window, most) if self._settings.streaming_async else 1)
 
     def message(self, event: Event, number: int) -> Message:
-        """Return the envelope in a PubMsg."""
-        body = log(event, self._settings.body_shape).encode()
+        """Return the event's message in a PubMsg."""
+        body = self._write(event).encode()
         return Message(self._publish_to, self._fixed + encoded({_GUID: str(number), _DATA: body}))
 
     def outcome(self, answer: Msg) -> Outcome:

@@ -23,8 +23,8 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.messages import message_format
 from workers.targets.nsq.connection import LostError, NsqConnection, RefusedError
-from workers.targets.payloads import log
 
 # nsqd accepts 5 MB in a command by default, and more than about 500 KB brings no gain.
 _PORTION = 1_000_000
@@ -39,6 +39,7 @@ class NsqTarget:
 
     def __init__(self, settings: NsqSettings) -> None:
         self._settings = settings
+        self._write = message_format(settings).body
         self._wire: NsqConnection | None = None
         self._losses = 0  # of connections, in the current call
 
@@ -56,7 +57,7 @@ class NsqTarget:
         if self._wire is None or self._wire.is_stale:
             self._connect()
         batch = Batch(events, lease)
-        bodies = [log(event, self._settings.body_shape).encode() for event in events]
+        bodies = [self._write(event).encode() for event in events]
         self._losses = 0
         try:
             for part in _parts(bodies):

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from psycopg2 import extensions, sql
 
 from app.events.model import Event
-from workers.targets.payloads import change, collapse, records, timestamp
+from workers.targets.messages import Write
+from workers.targets.payloads import change, collapse, timestamp
 from workers.targets.postgresql.table import Table
 
 _VERSION = "{Records,0,s3,object,versionId}"
@@ -45,9 +46,9 @@ def mirror(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> 
     return statements
 
 
-def append(cursor: extensions.cursor, table: Table, events: Sequence[Event]) -> None:
-    """Copy a row for each event into the table."""
-    rows = "".join(f"{timestamp(event)}\t{_copied(records(event))}\n" for event in events)
+def append(cursor: extensions.cursor, table: Table, events: Sequence[Event], write: Write) -> None:
+    """Copy a row for each event, as it is written, into the table."""
+    rows = "".join(f"{timestamp(event)}\t{_copied(write(event))}\n" for event in events)
     statement = sql.SQL("COPY {} ({}, {}) FROM STDIN").format(
         sql.Identifier(table.name), sql.Identifier(table.key), sql.Identifier(table.value)
     )

@@ -21,6 +21,8 @@ from app.config.targets.postgresql import PostgresSettings
 from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Outcome, Rejected
 from workers.targets.base import LeaseCheck
+from workers.targets.messages import entry_format
+from workers.targets.payloads import records
 from workers.targets.postgresql.connection import connect, deadline, is_stale, reason
 from workers.targets.postgresql.statements import append, mirror
 from workers.targets.postgresql.table import Table, take_table
@@ -47,6 +49,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
     def __init__(self, settings: PostgresSettings) -> None:
         super().__init__(psycopg2.Error)
         self._settings = settings
+        self._write_entry = entry_format(settings, records)
 
     def _open_session(self) -> _Session:
         connection = connect(self._settings)
@@ -119,7 +122,7 @@ class PostgresTarget(SqlTarget[_Session, psycopg2.Error]):
         """Apply the events; `first` and the first statement are one round trip."""
         if self._settings.format == "access":
             cursor.execute(first)
-            append(cursor, table, events)
+            append(cursor, table, events, self._write_entry)
             return
         statements = [first.encode(), *mirror(cursor, table, events)]
         cursor.execute(b"; ".join(statements))

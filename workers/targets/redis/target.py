@@ -24,6 +24,7 @@ from app.events.model import Event
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Unavailable
 from workers.targets.base import NO_LEASE, LeaseCheck, TargetUnavailable
 from workers.targets.batch import Batch
+from workers.targets.messages import entry_format, shaped
 from workers.targets.payloads import change, collapse, redis_access
 from workers.targets.redis.connection import RedisServers
 
@@ -59,6 +60,7 @@ class RedisTarget:
     def __init__(self, settings: RedisSettings) -> None:
         self._settings = settings
         self._servers = RedisServers(settings)
+        self._write_entry = entry_format(settings, shaped(redis_access, settings.access_shape))
         self._where = _where(settings)
         self._client: redis.Redis | None = None
 
@@ -120,8 +122,7 @@ class RedisTarget:
         """Write a portion. Raises `RedisError` and `OSError` if its events share one outcome."""
         outcomes: list[Outcome] = [DELIVERED] * len(events)
         if self._settings.format == "access":
-            shape = self._settings.access_shape
-            _command(client, "RPUSH", self._settings.key, *(redis_access(event, shape) for event in events))
+            _command(client, "RPUSH", self._settings.key, *map(self._write_entry, events))
         else:
             outcomes = self._mirror(client, events, transaction=transaction)
         if self._settings.wait_replicas:

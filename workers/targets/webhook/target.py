@@ -73,6 +73,8 @@ class WebhookTarget:
         self._threads: ThreadPoolExecutor | None = None
         self._timeout = Timeout(connect=settings.timeout, read=settings.read_timeout)
         self._secrets = [*settings.auth_token.split(), *settings.signing_secrets]
+        for _, value in settings.headers:
+            self._secrets += [value, *value.split()]
 
     def open(self) -> None:
         """Check that the endpoint accepts a TCP, and for https a TLS, connection; send no request (as MinIO: §4.2)."""

@@ -1,0 +1,89 @@
+"""The spans of intake, if traces are exported: the request, and within it the append of its events.
+
+The events get the context of the append, so that whatever happens to them later follows it.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+from flask import Flask, Response, g, request
+
+from app import telemetry
+from app.events.model import Event
+from app.events.trace import trace_of
+from app.telemetry.tracing import Span, Tracing
+
+_INTAKE = "events.record"  # the endpoint that frontends post to
+_IDS = slice(3, 35)  # the trace's id in a stored context
+
+
+def install(app: Flask, tracing: Tracing) -> None:
+    """Record a span for each request that posts events."""
+    app.before_request(partial(_begin, tracing))
+    app.after_request(_answered)
+    app.teardown_request(_end)
+
+
+@contextmanager
+def appending(operation: str, events: Sequence[Event]) -> Iterator[Sequence[Event]]:
+    """Provide the events as they are to be stored, within a span of the operation if the request has one.
+
+    Events without a trace, or with the request's, get the span's context. Those with a trace of their own (that of the
+    CloudEvent which contains them) keep it, and the span is linked to it.
+    """
+    intake: Span | None = g.get("intake")
+    tracing = telemetry.tracing()
+    if intake is None or tracing is None:
+        yield events
+        return
+    trace = intake.trace[_IDS]
+    span = tracing.start(
+        f"{operation} events",
+        "producer",
+        parent=intake,
+        links=(event.trace for event in events if event.trace[_IDS] != trace),
+        attributes={
+            "messaging.system": "bucketwire",
+            "messaging.operation.type": "send",
+            "messaging.operation.name": operation,
+            "messaging.destination.name": "events",
+            "messaging.batch.message_count": len(events),
+        },
+    )
+    with span:
+        context = span.trace
+        yield [event._replace(trace=context) if event.trace[_IDS] in ("", trace) else event for event in events]
+
+
+def _begin(tracing: Tracing) -> None:
+    if request.endpoint != _INTAKE:
+        return
+    headers = request.headers
+    span = tracing.start(
+        "POST /v1/events",
+        "server",
+        parent=trace_of(headers.get("traceparent"), headers.get("tracestate")),
+        attributes={
+            "http.request.method": "POST",
+            "http.route": "/v1/events",
+            "url.path": request.path,
+            "url.scheme": request.scheme,
+        },
+    )
+    g.intake = span.__enter__()  # until `_end`
+
+
+def _answered(response: Response) -> Response:
+    span: Span | None = g.get("intake")
+    if span is not None:
+        span.set("http.response.status_code", response.status_code)
+        if response.status_code >= 500:
+            span.fail(str(response.status_code))
+    return response
+
+
+def _end(error: BaseException | None) -> None:
+    span: Span | None = g.pop("intake", None)
+    if span is not None:
+        span.__exit__(None if error is None else type(error), error, None)

@@ -1,0 +1,151 @@
+"""Extra request headers as one setting, whose values may be secrets."""
+
+import json
+import re
+from collections.abc import Callable, Sequence
+
+from app.config.errors import REDACTED, BadValue
+from app.config.fields.field_types import FieldType
+from app.config.fields.secret_refs import is_secret_ref
+
+Headers = tuple[tuple[str, str], ...]
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,128}")  # a token of RFC 9110
+_VALUE = re.compile(r"[\x20-\x7e]+")
+_SEPARATOR = re.compile(r";(?:\s+|$)")
+_MOST, _LONGEST = 50, 8192  # headers; characters of all of them, as much as many servers accept
+# Those of one connection (RFC 9110), and those that frame or describe the body, which nobody may replace.
+_OF_CONNECTION = frozenset(
+    [
+        "connection",
+        "keep-alive",
+        "proxy-authenticate",
+        "proxy-authorization",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "transfer-encoding",
+        "upgrade",
+        "expect",
+    ]
+)
+_OF_REQUEST = frozenset(["host", "content-length", "content-type", "content-encoding"])
+_OF_EVENT = frozenset(["traceparent", "tracestate", "webhook-id", "webhook-timestamp", "webhook-signature"])
+_HINT = "write Name: value; Name: value, or a JSON object"
+
+
+class HttpHeaders(FieldType[Headers]):
+    """`Name: value`, separated by a semicolon and a space, or a JSON object. Any value may be a secret.
+
+    So only names and references are ever shown. A value may be a reference, and so may the whole setting.
+    """
+
+    label = "`Name: value; …` or JSON"
+    empty = ()
+    holds_secrets = True
+    is_mapping = True
+
+    def parse(self, text: str) -> Headers:
+        pairs = _split(text)
+        if len(pairs) > _MOST or sum(len(name) + len(value) + 4 for name, value in pairs) > _LONGEST:
+            raise BadValue(f"has more than {_MOST} headers or {_LONGEST} characters", "leave some out")
+        seen = set()
+        for number, (name, value) in enumerate(pairs, 1):
+            _check(number, name, value)
+            if name.lower() in seen:
+                raise BadValue(f"names a header twice (number {number})", "give it once")
+            seen.add(name.lower())
+        return tuple(pairs)
+
+    def resolve(self, text: str, resolve: Callable[[str], str]) -> str:
+        if text.startswith(("env:", "file:")):
+            return resolve(text)  # which refuses what only looks like a reference
+        return _written([(name, resolve(value)) for name, value in _split(text)], as_json=True)
+
+    def shown(self, text: str) -> str:
+        """Return the headers' names, and values that are references; `*redacted*` for a text that is not read so."""
+        if not text or is_secret_ref(text):
+            return text
+        try:
+            pairs = _split(text)
+        except BadValue:
+            return REDACTED
+        if not all(_NAME.fullmatch(name) for name, _ in pairs):
+            return REDACTED
+        shown = [(name, value if is_secret_ref(value) else REDACTED) for name, value in pairs]
+        return _written(shown, as_json=_is_json(text))
+
+    def restored(self, text: str, stored: str) -> str:
+        """Return the text with the stored value of each header that was sent back as `*redacted*`."""
+        if REDACTED not in text:
+            return text
+        try:
+            known = {name.lower(): value for name, value in _split(stored)}
+            pairs = _split(text)
+        except BadValue:
+            return text
+        kept = [(name, known.get(name.lower(), value) if value == REDACTED else value) for name, value in pairs]
+        return _written(kept, as_json=_is_json(text))
+
+
+def _check(number: int, name: str, value: str) -> None:
+    """Raise `BadValue` for a header that cannot be sent, or is not the user's to set. Messages quote neither part."""
+    which, lowered = f"number {number}", name.lower()
+    if not _NAME.fullmatch(name):
+        raise BadValue(
+            f"has a header ({which}) whose name is not a token", "write up to 128 ASCII letters, digits and -"
+        )
+    if lowered in _OF_CONNECTION:
+        raise BadValue(f"has a header ({which}) that belongs to the connection, {lowered}", "leave it out")
+    if lowered in _OF_REQUEST or lowered in _OF_EVENT or lowered.startswith("ce-"):
+        raise BadValue(f"has a header ({which}) that every request has a value for, {lowered}", "leave it out")
+    if not value:
+        raise BadValue(f"has a header ({which}) without a value", "give it one, or leave the header out")
+    if not _VALUE.fullmatch(value):
+        raise BadValue(
+            f"has a value ({which}) with a line break, a control character or a character outside ASCII",
+            "a header's value is one line of printable ASCII",
+        )
+
+
+def _is_json(text: str) -> bool:
+    return text.startswith("{")
+
+
+def _split(text: str) -> list[tuple[str, str]]:
+    """Return names and values, unchecked. Raises `BadValue`, also where it is unclear what belongs to a value."""
+    if _is_json(text):
+        return _split_json(text)
+    pairs = []
+    for number, part in enumerate(_SEPARATOR.split(text), 1):
+        if not part.strip():
+            continue
+        name, colon, value = part.partition(":")
+        if not colon:
+            raise BadValue(f"has a part (number {number}) that is not Name: value", _HINT)
+        if ";" in value:
+            raise BadValue(
+                f"has a ; without a space after it (part {number})",
+                'separate headers by "; ", or write a value with ; in JSON: {"Name": "a;b"}',
+            )
+        pairs.append((name.strip(), value.strip()))
+    return pairs
+
+
+def _split_json(text: str) -> list[tuple[str, str]]:
+    try:
+        members = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        raise BadValue("begins with { and is not JSON", _HINT) from None
+    # A list inside is an inner object; a JSON array cannot be the whole, which begins with a brace.
+    if not all(isinstance(value, str) for _, value in members):
+        raise BadValue("has a value that is not text", 'write {"Name": "value"}')
+    return [(name.strip(), value.strip()) for name, value in members]
+
+
+def _written(pairs: Sequence[tuple[str, str]], *, as_json: bool) -> str:
+    """Return the headers as a text that `_split` reads as the same ones."""
+    if as_json or any(";" in value for _, value in pairs):
+        members = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in pairs)
+        return f"{{{members}}}"
+    return "; ".join(f"{name}: {value}" for name, value in pairs)

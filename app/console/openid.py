@@ -1,0 +1,62 @@
+"""People who have signed in with an OpenID Connect provider: what a browser keeps of them, and what they may do.
+
+The way to the provider and back is the authorization code flow with PKCE, state and nonce. What a browser carries from
+the sign-in page to the provider and back is in a sealed cookie of ten minutes, so any API process can end what another
+one has begun.
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.config.settings import ApiToken, Settings
+
+ADMIN, READ, EVERYBODY = "admin", "read", "*"
+CALLBACK = "openid-callback"  # in the console's folder, whose cookies a page below it would not get
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """What a browser keeps while its person is at the provider."""
+
+    state: str
+    nonce: str
+    verifier: str
+    following: str  # the page to show then
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who has signed in, and those of the claim's values that the settings name."""
+
+    issuer: str
+    name: str
+    values: tuple[str, ...]
+
+
+def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return those of the claim's values that give a scope; pure.
+
+    A text is one value, also if it has spaces. An email address counts only if the provider has verified it.
+    """
+    value = claims.get(settings.oidc_claim)
+    if settings.oidc_claim == "email" and claims.get("email_verified") is not True:
+        value = None
+    values = value if isinstance(value, list) else [value]
+    has = {EVERYBODY, *(each for each in values if isinstance(each, str))}
+    return tuple(each for each in dict.fromkeys((*settings.oidc_admin, *settings.oidc_read)) if each in has)
+
+
+def scopes(settings: Settings, values: Collection[str]) -> frozenset[str]:
+    """Return the scopes that these values of the claim give now; pure."""
+    if set(values) & set(settings.oidc_admin):
+        return frozenset({ADMIN})
+    return frozenset({READ}) if set(values) & set(settings.oidc_read) else frozenset()
+
+
+def identity(settings: Settings, person: Person) -> ApiToken | None:
+    """Return what stands in for a token in the calls of a person's session; None if it may do nothing any more."""
+    if not settings.oidc_issuer or person.issuer != settings.oidc_issuer:
+        return None
+    has = scopes(settings, person.values)
+    return ApiToken(person.name, has, "", kind="openid") if has else None

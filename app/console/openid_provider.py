@@ -1,0 +1,165 @@
+"""Speak with the OpenID Connect provider of the settings; Authlib checks its answers.
+
+Only an API process in which somebody signs in this way imports this module: its packages take a while to load.
+"""
+
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import requests
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.requests_client import OAuth2Session
+from authlib.oidc.core import CodeIDToken
+from joserfc import jwt
+from joserfc.errors import InvalidKeyIdError, JoseError
+from joserfc.jwk import KeySet
+from joserfc.jws import JWSRegistry
+
+from app.config.settings import Settings
+from app.console.openid import CALLBACK, Begun, Person, granted
+
+# Of the provider's algorithms those that sign with a private key.
+_ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA", "Ed25519")
+_TIMEOUT = 5  # seconds that the provider may take for an answer
+_FRESH = 600.0  # seconds in which the provider's description and keys are not asked for again
+_LEEWAY = 60  # seconds by which the provider's clock may differ
+_LONGEST = 100  # characters of a name that are shown and recorded
+
+
+class ProviderProblem(Exception):
+    """The provider cannot be reached, or its answer is not valid; the message is for the person who signs in."""
+
+
+class Provider:
+    """The provider of the settings. Its description and keys are kept for ten minutes."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, dict[str, Any]]] = {}
+
+    def begin(self, following: str) -> tuple[str, Begun]:
+        """Return the address at the provider to which the browser goes, and what it keeps. Raises `ProviderProblem`."""
+        state, nonce, verifier = (secrets.token_urlsafe(48) for _ in range(3))
+        begun = Begun(state, nonce, verifier, following)
+        with self._session() as session:
+            address, _ = session.create_authorization_url(
+                self._describe()["authorization_endpoint"],
+                state=begun.state,
+                nonce=begun.nonce,
+                code_verifier=begun.verifier,
+            )
+        return str(address), begun
+
+    def finish(self, begun: Begun, code: str, issuer: str) -> tuple[Person, Mapping[str, Any]]:
+        """Return who has signed in, and the claims about them. Raises `ProviderProblem`.
+
+        `issuer` is what the provider has added to the browser's address (RFC 9207), "" if it did not.
+        """
+        if issuer and issuer != self._settings.oidc_issuer:
+            raise ProviderProblem("another provider has answered; nobody was signed in")
+        try:
+            claims = self._claims(begun, code)
+        except requests.RequestException as error:
+            raise ProviderProblem(
+                f"the provider {self._settings.oidc_issuer} does not answer: {_kind(error)}"
+            ) from error
+        except AuthlibBaseError as error:
+            raise ProviderProblem(f"the provider refused the sign-in: {error.error}") from error
+        except (JoseError, ValueError, KeyError, TypeError) as error:
+            raise ProviderProblem(f"the provider's answer is not valid: {_kind(error)}") from error
+        name = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
+        return Person(self._settings.oidc_issuer, _printable(name), granted(self._settings, claims)), claims
+
+    def _claims(self, begun: Begun, code: str) -> dict[str, Any]:
+        description = self._describe()
+        with self._session() as session:
+            answer = session.fetch_token(
+                description["token_endpoint"],
+                grant_type="authorization_code",
+                code=code,
+                code_verifier=begun.verifier,
+                allow_redirects=False,
+            )
+            token = self._verified(answer["id_token"])
+            options = {
+                "iss": {"essential": True, "value": self._settings.oidc_issuer},
+                "aud": {"essential": True, "value": self._settings.oidc_client_id},
+                "nonce": {"essential": True, "value": begun.nonce},
+            }
+            expected = {
+                "nonce": begun.nonce,
+                "client_id": self._settings.oidc_client_id,
+                "access_token": answer.get("access_token"),
+            }
+            claims = CodeIDToken(token.claims, token.header, options, expected)
+            claims.validate(leeway=_LEEWAY)
+            found = dict(claims)
+            if self._settings.oidc_claim not in found and "userinfo_endpoint" in description:
+                about = session.get(description["userinfo_endpoint"], allow_redirects=False)
+                about.raise_for_status()
+                more = about.json()
+                if more["sub"] != found["sub"]:
+                    raise ValueError("userinfo is about somebody else")
+                found = more | found
+        return found
+
+    def _verified(self, text: str) -> Any:
+        """Return the token if a key of the provider has signed it; keys that are new are asked for once."""
+        registry = JWSRegistry(algorithms=list(_ALGORITHMS), strict_check_header=False)
+        try:
+            return jwt.decode(text, KeySet.import_key_set(self._keys()), registry=registry)
+        except InvalidKeyIdError:
+            return jwt.decode(text, KeySet.import_key_set(self._keys(again=True)), registry=registry)
+
+    def _describe(self) -> dict[str, Any]:
+        """Return the provider's description of itself (OpenID Connect Discovery)."""
+        issuer = self._settings.oidc_issuer
+        try:
+            description = self._get(f"{issuer.rstrip('/')}/.well-known/openid-configuration")
+        except (requests.RequestException, ValueError) as error:
+            raise ProviderProblem(f"the provider {issuer} cannot be reached: {_kind(error)}") from error
+        if description.get("issuer") != issuer:
+            raise ProviderProblem(f"the provider calls itself {description.get('issuer')}, not {issuer}")
+        for name in ("authorization_endpoint", "token_endpoint", "jwks_uri"):
+            if not isinstance(description.get(name), str):
+                raise ProviderProblem(f"the provider {issuer} does not describe its {name}")
+        return description
+
+    def _keys(self, *, again: bool = False) -> Any:
+        return self._get(self._describe()["jwks_uri"], again=again)
+
+    def _get(self, url: str, *, again: bool = False) -> dict[str, Any]:
+        with self._lock:
+            at, content = self._known.get(url, (0.0, {}))
+        if content and not again and time.monotonic() - at < _FRESH:
+            return content
+        answer = requests.get(url, timeout=_TIMEOUT, allow_redirects=False)
+        answer.raise_for_status()
+        found = answer.json()
+        content = found if isinstance(found, dict) else {}
+        with self._lock:
+            self._known[url] = (time.monotonic(), content)
+        return content
+
+    def _session(self) -> Any:
+        settings = self._settings
+        return OAuth2Session(
+            client_id=settings.oidc_client_id,
+            client_secret=settings.oidc_client_secret or None,
+            scope=settings.oidc_scope,
+            redirect_uri=settings.oidc_console_url + CALLBACK,
+            code_challenge_method="S256",
+            default_timeout=_TIMEOUT,
+        )
+
+
+def _printable(name: str) -> str:
+    return "".join(character for character in name if character.isprintable())[:_LONGEST] or "unnamed"
+
+
+def _kind(error: Exception) -> str:
+    return type(error).__name__

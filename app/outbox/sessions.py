@@ -1,0 +1,70 @@
+"""Keep the console's sessions: a cookie is worth something only while its session is in the table.
+
+So a sign-out ends every copy of a cookie, at every API process at once, and a revoked token ends its sessions. The
+table is bounded: a session that begins removes those that have expired, and its subject's oldest beyond `MOST`.
+"""
+
+import hashlib
+
+import sqlalchemy as sa
+
+from app.outbox import tables
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
+
+MOST = 100  # sessions of one token or person
+_AT_ONCE = 100  # expired sessions that one sign-in removes at most
+
+_sessions = tables.console_sessions.c
+
+
+class Sessions:
+    """The sessions that are active now, by the numbers in the browsers' cookies."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def begin(self, number: str, subject: str, lifetime: int) -> None:
+        """Begin a session of so many seconds; `subject` is a SHA-256 digest of the token or the person.
+
+        With more than `MOST` of the subject, its oldest end.
+        """
+        with self._database.reading() as connection:
+            now = database_now(connection)
+            expired = sa.select(_sessions.id).where(_sessions.ends_at < now).order_by(_sessions.ends_at)
+            newest = sa.select(_sessions.id).where(_sessions.subject == subject).order_by(_sessions.ends_at.desc())
+            ended = {
+                *connection.execute(expired.limit(_AT_ONCE)).scalars(),
+                *connection.execute(newest.offset(MOST - 1).limit(_AT_ONCE)).scalars(),
+            }
+        row = {"id": _digest(number), "subject": subject, "ends_at": now + lifetime * 1000}
+        with self._database.writing() as connection:
+            # By their ids and in order: a range would lock its gaps on MySQL, and two sign-ins wait for each other.
+            for each in sorted(ended):
+                connection.execute(tables.console_sessions.delete().where(_sessions.id == each))
+            connection.execute(tables.console_sessions.insert().values(**row))
+
+    def is_active(self, number: str) -> bool:
+        """Return whether a session has begun and has not been ended; whether it has expired, its cookie says.
+
+        One round trip. Raises `DatabaseUnavailable`.
+        """
+        with self._database.reading() as connection:
+            query = sa.select(_sessions.id).where(_sessions.id == _digest(number))
+            return connection.execute(query).first() is not None
+
+    def end(self, number: str) -> None:
+        """End a session everywhere; does nothing if it has ended. Raises `DatabaseUnavailable`."""
+        with self._database.committing() as connection:
+            connection.execute(tables.console_sessions.delete().where(_sessions.id == _digest(number)))
+
+
+def end_all(connection: sa.Connection, subject: str) -> None:
+    """End every session of a subject, in the caller's transaction."""
+    ids = connection.execute(sa.select(_sessions.id).where(_sessions.subject == subject)).scalars().all()
+    for each in sorted(ids):
+        connection.execute(tables.console_sessions.delete().where(_sessions.id == each))
+
+
+def _digest(number: str) -> str:
+    return hashlib.sha256(number.encode()).hexdigest()

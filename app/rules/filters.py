@@ -1,0 +1,218 @@
+"""Filters of a rule beside prefix and suffix: those of Ceph RGW (regular expression, metadata, tags), and the size.
+
+Metadata, tags and size are compared with what the event carries. A filter on something that it does not carry does not
+match.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import re2
+
+from app.config.errors import BadSettings, BadValue, Problem
+from app.config.fields.field_types import Size, written_size
+
+MAX_REGEX_BYTES = 1024
+MAX_PAIRS = 50
+MAX_NAME = 256  # characters of the name of a tag, or of a metadata entry
+MAX_VALUE = 2048  # characters
+MAX_SIZE = 2**53  # bytes; JSON has no greater whole number that every program reads exactly
+_MAX_PROGRAM = 4000  # instructions; bounds the time that a key takes
+_TOO_LARGE = "pattern too large"  # RE2's words for a program that `_MAX_MEMORY` has no room for
+_MAX_MEMORY = 1 << 20  # bytes that the automata of one expression may use
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_META = re.compile(r"[\\.^$*+?{}\[\]|()]")
+_SIZE = Size(0, MAX_SIZE)
+
+
+class Pairs(dict[str, str]):
+    """Names with their values, in the client's order, which makes no difference to equality. Never change one."""
+
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict has none, because it can be changed
+        return hash(frozenset(self.items()))
+
+
+NO_PAIRS = Pairs()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filters:
+    """What an event must have beside the prefix and suffix of its key. Empty filters are true of every event.
+
+    `regex` must match the whole decoded key, in RE2's syntax. The event must carry each entry of `metadata` and each of
+    `tags` with an equal value, and a size in bytes between `min_size` and `max_size`, both included.
+    """
+
+    regex: str = ""
+    metadata: Pairs = NO_PAIRS
+    tags: Pairs = NO_PAIRS
+    min_size: int | None = None
+    max_size: int | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """The filters that are set, by name, as JSON has them: `parse_filters` reads them."""
+        values = {name: getattr(self, name) for name in MEMBERS}
+        return {name: value for name, value in values.items() if value not in ("", NO_PAIRS, None)}
+
+    @property
+    def needs_record(self) -> bool:
+        """Whether the key alone does not decide: metadata, tags or the size do too."""
+        return bool(self.members.keys() - {"regex"})
+
+    @property
+    def words(self) -> list[str]:
+        """The filters that are set, as a person reads them: `size>=1MiB`, `tag team=blue`."""
+        words = [f"regex {self.regex}"] if self.regex else []
+        words += [f"metadata {name}={value}" for name, value in self.metadata.items()]
+        words += [f"tag {name}={value}" for name, value in self.tags.items()]
+        words += [f"size>={written_size(self.min_size)}"] if self.min_size is not None else []
+        return words + ([f"size<={written_size(self.max_size)}"] if self.max_size is not None else [])
+
+
+NO_FILTERS = Filters()
+
+
+def parse_filters(members: Mapping[str, Any]) -> Filters:
+    """Parse the filters among the members of a rule in JSON; null is none. Raises `BadSettings`.
+
+    A size is a number of bytes, or a text such as `1MiB`. What the values mean is checked by `filter_problems`.
+    """
+    problems: list[Problem] = []
+    values: dict[str, Any] = {}
+    for name, parse in _PARSERS.items():
+        value = members.get(name)
+        if value is None:
+            continue
+        try:
+            values[name] = parse(value)
+        except BadValue as error:
+            problems.append(Problem(name, "", error.problem, error.hint))
+    if problems:
+        raise BadSettings(problems)
+    return Filters(**values)
+
+
+def filter_problems(filters: Filters) -> Iterator[Problem]:
+    """Yield the problems of filters, each with the name of its member."""
+    if filters.regex:
+        try:
+            compile_regex(filters.regex)
+        except BadValue as error:
+            yield Problem("regex", _shown(filters.regex), error.problem, error.hint)
+    yield from _pair_problems("metadata", filters.metadata)
+    yield from _pair_problems("tags", filters.tags)
+    if len({name.lower() for name in filters.metadata}) < len(filters.metadata):
+        yield Problem("metadata", "", "has a name twice", "upper and lower case make no difference in these names")
+    sizes = {"min_size": filters.min_size, "max_size": filters.max_size}
+    for name, size in sizes.items():
+        if size is not None and not 0 <= size <= MAX_SIZE:
+            yield Problem(name, str(size), "is out of range", f"give bytes from 0 to {MAX_SIZE}")
+    if filters.min_size is not None and filters.max_size is not None and filters.min_size > filters.max_size:
+        yield Problem("min_size", str(filters.min_size), "is more than max_size", "no object has such a size")
+
+
+def compile_regex(text: str) -> Any:
+    """Compile a regular expression; `fullmatch` of the result matches the bytes of a key. Raises `BadValue`.
+
+    RE2 does not backtrack: a match takes time in proportion to the key's length and the expression's instructions, both
+    of which are bounded, whatever they are.
+    """
+    try:
+        length = len(text.encode())
+    except UnicodeEncodeError:
+        raise BadValue("is not text", "write it as UTF-8") from None
+    if length > MAX_REGEX_BYTES:
+        raise BadValue("is too long", f"use at most {MAX_REGEX_BYTES} bytes")
+    if "\x00" in text:
+        raise BadValue("contains a NUL", "no key can match it; leave it out")
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = _MAX_MEMORY
+    try:
+        compiled = re2.compile(text, options)
+    except re2.error as error:
+        reason = _reason(error)
+        if not reason.startswith(_TOO_LARGE):
+            hint = "RE2 has neither look-around nor back-references"
+            raise BadValue(f"is not a regular expression: {_shown(reason)}", hint) from None
+    else:
+        if compiled.programsize <= _MAX_PROGRAM:
+            return compiled
+    raise BadValue("is too complex", "use fewer or smaller repetitions and character classes")
+
+
+def literal_beginning(regex: str) -> str:
+    """Return a text with which every key that the expression matches begins; "" if there is none at first sight."""
+    if "|" in regex:
+        return ""
+    text = regex.removeprefix("^")
+    literal = _META.split(text, maxsplit=1)[0]
+    repeated = text[len(literal) : len(literal) + 1] in ("*", "?", "{")  # the last character may be absent
+    return literal[:-1] if literal and repeated else literal
+
+
+def _reason(error: Exception) -> str:
+    reason = error.args[0] if error.args else ""
+    return reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+
+
+def _pair_problems(member: str, pairs: Pairs) -> Iterator[Problem]:
+    if len(pairs) > MAX_PAIRS:
+        yield Problem(member, "", f"has {len(pairs)} entries", f"use at most {MAX_PAIRS}")
+    for name, value in pairs.items():
+        if not name:
+            yield Problem(member, "", "has an entry without a name", "write NAME=VALUE")
+        for text, longest in ((name, MAX_NAME), (value, MAX_VALUE)):
+            if len(text) > longest:
+                yield Problem(member, _shown(text), f"has {len(text)} characters", f"use at most {longest}")
+            if _CONTROL.search(text) or _shown(text) != text:
+                yield Problem(member, _shown(text), "has a character that is not allowed", "write printable text")
+
+
+def _shown(text: str) -> str:
+    """Return the text without what UTF-8 cannot encode, so that an error with it can be sent and logged."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def _parse_text(value: object) -> str:
+    if not isinstance(value, str):
+        raise BadValue("is not text", "put it in quotes")
+    return value
+
+
+def _parse_pairs(value: object) -> Pairs:
+    if not isinstance(value, Mapping):
+        raise BadValue("is not a mapping", "write names and values")
+    if not all(isinstance(text, str) for pair in value.items() for text in pair):
+        raise BadValue("has a value that is not text", "put names and values in quotes")
+    return Pairs(value)
+
+
+def _parse_size(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if not isinstance(value, str):
+        raise BadValue("is not a size", "give bytes, or text such as 1MiB")
+    return _SIZE.parse(value)
+
+
+_PARSERS: Mapping[str, Callable[[object], Any]] = MappingProxyType(
+    {
+        "regex": _parse_text,
+        "metadata": _parse_pairs,
+        "tags": _parse_pairs,
+        "min_size": _parse_size,
+        "max_size": _parse_size,
+    }
+)
+MEMBERS = tuple(_PARSERS)

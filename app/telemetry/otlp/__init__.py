@@ -1,0 +1,1 @@
+"""The only package that imports OpenTelemetry; `app.telemetry` imports it if something is to be exported."""

@@ -1,0 +1,187 @@
+"""An Iceberg table whose commits say up to which position of the event log it has read."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j has none
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from spark_jobs.iceberg.catalog import CATALOG, NAMESPACE, AlreadyUpdating
+
+Columns = Sequence[tuple[str, str]]  # name and type
+_POSITION, _READ_AT = "bucketwire.position", "bucketwire.read-at"
+_SESSION = "spark.sql.iceberg.snapshot-property."  # for commits of SQL statements
+_OPTION = "snapshot-property."  # for those of a DataFrame
+_CONFLICT = re.compile(r"CommitFailedException|Found (new )?conflicting|missing data files")
+_PROPERTIES = {
+    "format-version": "2",
+    # A row that changes costs a line in a file of deletions, and not the file that it is in.
+    "write.delete.mode": "merge-on-read",
+    "write.update.mode": "merge-on-read",
+    "write.merge.mode": "merge-on-read",
+    # As the tasks have the rows: one that gathers those of a day would be the only one that writes.
+    "write.distribution-mode": "none",
+    "write.spark.fanout.enabled": "true",
+    "write.metadata.delete-after-commit.enabled": "true",
+    "write.metadata.previous-versions-max": "20",
+}
+
+
+class LostPosition(Exception):
+    """No commit of a table says up to which position it has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a commit says: every event up to `position` of the log, as it was at `read_at`, is in the table.
+
+    `read_at` is milliseconds since 1970 by the outbox database's clock.
+    """
+
+    position: int
+    read_at: int
+
+    def properties(self, prefix: str) -> Mapping[str, str]:
+        """Return the mark as properties of a commit."""
+        return {f"{prefix}{_POSITION}": str(self.position), f"{prefix}{_READ_AT}": str(self.read_at)}
+
+
+BEGINNING = Mark(0, 0)
+
+
+class IcebergTable:
+    """A table of the catalog. Writing raises `AlreadyUpdating` if another run has committed meanwhile.
+
+    `position` is the column with each row's position in the log, for a table to which rows are only added.
+    """
+
+    def __init__(
+        self, spark: SparkSession, name: str, columns: Columns, *, partitioned_by: str = "", position: str = ""
+    ) -> None:
+        self._spark = spark
+        self.name = f"{CATALOG}.{NAMESPACE}.{name}"
+        self.local_name = f"{NAMESPACE}.{name}"
+        self.columns = columns
+        self._partitioned_by = partitioned_by
+        self._position = position
+
+    @property
+    def schema(self) -> str:
+        """The columns, as SQL declares them."""
+        return ", ".join(f"`{name}` {kind}" for name, kind in self.columns)
+
+    def create(self) -> None:
+        """Create the table, or add the columns that one of an earlier version lacks."""
+        properties = ", ".join(f"'{name}' = '{value}'" for name, value in _PROPERTIES.items())
+        partitions = f"PARTITIONED BY ({self._partitioned_by})" if self._partitioned_by else ""
+        self._spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {self.name} ({self.schema}) USING iceberg {partitions} "
+            f"TBLPROPERTIES ({properties})"
+        )
+        has = set(self._spark.table(self.name).columns)
+        added = ", ".join(f"`{name}` {kind}" for name, kind in self.columns if name not in has)
+        if added:
+            self._spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({added})")
+
+    def frame(self) -> DataFrame:
+        """Return the table's rows."""
+        return self._spark.table(self.name)
+
+    def mark(self) -> Mark:
+        """Return the mark of the newest commit that has one; `BEGINNING` for a new table. Raises `LostPosition`."""
+        return self.state()[0]
+
+    def state(self) -> tuple[Mark, int | None]:
+        """Return the mark, as `mark` does, and the id of the current snapshot, None for a new table."""
+        table = self._java()
+        current = snapshot = table.currentSnapshot()
+        if current is None:
+            return BEGINNING, None
+        while snapshot is not None:
+            summary = snapshot.summary()
+            if summary.containsKey(_POSITION):
+                return Mark(int(summary.get(_POSITION)), int(summary.get(_READ_AT))), int(current.snapshotId())
+            parent = snapshot.parentId()
+            snapshot = None if parent is None else table.snapshot(parent)
+        raise LostPosition(
+            f"no snapshot of {self.name} says which events it has; another program has changed it: roll it back to a "
+            f"snapshot with {_POSITION}, or name a new folder in BUCKETWIRE_TABLES_WAREHOUSE"
+        )
+
+    def added_rows(self) -> int:
+        """Return how many rows the last commit added."""
+        snapshot = self._java().currentSnapshot()
+        return 0 if snapshot is None else int(snapshot.summary().getOrDefault("added-records", "0"))
+
+    def properties(self) -> dict[str, str]:
+        """Return the table's properties."""
+        return dict(self._java().properties())
+
+    def is_in_bucket(self) -> bool:
+        """Return whether the files of the table are in a bucket, not in a folder."""
+        return str(self._java().location()).startswith("s3")
+
+    def set_property(self, name: str, value: str) -> None:
+        """Set a property of the table; the value must not have quotes."""
+        with _committing():
+            self._spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ('{name}' = '{value}')")
+
+    def add(self, rows: DataFrame, after: int, snapshot: int | None, mark: Mark) -> None:
+        """Add rows of positions greater than `after`, if no run has added any to the table since the snapshot."""
+        writer = rows.writeTo(self.name).option("isolation-level", "serializable")
+        if snapshot is not None:
+            writer = writer.option("validate-from-snapshot-id", str(snapshot))
+        for name, value in mark.properties(_OPTION).items():
+            writer = writer.option(name, value)
+        with _committing():
+            writer.overwrite(F.col(self._position) > after)
+
+    def merge(self, changes: DataFrame, statement: str, mark: Mark) -> None:
+        """Carry out a MERGE of `changes` into the table, which the statement calls `changes` and `{table}`."""
+        changes.createOrReplaceTempView("changes")
+        properties = mark.properties(_SESSION)
+        try:
+            for name, value in properties.items():
+                self._spark.conf.set(name, value)
+            with _committing():
+                self._spark.sql(statement.format(table=self.name))
+        finally:
+            for name in properties:
+                self._spark.conf.unset(name)
+            self._spark.catalog.dropTempView("changes")
+
+    def repeat_mark(self) -> None:
+        """Commit the mark once more, without any rows."""
+        mark, snapshot = self.state()
+        self.set_mark(mark, snapshot)
+
+    def set_mark(self, mark: Mark, snapshot: int | None = None) -> None:
+        """Commit a mark without any rows; in a table to which rows are only added, if none was since the snapshot."""
+        rows = self._spark.createDataFrame([], self.schema)
+        if self._position:
+            self.add(rows, mark.position, snapshot, mark)
+            return
+        writer = rows.writeTo(self.name)
+        for name, value in mark.properties(_OPTION).items():
+            writer = writer.option(name, value)
+        with _committing():
+            writer.append()
+
+    def _java(self) -> Any:
+        util = self._spark._jvm.org.apache.iceberg.spark.Spark3Util  # type: ignore[union-attr]
+        return util.loadIcebergTable(self._spark._jsparkSession, self.name)
+
+
+@contextmanager
+def _committing() -> Iterator[None]:
+    try:
+        yield
+    except (Py4JJavaError, PySparkException) as error:
+        if _CONFLICT.search(str(error)):
+            raise AlreadyUpdating("another run has changed the tables meanwhile; nothing was written") from None
+        raise

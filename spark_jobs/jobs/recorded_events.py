@@ -1,0 +1,39 @@
+"""Read the events of the service's own log by parallel tasks. A task has no more than one batch in memory."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+
+from app.outbox.engine.database import Database
+from app.outbox.log.log_reader import journal_rows
+
+# As the log stores them; times are milliseconds since 1970.
+RECORDED = (
+    "seq bigint, received_at bigint, id string, time bigint, name string, bucket string, key string, version string, "
+    "record string"
+)
+_BATCH_SIZE = 5000  # events that a task has in memory at a time
+
+
+def recorded_between(spark: SparkSession, database: Database, partitions: int, after: int, last: int) -> DataFrame:
+    """Return RECORDED: the events that the log has after the position `after`, up to `last`.
+
+    Its partitions have ranges of positions that do not overlap.
+    """
+    url = database.url.render_as_string(hide_password=False)
+    windows = [(start, min(start + _BATCH_SIZE, last)) for start in range(after, last, _BATCH_SIZE)]
+    slices = max(1, min(len(windows), 4 * spark.sparkContext.defaultParallelism))
+    events = spark.sparkContext.parallelize(windows, slices).mapPartitions(
+        lambda windows: _events(url, partitions, windows)
+    )
+    return spark.createDataFrame(events, RECORDED, verifySchema=False)
+
+
+def _events(url: str, partitions: int, windows: Iterable[tuple[int, int]]) -> Iterator[tuple[Any, ...]]:
+    database = Database(url, pool_size=1, patience=None)
+    try:
+        for after, last in windows:
+            yield from map(tuple, journal_rows(database, partitions, after, last))
+    finally:
+        database.close()

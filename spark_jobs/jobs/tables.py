@@ -1,0 +1,177 @@
+"""Update the Iceberg tables from the event log: the journal, what is known of each version, and the inventory.
+
+The journal takes the events after the position of its last commit, and its commit has the new position. So a run that
+was killed is continued by the next one, without a lost or a doubled row. The other two tables follow the journal in the
+same way, each with a position of its own. Of two runs at once the later one cannot commit to the journal; in the other
+tables it changes nothing for the worse, because versions merge in any order and the inventory follows from them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
+from app.outbox.engine.clock import database_now
+from app.outbox.engine.database import Database
+from app.outbox.log.log_reader import first_seq, log_end
+from spark_jobs.iceberg.table import BEGINNING, IcebergTable, Mark
+from spark_jobs.jobs.recorded_events import recorded_between
+from spark_jobs.jobs.tables_inventory import (
+    INVENTORY,
+    MERGE_INVENTORY,
+    MERGE_VERSIONS,
+    VERSIONS,
+    content_changes,
+    fold,
+    holdings,
+    keys_of,
+    of_keys,
+)
+from spark_jobs.jobs.tables_journal import JOURNAL, PARTITIONED_BY, journal
+
+GAP = "bucketwire.gap."  # a property of the journal, with the position before the gap
+_MARGIN = 3_600_000  # ms; a tenth of the retention if that is less
+_REMARK = 4  # marks of a log without new events are renewed after a fourth of the retention
+_MOST = 5_000_000  # positions of one commit: a run over a long log that is killed has lost no more than that
+
+
+class LogMovedBack(Exception):
+    """The tables have read more of the log than there is."""
+
+
+class Tables:
+    """The three tables of a catalog, which are created if they do not exist."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self.spark = spark
+        self.journal = IcebergTable(spark, "journal", JOURNAL, partitioned_by=PARTITIONED_BY, position="log_position")
+        self.versions = IcebergTable(spark, "versions", VERSIONS)
+        self.inventory = IcebergTable(spark, "inventory", INVENTORY)
+        for table in self.all:
+            table.create()
+
+    @property
+    def all(self) -> tuple[IcebergTable, ...]:
+        """The tables, each of which follows those before it."""
+        return self.journal, self.versions, self.inventory
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateResult:
+    """The result of a run: events added to the journal, keys whose content changed, the position, and gaps."""
+
+    events: int
+    keys: int
+    position: int
+    gaps: tuple[str, ...]
+
+
+def update(tables: Tables, database: Database, retention: int) -> UpdateResult:
+    """Read the log up to its end; `retention` (ms) is how long the log keeps settled events.
+
+    Raises `AlreadyUpdating`, `LogMovedBack`, `LostPosition`, and what Spark and Iceberg raise.
+    """
+    events, keys, gaps = 0, 0, list[str]()
+    end = _end(database)
+    while True:
+        mark, snapshot = tables.journal.state()
+        if mark.position > end.position:
+            raise LogMovedBack(
+                f"the tables have read up to position {mark.position} of a log that ends at {end.position}: the outbox "
+                "was restored or replaced; name a new folder in BUCKETWIRE_TABLES_WAREHOUSE"
+            )
+        if mark.position < end.position:
+            if gap := describe_gap(mark, _end(database).read_at, retention):
+                tables.journal.set_property(f"{GAP}{mark.position}", gap)
+                gaps.append(gap)
+            events += _read_log(tables, database, mark, snapshot, end)
+        elif mark != BEGINNING and not 0 <= end.read_at - mark.read_at < retention // _REMARK:
+            # Nothing was recorded, so nothing can have left the log: the mark must not look old to a later run.
+            tables.journal.set_mark(end, snapshot)
+        keys += _fold_journal(tables)
+        _follow_versions(tables)
+        if tables.journal.mark().position >= end.position:
+            return UpdateResult(events, keys, end.position, tuple(gaps))
+
+
+def describe_gap(mark: Mark, now: int, retention: int) -> str:
+    """Return between which times events may have left the log unread; "" if none has.
+
+    The log keeps an event for at least `retention` (ms), and every event after the mark was received after it. The
+    margin is for what leaves the log while it is read.
+    """
+    left_until = now - retention + min(_MARGIN, retention // 10)
+    if mark == BEGINNING or left_until <= mark.read_at:
+        return ""
+    times = (datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds") for at in (mark.read_at, left_until))
+    return "/".join(times)
+
+
+def describe_gaps(gaps: Sequence[str]) -> str:
+    """Return a sentence on gaps and what to do."""
+    return (
+        f"events of {', '.join(gaps)} may have left the log before the tables read them, and be missing: "
+        "run `bucketwire tables` more often than BUCKETWIRE_RETENTION, which is how long the log keeps events; "
+        "`bucketwire backfill` adds the objects that the inventory lacks; to get rid of those that were removed "
+        "meanwhile, name a new folder in BUCKETWIRE_TABLES_WAREHOUSE before it"
+    )
+
+
+def _end(database: Database) -> Mark:
+    """Return the log's end. Its time is read first: every later event is received after it."""
+    with database.reading() as connection:
+        now = database_now(connection)
+    return Mark(log_end(database).last_seq, now)
+
+
+def _read_log(tables: Tables, database: Database, mark: Mark, snapshot: int | None, end: Mark) -> int:
+    """Add the next events of the log to the journal, and return their number."""
+    partitions = log_end(database).partitions
+    # The log of a service that has run for long begins far from 1.
+    after = max(mark.position, first_seq(database, partitions) - 1) if mark == BEGINNING else mark.position
+    until = min(after + _MOST, end.position)
+    recorded = recorded_between(tables.spark, database, partitions, after, until)
+    tables.journal.add(journal(recorded), mark.position, snapshot, Mark(until, end.read_at))
+    return tables.journal.added_rows()
+
+
+def _fold_journal(tables: Tables) -> int:
+    """Merge the journal's next changes into the versions, and return the number of their keys."""
+    known, read = tables.versions.mark(), tables.journal.mark()
+    if known.position >= read.position:
+        return 0
+    changes = _changes_between(tables, known.position, read.position)
+    folded = fold(changes, tables.versions.frame()).persist(StorageLevel.DISK_ONLY)
+    try:
+        keys = keys_of(folded).count()
+        if keys:
+            tables.versions.merge(folded, MERGE_VERSIONS, read)
+        else:
+            tables.versions.set_mark(read)
+    finally:
+        folded.unpersist()
+    return keys
+
+
+def _follow_versions(tables: Tables) -> None:
+    """Bring the inventory to what the versions say."""
+    shown, known = tables.inventory.mark(), tables.versions.mark()
+    if shown.position >= known.position:
+        return
+    changed = keys_of(_changes_between(tables, shown.position, known.position))
+    rows = holdings(of_keys(tables.versions.frame(), changed)).persist(StorageLevel.DISK_ONLY)
+    try:
+        if rows.isEmpty():
+            tables.inventory.set_mark(known)
+        else:
+            tables.inventory.merge(rows, MERGE_INVENTORY, known)
+    finally:
+        rows.unpersist()
+
+
+def _changes_between(tables: Tables, after: int, until: int) -> DataFrame:
+    rows = tables.journal.frame().where((F.col("log_position") > after) & (F.col("log_position") <= until))
+    return content_changes(rows)

@@ -1,0 +1,324 @@
+"""The sign-in with a real OpenID Connect provider: whom it lets in, with what rights, and what it refuses."""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import RSAKey
+
+from app.config.errors import BadSettings
+from app.config.settings import Settings
+from app.console.openid import Person, granted, identity, scopes
+from app.console.openid_provider import Provider
+from app.console.session import FLOW_COOKIE
+from app.outbox.engine.database import Database
+from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
+from tests.services.openid import OpenIdProvider, openid_provider
+from tests.support.builders import add_target, registry
+
+CONSOLE = "http://localhost/console/"
+
+
+@pytest.fixture(scope="module")
+def provider() -> Iterator[OpenIdProvider]:
+    with openid_provider(f"{CONSOLE}openid-callback") as running:
+        yield running
+
+
+def settings_of(provider: OpenIdProvider, **more: str) -> dict[str, str]:
+    return {
+        "api_tokens": TOKENS, "oidc_issuer": provider.issuer, "oidc_client_id": provider.client_id,
+        "oidc_client_secret": provider.secret, "oidc_console_url": CONSOLE, "oidc_admin": "platform",
+        "oidc_read": "auditors",
+    } | more  # fmt: skip
+
+
+def at_provider(provider: OpenIdProvider, browser: Browser, person: str, path: str = "openid") -> str:
+    """What the provider has the browser ask for, after the person has signed in there."""
+    page = browser.get(path)
+    assert page.status == 303, page.text
+    return provider.sign_in(page.location, person).removeprefix(provider.callback)
+
+
+def back(browser: Browser, query: str) -> Page:
+    return browser.get(f"openid-callback{query}")
+
+
+def sign_in(provider: OpenIdProvider, browser: Browser, person: str, path: str = "openid") -> Page:
+    return back(browser, at_provider(provider, browser, person, path))
+
+
+def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
+    provider: OpenIdProvider, browse: Opened, database: Database
+) -> None:
+    add_target(database, "audit")
+    browser = browse(**settings_of(provider))
+    page = browser.get("events?bucket=images")
+    asked = browser.get(page.location.removeprefix("./"))
+    [link] = [given["href"] for given in asked.all("a") if "openid" in given["href"]]
+    page = browser.get(link.removeprefix("./"))
+    query = {name: values[0] for name, values in parse_qs(urlsplit(page.location).query).items()}
+    assert (query["response_type"], query["code_challenge_method"]) == ("code", "S256")
+    assert query["redirect_uri"] == provider.callback
+    assert set(query["scope"].split()) == {"openid", "profile", "email"}
+    assert len(query["state"]) >= 43
+    assert len({query["state"], query["nonce"], query["code_challenge"]}) == 3
+    [cookie] = page.response.headers.getlist("Set-Cookie")
+    for part in ("HttpOnly", "SameSite=Lax", "Max-Age=600"):
+        assert part in cookie
+    assert query["state"] not in cookie
+    page = back(browser, provider.sign_in(page.location, "alice").removeprefix(provider.callback))
+    assert page.status == 200, page.text
+    [refresh] = [given["content"] for given in page.all("meta") if given.get("http-equiv") == "refresh"]
+    assert refresh == "0; url=./events?bucket=images"
+    cookies = {each.partition("=")[0]: each for each in page.response.headers.getlist("Set-Cookie")}
+    assert "SameSite=Strict" in cookies["bucketwire_console"]
+    assert "Max-Age=0" in cookies[FLOW_COOKIE]
+    page = browser.get("")
+    assert "user alice" in page.text
+    assert "read only" not in page.text
+    assert browser.post("targets/webhook/audit/pause", "targets/webhook/audit").status == 303
+    assert registry(database).targets()[0].state == "paused"
+    assert "openid:alice" in browser.get("audit").text
+    assert browser.get("tokens").status == 200
+    thief = browser.presenting(browser.cookie)
+    assert thief.get("").status == 200
+    for path in ("/v1/targets", "/v1/audit"):
+        assert thief.client.get(path, headers=thief.headers).status_code == 401
+    assert browser.post("sign-out", "").status == 303
+    assert browser.get("").status == 303
+    assert thief.get("").status == 303
+
+
+def test_the_claim_decides_what_a_person_may_do(provider: OpenIdProvider, browse: Opened) -> None:
+    browser = browse(**settings_of(provider))
+    assert sign_in(provider, browser, "bob").status == 200
+    assert "read only" in browser.get("").text
+    assert browser.get("audit").status == 403
+    for person, detail in (
+        ("carol", "the claim groups has no value that BUCKETWIRE_OIDC_ADMIN or BUCKETWIRE_OIDC_READ names"),
+        ("dave", "the claim groups is missing"),
+        ("eve<script>", "eve<script> is known to"),  # one text, and not the two groups in it
+    ):
+        browser = browse(**settings_of(provider))
+        page = sign_in(provider, browser, person)
+        assert page.status == 403
+        assert detail in page.text
+        assert "<script>" not in page.response.get_data(as_text=True).partition("<body>")[2]
+        assert browser.get("").status == 303
+    everybody = browse(**settings_of(provider, oidc_read="*"))
+    assert sign_in(provider, everybody, "dave").status == 200
+    assert "read only" in everybody.get("").text
+
+
+def test_a_session_has_the_rights_that_the_settings_give_it_now(provider: OpenIdProvider, browse: Opened) -> None:
+    first = browse(**settings_of(provider))
+    sign_in(provider, first, "alice")
+    for change, status in (
+        ({}, 200),
+        ({"oidc_admin": "others"}, 303),
+        ({"oidc_issuer": "https://other.example"}, 303),
+        (dict.fromkeys(("oidc_issuer", "oidc_client_id", "oidc_client_secret", "oidc_console_url"), ""), 303),
+    ):
+        other = browse(**settings_of(provider, **change))
+        other.client = first.client
+        other.client.application = other.app
+        assert other.get("").status == status, change
+    less = browse(**settings_of(provider, oidc_admin="others", oidc_read="platform"))
+    sign_in(provider, less, "alice")
+    assert less.get("audit").status == 403
+
+
+def test_a_sign_in_is_used_once_in_the_browser_that_has_begun_it(
+    provider: OpenIdProvider, browse: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    browser, other = browse(**settings_of(provider)), browse(**settings_of(provider))
+    query = at_provider(provider, browser, "alice")
+    assert back(other, query).status == 400  # begun elsewhere: somebody would be signed in as another person
+    at_provider(provider, other, "bob")
+    assert back(other, query).status == 400
+    assert other.get("").status == 303
+    assert back(browser, query).status == 200
+    assert back(browser, query).status == 400
+    late = browse(**settings_of(provider))
+    query, now = at_provider(provider, late, "alice"), time.time()
+    monkeypatch.setattr("app.console.session.time.time", lambda: now + 601)
+    assert back(late, query).status == 400
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "problem"),
+    [
+        ({"nonce": "another"}, 502, "the provider's answer is not valid"),
+        ({"verifier": "v" * 64}, 502, "the provider refused the sign-in: invalid_grant"),
+        ({}, 200, ""),
+    ],
+)
+def test_nonce_and_verifier_are_those_of_this_sign_in(
+    provider: OpenIdProvider, browse: Opened, changed: dict[str, str], status: int, problem: str
+) -> None:
+    from app.console.session import Seals
+
+    browser = browse(**settings_of(provider))
+    query = at_provider(provider, browser, "alice")
+    seals = Seals(browser.app.extensions["bucketwire"].sealer)
+    [cookie] = [each.value for each in browser.client._cookies.values() if each.key == FLOW_COOKIE]
+    held = seals._unseal("console flow", cookie)
+    assert held is not None
+    kept = {name: held[name] for name in ("state", "nonce", "verifier", "following")} | changed
+    browser.client.set_cookie(FLOW_COOKIE, seals._seal("console flow", 600, **kept), path="/console")
+    page = back(browser, query)
+    assert (page.status, problem in page.text) == (status, True), page.text
+
+
+def test_what_the_provider_refuses_is_said(provider: OpenIdProvider, browse: Opened) -> None:
+    browser = browse(**settings_of(provider))
+    state = parse_qs(urlsplit(browser.get("openid").location).query)["state"][0]
+    page = back(browser, f"?state={state}&error=access_denied&error_description=<b>no</b>")
+    assert page.status == 403
+    assert "the provider refused the sign-in: access_denied <b>no</b>" in page.text
+    assert "<b>no</b>" not in page.response.get_data(as_text=True)
+    state = parse_qs(urlsplit(browser.get("openid").location).query)["state"][0]
+    page = back(browser, f"?state={state}&code=x&iss=https://evil.example")
+    assert (page.status, "another provider has answered" in page.text) == (502, True)
+    wrong = browse(**settings_of(provider, oidc_client_secret="wrong-secret"))
+    page = sign_in(provider, wrong, "alice")
+    assert (page.status, "refused the sign-in: invalid_client" in page.text) == (502, True)
+
+
+def test_a_public_client_and_claims_at_the_userinfo_endpoint_behind_a_prefix(browse: Opened) -> None:
+    url = "http://localhost/tools/bucketwire/console/"
+    with openid_provider(f"{url}openid-callback", secret="", conform=True) as public:
+        browser = browse(prefix="/tools/bucketwire", **settings_of(public, oidc_console_url=url.removesuffix("/")))
+        assert sign_in(public, browser, "alice").status == 200
+        assert "user alice" in browser.get("").text
+
+
+def test_new_keys_of_the_provider_are_learned_and_without_it_tokens_still_work(browse: Opened) -> None:
+    with openid_provider(f"{CONSOLE}openid-callback") as running:
+        browser = browse(**settings_of(running))
+        assert sign_in(running, browser, "alice").status == 200
+        running.stop()
+        assert browser.get("").status == 200  # a session does not need the provider
+        running.start()
+        assert sign_in(running, browser, "bob").status == 200
+        fresh = browse(**settings_of(running))
+        query = at_provider(running, fresh, "alice")
+        running.stop()
+        page = back(fresh, query)
+        assert (page.status, "does not answer: ConnectionError" in page.text) == (502, True)
+    fresh = browse(**settings_of(running))
+    page = fresh.get("openid")
+    assert page.status == 503
+    assert "cannot be reached: ConnectionError. Signing in with a token works" in page.text
+    assert fresh.sign_in(ADMIN).status == 303
+    assert "token ops" in fresh.get("").text
+
+
+def test_without_the_settings_there_is_no_such_sign_in(browse: Opened) -> None:
+    browser = browse(api_tokens=TOKENS)
+    assert "Sign in with" not in browser.get("sign-in").text
+    for path in ("openid", "openid-callback?code=x&state=y"):
+        assert browser.get(path).status == 404
+
+
+class Answering(Provider):
+    """A provider whose answers are given."""
+
+    def __init__(self, settings: Settings, keys: Mapping[str, Any]) -> None:
+        super().__init__(settings)
+        self.keys = keys
+
+    def _keys(self, *, again: bool = False) -> Any:
+        return self.keys
+
+
+def test_a_token_counts_only_if_a_key_of_the_provider_has_signed_it() -> None:
+    ours, theirs = (RSAKey.generate_key(2048, {"kid": "one", "use": "sig"}) for _ in range(2))
+    public = {"keys": [ours.as_dict(private=False)]}
+    found = Answering(Settings(), public)
+    claims = {"sub": "alice"}
+    assert found._verified(jwt.encode({"alg": "RS256", "kid": "one"}, claims, ours)).claims == claims
+    forged = [
+        jwt.encode({"alg": "RS256", "kid": "one"}, claims, theirs),
+        jwt.encode({"alg": "RS256", "kid": "two"}, claims, theirs),
+        signed_with_the_public_key(ours.as_pem(private=False), {"alg": "HS256", "kid": "one"}, claims),
+        "eyJhbGciOiJub25lIiwia2lkIjoib25lIn0.eyJzdWIiOiJhbGljZSJ9.",
+    ]
+    for token in forged:
+        with pytest.raises(JoseError):
+            found._verified(token)
+
+
+def signed_with_the_public_key(key: bytes, *parts: Mapping[str, str]) -> str:
+    """What a library accepts that takes the algorithm from the token and any key for a secret."""
+    content = b".".join(base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in parts)
+    digest = base64.urlsafe_b64encode(hmac.new(key, content, "sha256").digest()).rstrip(b"=")
+    return f"{content.decode()}.{digest.decode()}"
+
+
+def test_values_of_the_claim_give_scopes() -> None:
+    settings = Settings.from_environ(
+        {
+            "BUCKETWIRE_OIDC_ISSUER": "https://id.example", "BUCKETWIRE_OIDC_CLIENT_ID": "x",
+            "BUCKETWIRE_OIDC_CONSOLE_URL": "https://ops.example/console", "BUCKETWIRE_OIDC_ADMIN": "a, b",
+            "BUCKETWIRE_OIDC_READ": "c", "BUCKETWIRE_OIDC_CLAIM": "roles",
+        }
+    )  # fmt: skip
+    assert settings.oidc_console_url == "https://ops.example/console/"
+    for value, scope in (
+        (["a"], {"admin"}), (["c", "b"], {"admin"}), ("c", {"read"}), (["c", 1, None, {}], {"read"}), ("a b", None),
+        (["A"], None), ([], None), (None, None), ({"a": 1}, None), (True, None), (["*"], None),
+    ):  # fmt: skip
+        values = granted(settings, {"roles": value})
+        assert scopes(settings, values) == (scope or set()), value
+        person = identity(settings, Person("https://id.example", "alice", values))
+        assert (person is None) == (scope is None)
+    assert identity(settings, Person("https://other.example", "alice", ("a",))) is None
+
+
+def test_an_address_that_nobody_has_verified_gives_nothing() -> None:
+    settings = Settings.from_environ(
+        {
+            "BUCKETWIRE_OIDC_ISSUER": "https://id.example", "BUCKETWIRE_OIDC_CLIENT_ID": "x",
+            "BUCKETWIRE_OIDC_CONSOLE_URL": "https://ops.example/console/", "BUCKETWIRE_OIDC_CLAIM": "email",
+            "BUCKETWIRE_OIDC_ADMIN": "alice@ops.example",
+        }
+    )  # fmt: skip
+    for verified, values in ((True, ("alice@ops.example",)), (False, ()), ("true", ()), (None, ())):
+        assert granted(settings, {"email": "alice@ops.example", "email_verified": verified}) == values
+
+
+@pytest.mark.parametrize(
+    ("variables", "problem"),
+    [
+        ({"ISSUER": "http://id.example"}, "OIDC_ISSUER.*is not an https URL"),
+        ({"ISSUER": "id.example"}, "OIDC_ISSUER"),
+        ({"ISSUER": "https://id.example/?a=b"}, "OIDC_ISSUER.*is not an issuer"),
+        ({"CLIENT_ID": ""}, "OIDC_CLIENT_ID.*is missing"),
+        ({"CONSOLE_URL": ""}, "OIDC_CONSOLE_URL.*is missing"),
+        ({"CONSOLE_URL": "https://ops.example/"}, "OIDC_CONSOLE_URL.*is not the console's address"),
+        ({"ADMIN": ""}, "OIDC_READ.*is missing"),
+        ({"SCOPE": "profile"}, "OIDC_SCOPE.*lacks openid"),
+        ({}, ""),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(variables: dict[str, str], problem: str) -> None:
+    given = {"ISSUER": "https://id.example", "CLIENT_ID": "x", "CONSOLE_URL": CONSOLE, "ADMIN": "a"} | variables
+    environ = {f"BUCKETWIRE_OIDC_{name}": value for name, value in given.items()}
+    if not problem:
+        assert Settings.from_environ(environ).oidc_scope == "openid profile email"
+        return
+    with pytest.raises(BadSettings) as refused:
+        Settings.from_environ(environ)
+    assert re.search(problem, str(refused.value)), refused.value

@@ -1,0 +1,245 @@
+"""Differences between a bucket and a target's rows, on frames of a few rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+from pyspark.testing import assertDataFrameEqual
+
+from app.config.arn import TargetId
+from app.outbox.reconcile.runs import COUNTS
+from app.rules.filters import Filters, Pairs
+from app.rules.model import Rule
+from spark_jobs.jobs.findings import count_findings, documents, find_drift, namespace
+from spark_jobs.reports.report import FINDINGS as FOLDER
+from spark_jobs.reports.report import (
+    NotShared,
+    ReportHeader,
+    by_folder_and_age,
+    check_complete,
+    write_findings,
+    write_page,
+)
+from spark_jobs.rule_predicates import rule_predicates
+from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
+from tests.support.comparison import HEAD, MARKER, PUT, T, kinds, row, rule, thing
+from tests.support.hostile_names import BUCKETS
+
+
+def findings_of(
+    spark: SparkSession, listing: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]], *,
+    rules: Sequence[Rule] = (rule(),), moving: Sequence[str] = (), **options: Any,
+) -> DataFrame:  # fmt: skip
+    chosen = {"bucket": "b", "policy": "mirror", "versioned": False, "young": T + 1_000_000} | options
+    in_flight = spark.createDataFrame([(key,) for key in moving], "key string")
+    frames = spark.createDataFrame(listing, LISTING), spark.createDataFrame(rows, NAMESPACE)
+    return find_drift(*frames, in_flight, rules=rules, **chosen)
+
+
+def test_every_kind_of_drift_is_found_and_nothing_else(spark: SparkSession) -> None:
+    listing = [
+        thing("same"), thing("odd +%é🎉"), thing("gone"), thing("etag"), thing("size"),
+        thing("time", modified=T + 61_000),
+        thing("clocks", modified=T + 59_000), thing("garbage"),
+    ]  # fmt: skip
+    rows = [
+        row("same"), row("odd +%é🎉"), row("etag", etag="e0"), row("size", size=6), row("time"), row("clocks"),
+        row("orphan"), row("garbage", sound=False), row("garbage of nothing", sound=False),
+    ]  # fmt: skip
+    findings = findings_of(spark, listing, rows)
+    assert kinds(findings) == {
+        "gone": "missing",
+        "etag": "stale:etag",
+        "size": "stale:size",
+        "time": "stale:time",
+        "orphan": "orphaned",
+        "garbage": "malformed",
+        "garbage of nothing": "malformed",
+    }
+    assert count_findings(findings) == {
+        "missing": 1, "stale": 3, "orphaned": 1, "malformed": 2, "unmatched": 0, "in_flight": 0,
+    }  # fmt: skip
+
+
+def test_a_finding_has_the_object_and_the_row(spark: SparkSession) -> None:
+    listing = [thing("k", "e2", 7, T + 5, "v2")]
+    rows = [("k", True, PUT, "e1", 5, "v1", "18E9", T)]
+    expected = [("k", "stale", "etag,size,version", "e2", 7, T + 5, "v2", PUT, "e1", 5, "v1", "18E9", T, False)]
+    assertDataFrameEqual(
+        findings_of(spark, listing, rows, versioned=True), spark.createDataFrame(expected, FINDINGS), checkRowOrder=True
+    )
+
+
+def test_what_is_in_flight_is_no_drift(spark: SparkSession) -> None:
+    listing, rows = [thing("moving"), thing("young", modified=T + 9), thing("missing")], [row("going")]
+    findings = findings_of(spark, listing, rows, moving=["moving", "going", "going", "elsewhere"], young=T + 9)
+    assert kinds(findings) == {
+        "moving": "~missing", "going": "~orphaned", "young": "~missing", "missing": "missing",
+    }  # fmt: skip
+    assert count_findings(findings)["in_flight"] == 3
+
+
+def test_rules_decide_which_keys_a_target_should_have(spark: SparkSession) -> None:
+    keys = spark.createDataFrame([("a/b.jpg",), ("a/c.txt",), ("z",)], "key string")
+    cases: list[tuple[list[Rule], str, str]] = [  # rules, keys whose creations are sent, keys whose removals are sent
+        ([], "", ""),
+        ([rule(bucket="other")], "", ""),
+        ([rule(bucket="*")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule("a/", ".jpg")], "a/b.jpg", "a/b.jpg"),
+        ([rule("a/"), rule("z")], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule("a/b.jp", "jpg")], "", ""),  # prefix and suffix must not overlap
+        ([rule("a/?.t")], "a/c.txt", "a/c.txt"),
+        ([rule("*/", "b.*")], "a/b.jpg", "a/b.jpg"),
+        ([rule(events=["s3:ObjectCreated:*"])], "a/b.jpg a/c.txt z", ""),
+        ([rule(events=["s3:ObjectRemoved:*"])], "", "a/b.jpg a/c.txt z"),
+        ([rule(events=[PUT])], "", ""),  # a listing does not show whether an object was put or copied
+        ([rule(events=["*"])], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule(filters=Filters(regex="a/.*|z"))], "a/b.jpg a/c.txt z", "a/b.jpg a/c.txt z"),
+        ([rule("a/", filters=Filters(regex=".*t"))], "a/c.txt", "a/c.txt"),
+        ([rule("a/", filters=Filters(regex="b"))], "", ""),
+        # A row may be of another content than the one that is listed, and a removal has neither size nor tags.
+        ([rule(filters=Filters(min_size=1)), rule("z")], "z", "z"),
+        ([rule(filters=Filters(tags=Pairs(a="1")))], "", ""),
+    ]
+    columns = []
+    for number, (rules, _, _) in enumerate(cases):
+        predicates = rule_predicates(rules, "b", F.col("key"), versioned=False)
+        columns += [predicates.expected.alias(f"e{number}"), predicates.removable.alias(f"r{number}")]
+    rows = keys.select("key", *columns).collect()
+    matched = [
+        tuple(" ".join(one["key"] for one in rows if one[f"{kind}{number}"]) for kind in "er")
+        for number in range(len(cases))
+    ]
+    assert matched == [case[1:] for case in cases]
+
+
+def test_rows_that_no_rule_matches_are_reported_and_are_no_drift(spark: SparkSession) -> None:
+    listing, rows = [thing("a/b"), thing("z")], [row("a/x"), row("y"), row("z", etag="other")]
+    assert kinds(findings_of(spark, listing, rows, rules=[rule("a/")])) == {
+        "a/b": "missing", "a/x": "orphaned", "y": "unmatched", "z": "unmatched",
+    }  # fmt: skip
+    assert kinds(findings_of(spark, listing, rows, rules=[rule(events=[PUT])])) == {}
+    assert kinds(findings_of(spark, listing, rows, rules=[rule("a/", filters=Filters(min_size=1))])) == {
+        "y": "unmatched", "z": "unmatched",
+    }  # fmt: skip
+
+
+def test_versions_count_only_where_the_listing_has_them(spark: SparkSession) -> None:
+    listing, rows = [thing("k", version="v2"), thing("null")], [row("k", version="v1"), row("null")]
+    assert kinds(findings_of(spark, listing, rows, versioned=True)) == {"k": "stale:version"}
+    assert kinds(findings_of(spark, listing, rows)) == {}
+
+
+def test_policy_compatible_accepts_what_minio_does(spark: SparkSession) -> None:
+    listing = [thing("read"), thing("read of other"), thing("lost"), thing("alive")]
+    rows = [
+        row("read", name=HEAD, size=None), row("read of other", name=HEAD, etag="e0"),
+        row("marked", name=MARKER, etag=None),
+        row("never", name="s3:ObjectRemoved:NoOP", etag=None), row("alive", name=MARKER, etag=None), row("orphan"),
+    ]  # fmt: skip
+    common = {"read of other": "stale:etag", "alive": "stale:event", "orphan": "orphaned"}
+    assert kinds(findings_of(spark, listing, rows, policy="compatible")) == common | {"lost": "missing"}
+    assert kinds(findings_of(spark, listing, rows, policy="compatible", versioned=True)) == common
+    assert kinds(findings_of(spark, listing, rows)) == common | {
+        "lost": "missing", "marked": "orphaned", "never": "orphaned",
+    }  # fmt: skip
+
+
+def test_a_row_is_read_from_its_document(spark: SparkSession) -> None:
+    def document(key: str, bucket: str = "b", **more: object) -> str:
+        s3 = {"bucket": {"name": bucket}, "object": {"key": key} | more}
+        return orjson.dumps(
+            {"Records": [{"eventName": PUT, "eventTime": "2026-11-18T09:06:40.123Z", "s3": s3}]}
+        ).decode()
+
+    texts = [
+        ("dir a/ü+🎉", document("dir+a%2F%C3%BC%2B%F0%9F%8E%89", eTag="e", size=12, versionId="v", sequencer="18E9")),
+        ("plain", document("plain", versionId="null")),
+        ("twice", document("twice")),
+        ("twice", document("twice")),
+        ("other", document("another")),
+        ("elsewhere", document("elsewhere", bucket="c")),
+        ("stray", document("%zz", size="many")),
+        ("no json", "{"),
+        ("no event", "[]"),
+        ("null", None),
+    ]
+    rows = documents(spark.createDataFrame(texts, "key string, document string"))
+    assert rows.schema.names == ROWS.names
+    time = 1_794_992_800_123
+    nothing = (False, None, None, None, "", None, None)
+    expected = [
+        ("dir a/ü+🎉", True, PUT, "e", 12, "v", "18E9", time),
+        ("plain", True, PUT, None, None, "", None, time),
+        ("twice", True, PUT, None, None, "", None, time),
+        ("other", False, PUT, None, None, "", None, time),
+        ("elsewhere", False, PUT, None, None, "", None, time),
+        ("stray", False, PUT, None, None, "", None, time),
+        ("no json", *nothing),
+        ("no event", *nothing),
+        ("null", *nothing),
+    ]
+    assertDataFrameEqual(namespace(rows, "b").select(*NAMESPACE.names), spark.createDataFrame(expected, NAMESPACE))
+
+
+def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession, tmp_path: Path) -> None:
+    listing = spark.createDataFrame([thing("a"), thing("b"), thing("c")], LISTING)
+    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    compared = find_drift(
+        listing, rows, moving, bucket="b", rules=[rule()], policy="mirror", versioned=False, young=T + 1_000_000
+    )
+    written = write_findings(compared.repartition(3, "key"), tmp_path)
+    assert written.count() == 3
+    parts = sorted((tmp_path / FOLDER).glob("part-*"), key=lambda part: part.stat().st_size)
+    parts[-1].unlink()  # as if an executor had written it on its own machine
+    left = spark.read.schema(FINDINGS).parquet(str(tmp_path / FOLDER))
+    with pytest.raises(NotShared, match="use a folder that all machines share"):
+        check_complete(left, 3, str(tmp_path / FOLDER))
+
+
+def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    listing = spark.createDataFrame([thing(f"{name}/{hostile}") for name in BUCKETS], LISTING)
+    rows, moving = spark.createDataFrame([], NAMESPACE), spark.createDataFrame([], "key string")
+    for number, name in enumerate((hostile, "../../x", "new\nline\x1b[31m", "🎉" * 250)):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        every = Rule(bucket="*", events=("*",), target=TargetId("redis", "x"))
+        compared = find_drift(
+            listing, rows, moving, bucket=name, rules=[every], policy="mirror", versioned=False, young=T + 1_000_000
+        )
+        findings = write_findings(compared, folder)
+        counts = dict.fromkeys(COUNTS, 0) | {"missing": len(BUCKETS)}
+        header = ReportHeader("r" * 32, name, "redis:x", "mirror", False, T, counts, f"it is {name}")
+        page = write_page(findings, header, folder).read_text()
+        assert "&lt;script&gt;" in page
+        assert "<script" not in page
+    assert {path.name for path in tmp_path.iterdir()} == {"0", "1", "2", "3"}
+
+
+def test_a_report_has_bars_of_the_largest_folders_and_of_all_ages(spark: SparkSession) -> None:
+    day = 86_400_000
+    folders = [(f"f{number:02}/{each}", T) for number in range(14) for each in range(number + 1)]
+    listing = [thing(key, modified=at) for key, at in [*folders, ("top", T - 6 * day), ("f13/old", T - 400 * day)]]
+    rows = [row("f13/gone", time=T - 20 * day), row("f13/0", etag="other"), row("f13/odd", sound=False)]
+    drift = findings_of(spark, listing, rows).withColumn(
+        "row_time", F.when(F.col("key") != "f13/odd", F.col("row_time"))
+    )
+    by_folder, by_age = by_folder_and_age(drift, T)
+    assert [name for name, _ in by_folder] == [*(f"f{number:02}/" for number in range(13, 1, -1)), "all others"]
+    assert by_folder[0] == ("f13/", {"missing": 14, "stale": 1, "orphaned": 1, "malformed": 1})
+    assert by_folder[-1] == ("all others", {"missing": 1 + 2 + 1})  # f00, f01 and what is in no folder
+    assert by_age == [
+        ("under a day", {"missing": 104, "stale": 1}),
+        ("under a week", {"missing": 1}),
+        ("under a month", {"orphaned": 1}),
+        ("under a year", {}),
+        ("older", {"missing": 1}),
+        ("unknown", {"malformed": 1}),
+    ]

@@ -1,0 +1,18 @@
+"""The history of a versioned key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from app.events.version_history import (
+    Entry,
+    Fold,
+    Holding,
+)
+
+
+def current(history: Iterable[Entry]) -> Holding:
+    """What the fold of a whole history comes to."""
+    fold = Fold()
+    fold.add(sorted(history, key=lambda entry: entry.seq))
+    return fold.key.holding(fold.top())

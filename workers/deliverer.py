@@ -1,0 +1,151 @@
+"""Claim partitions of a target, deliver their events, and record what became of them."""
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from random import Random
+
+from app.config.arn import TargetId
+from app.config.target_settings import BadSettings
+from app.logs import printable
+from app.outbox.delivery.breaker_state import close_breaker, count_failures, open_breaker
+from app.outbox.delivery.leases import Lease, LeaseLost, new_token
+from app.outbox.delivery.openings import Opening
+from app.outbox.delivery.settlement_store import SettlementStore
+from app.outbox.engine.clock import elapsed
+from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.targets import StoredTarget, UnknownTarget
+from workers.delivery.breaker import back_off
+from workers.delivery.event_wait import EventWait
+from workers.delivery.lease_guard import LeaseGuard
+from workers.delivery.outcomes import Unavailable
+from workers.delivery.partition_worker import LeaseSummary, OpenTarget, PartitionWorker
+from workers.idle_processes import processes
+from workers.resources import Resources
+from workers.targets.base import LeaseExpired
+from workers.telemetry import metrics
+
+log = logging.getLogger("bucketwire.worker")
+
+_RETRIES = 3  # the first that meets a lost connection replaces them all
+
+
+class Deliverer:
+    """Works off leases of a target's partitions, and opens targets that were set."""
+
+    def __init__(self, held: Resources) -> None:
+        self._held = held
+        self._store = SettlementStore(held.database, int(held.settings.lease_ttl * 1000))
+        self._rng = Random()  # noqa: S311 - jitter, not a secret
+
+    def deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+        """Claim the free ones of `partitions`, work them off, and return a one-line summary."""
+        # After a database outage the first use of a pooled connection fails. A wake-up that fails delays its partitions
+        # by the time of a lease, so this call opens a new connection instead of leaving that to the next one.
+        for _ in range(_RETRIES):
+            try:
+                done = self._deliver(target, partitions)
+            except DatabaseUnavailable as error:
+                failure = error
+            else:
+                self._held.state.available()
+                return done
+        self._held.state.unavailable(failure)
+        return "the outbox database is unavailable"
+
+    def open_target(self, opening: Opening) -> str:
+        """Open a target that was set, and record the result; return it as one line."""
+        try:
+            return self._held.opener.open(opening)
+        except UnknownTarget:
+            return "the target was removed"
+        except DatabaseUnavailable as error:
+            self._held.state.unavailable(error)
+            return "the outbox database is unavailable"
+
+    def _deliver(self, target: TargetId, partitions: Sequence[int]) -> str:
+        try:
+            stored = self._held.registry.target(target)
+        except UnknownTarget:
+            return "the target was removed"
+        self._held.redeliveries.record()  # before a process that may have written too late claims anything else
+        claimed, now = elapsed(), self._held.clock.measure()
+        running = stored.state == "running"
+        # While the others are idle and the target is quick, one worker that waits for its next events costs least.
+        with_free = processes.any_idle() and self._held.pool.is_quick(stored)
+        lease = self._held.leases.claim(
+            stored.row_id, partitions, new_token(), now, running=running, with_free=with_free
+        )
+        if lease is None:
+            return "nothing to claim"
+        try:
+            term, work = self._held.settings.lease_ttl, self._held.settings.lease_max_work
+            with LeaseGuard(self._held.leases, lease, claimed, term, self._held.clock, work) as guard:
+                summary = self._work_off(lease, guard, stored)
+        except (LeaseLost, LeaseExpired):
+            arn = target.arn(self._held.settings.region)
+            log.warning("%s lease lost: its current batch may be delivered again", arn, extra={"target": arn})
+            if (seen := metrics.of(arn)) is not None:
+                seen.lost_lease()
+            return "lease lost"
+        except BadSettings as error:
+            open_breaker(self._held.database, lease.target_id, str(error), self._held.clock() + 60_000, probing=True)
+            self._held.wakeups.request()  # so that the drain learns when to probe
+            return f"bad settings: {error}"
+        finally:
+            self._held.leases.release(lease)
+        self._wake_drain(lease)
+        if summary.answered:
+            with contextlib.suppress(*DatabaseUnavailable):  # a delivery that is settled must not be repeated for it
+                self._held.opener.answered(stored)
+        return str(summary)
+
+    def _wake_drain(self, lease: Lease) -> None:
+        """Have the drain run if there is work that it did not see while the lease was held."""
+        with contextlib.suppress(*DatabaseUnavailable):  # beat's next drain finds it
+            # A probe kept the target's other partitions from being offered.
+            if lease.probing or self._held.leases.left(lease):
+                self._held.wakeups.request()
+
+    def _work_off(self, lease: Lease, guard: LeaseGuard, stored: StoredTarget) -> LeaseSummary:
+        work = self._held.pool.work(stored)
+        partitions = PartitionWorker(self._store, work, lease, self._held.clock, guard, self._held.attempts)
+        wait = EventWait(
+            lambda: processes.any_idle() and not lease.probing,
+            lambda: self._is_unchanged(stored, work),
+        )
+        try:
+            summary = partitions.work_off(lambda: not guard.has_time(), wait)
+        except (LeaseLost, LeaseExpired):
+            self._held.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
+            raise
+        except DatabaseUnavailable:
+            if not guard.holds:  # what was sent cannot be settled, and another worker may have sent newer events
+                self._held.redeliveries.add(lease.target_id, work.name, partitions.unsettled())
+            raise
+        if summary.unavailable is not None:
+            self._open_breaker(lease, work.name, summary.unavailable)
+        elif lease.probing and summary.answered:
+            close_breaker(self._held.database, lease.target_id)
+            log.info("%s is available again", work.name, extra={"target": work.name})
+        return summary
+
+    def _is_unchanged(self, stored: StoredTarget, work: OpenTarget) -> bool:
+        try:
+            found = self._held.registry.target(stored.target)
+            same = (found.row_id, found.revision, found.state) == (stored.row_id, stored.revision, stored.state)
+            return same and self._held.pool.work(stored) is work
+        except (UnknownTarget, BadSettings):
+            return False
+
+    def _open_breaker(self, lease: Lease, arn: str, why: Unavailable) -> None:
+        wait = back_off(1 + count_failures(self._held.database, lease.target_id), self._rng, why.retry_after)
+        resume_at = self._held.clock() + wait
+        opened = open_breaker(
+            self._held.database, lease.target_id, why.reason, resume_at, probing=lease.probing, pause=why.pause
+        )
+        self._held.wakeups.request()  # so that the drain learns when to probe
+        if opened and (seen := metrics.of(arn)) is not None:
+            seen.opened_breaker()
+        members = {"target": arn, "outcome": "unavailable", "next_probe_in": wait / 1000, "reason": why.reason}
+        log.warning("%s unavailable, next probe in %.1f s: %s", arn, wait / 1000, printable(why.reason), extra=members)

@@ -1,0 +1,137 @@
+"""What the drain's process does beside offering work: it purges old rows, takes samples, and repairs parked objects."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+
+from app.outbox import audit, series
+from app.outbox.delivery import attempts, rate_limits
+from app.outbox.delivery.parked import HeadRepair
+from app.outbox.engine.database import DatabaseUnavailable
+from app.outbox.log.retention import PurgeProgress, purge
+from app.outbox.notices import NoticeRecorder
+from app.outbox.versions.retention import UnusedProgress, drop_unused
+from workers.resources import Resources
+
+log = logging.getLogger("bucketwire.worker")
+
+_REPAIR_INTERVAL = 60.0  # seconds
+_TIDY_INTERVAL = 600.0  # seconds
+# Seconds. The drain runs in the same process and waits during a purge. If that has not removed everything, it continues
+# after a pause, so that it keeps up with the log.
+_LONGEST_PURGE, _PURGE_PAUSE = 0.3, 0.3
+
+
+class Upkeep:
+    """Keeps the outbox's tables small and its records in order."""
+
+    def __init__(self, held: Resources) -> None:
+        self._held = held
+        self._tables_tidied = -_TIDY_INTERVAL
+        self._unused_progress = UnusedProgress()
+        self._purge_progress = PurgeProgress()
+        self._next_purge = math.inf  # when a purge that was interrupted goes on, by time.monotonic()
+        self._head_repair = HeadRepair(held.database)
+        self._repaired = 0.0
+        self._notice_recorder: NoticeRecorder | None = None
+
+    def continue_work(self) -> None:
+        """Go on with a purge that was interrupted, and repair parked objects, each when it is due.
+
+        Raises `DatabaseUnavailable`.
+        """
+        if time.monotonic() >= self._next_purge:
+            self.purge()
+        elif self._next_purge < math.inf:
+            self._held.wakeups.request(self._next_purge - time.monotonic())
+        if time.monotonic() - self._repaired > _REPAIR_INTERVAL:
+            self._repaired = time.monotonic()
+            self._repair_heads()
+
+    def purge(self) -> int:
+        """Remove settled events older than the retention; return how many, 0 while the database is unavailable.
+
+        Then it removes other rows that nobody needs, from time to time; what fails there does not stop the rest.
+        It stops after a short time; then the next drains of this process go on with it.
+        """
+        self._next_purge = math.inf
+        try:
+            older_than = self._held.clock() - int(self._held.settings.retention * 1000)
+            removed = purge(self._held.database, older_than, seconds=_LONGEST_PURGE, progress=self._purge_progress)
+        except DatabaseUnavailable as error:
+            self._held.state.unavailable(error)
+            removed, is_behind = 0, False
+        else:
+            is_behind = self._purge_progress.is_behind
+        self._tidy_tables()
+        if is_behind or not self._unused_progress.ended:
+            self._next_purge = time.monotonic() + _PURGE_PAUSE
+            self._held.wakeups.request(_PURGE_PAUSE)
+        return removed
+
+    def sample(self) -> bool:
+        """Store a sample of every target's counters, once in each step; return whether this call did.
+
+        With `service_events`, also record what the sample shows as events about the service.
+        """
+        try:
+            is_stored = series.take_sample(self._held.database)
+            if is_stored and self._held.settings.service_events and self._notices().record():
+                self._held.wakeups.request()
+        except DatabaseUnavailable as error:
+            self._held.state.unavailable(error)
+            return False
+        return is_stored
+
+    def _notices(self) -> NoticeRecorder:
+        if self._notice_recorder is None:
+            interval, backlog = self._held.settings.service_events_interval, self._held.settings.service_events_backlog
+            self._notice_recorder = NoticeRecorder(self._held.database, interval=int(interval * 1000), backlog=backlog)
+        return self._notice_recorder
+
+    def _tidy_tables(self) -> None:
+        """Delete rows that nobody needs any more, each kind by itself: one that fails is tried at the next interval."""
+        if time.monotonic() - self._tables_tidied > _TIDY_INTERVAL:
+            self._tables_tidied = time.monotonic()
+            self._unused_progress = UnusedProgress(ended=False)
+            for job in (self._purge_audit, self._forget_attempts, self._forget_rates):
+                self._run_alone(job)
+        if not self._unused_progress.ended and not self._run_alone(self._drop_unused):
+            self._unused_progress = UnusedProgress()
+
+    def _run_alone(self, job: Callable[[], object]) -> bool:
+        """Run a job whose failure must not stop what follows; return whether it succeeded."""
+        try:
+            job()
+        except DatabaseUnavailable as error:
+            self._held.state.unavailable(error)
+            return False
+        except Exception:
+            log.exception("%s: unexpected", getattr(job, "__name__", job))
+            return False
+        return True
+
+    def _purge_audit(self) -> None:
+        audit.purge(self._held.database, self._held.clock() - int(self._held.settings.audit_retention * 1000))
+
+    def _forget_attempts(self) -> None:
+        with self._held.database.writing() as connection:
+            attempts.forget_removed(connection)
+
+    def _forget_rates(self) -> None:
+        with self._held.database.writing() as connection:
+            rate_limits.forget_removed(connection)
+
+    def _drop_unused(self) -> None:
+        drop_unused(self._held.database, self._unused_progress, seconds=_LONGEST_PURGE)
+
+    def _repair_heads(self) -> None:
+        for target, objects in self._head_repair.run().items():
+            arn = target.arn(self._held.settings.region)
+            log.warning(
+                "%s: repaired %d objects whose parked events had no head, or several; please report this as a defect",
+                arn,
+                objects,
+                extra={"target": arn, "objects": objects},
+            )
