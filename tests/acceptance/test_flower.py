@@ -52,7 +52,7 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
 ) -> None:
     name = f"seen-{uuid4().hex[:12]}"
     place = f"{services.LOOPBACK}:{redis_server.port}"
-    arn = whole.add_target(f"redis:{name}", address=place, key=name, format="access")
+    whole.add_target(f"redis:{name}", address=place, key=name, format="access")
     with Flower(settings=whole.settings).start() as flower:
         whole.post(event("telling-key.txt", bucket="telling-bucket").record.encode())
         until(lambda: whole.counters()[f"redis:{name}"].delivered, 10, what="the delivery")
@@ -61,7 +61,7 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
             return [task["result"] for task in flower.ask("/api/tasks").values() if task["state"] == "SUCCESS"]
 
         until(lambda: any("delivered=1" in str(result) for result in outcomes()), 10, what="the outcome in Flower")
-        tasks = flower.ask("/api/tasks").values()
+        tasks = [task for task in flower.ask("/api/tasks").values() if task["received"]]  # else it ran before Flower
         workers = flower.ask("/api/workers")
         changes_nothing(flower)
     assert "deliver" in {task["name"] for task in tasks} <= {"deliver", "open_target", "purge"}
@@ -72,10 +72,10 @@ def test_flower_shows_targets_partitions_and_outcomes_and_nothing_of_the_events(
         # The partitions to deliver from, or the revision of the settings to open and when they are offered again.
         named, *what = ast.literal_eval(task["args"])
         assert task["args"] == str((named, *what))
-        assert named == arn or task["name"] == "open_target", "other tests have targets that cannot be opened"
+        assert "sqs::seen-" in named or task["name"] == "open_target", "other tests have targets that cannot be opened"
         assert set("".join(map(str, what))) <= set("0123456789-,")
         assert task["kwargs"] == "{}"
-    assert "telling" not in str(list(tasks))
+    assert "telling" not in str(tasks)
     assert {worker.partition("@")[0] for worker in workers} == {"drain", "targets"}
 
 

@@ -44,6 +44,16 @@ class Stage:
         services.until(lambda: len(self.emitted()) >= count, 20, what=f"event {count} at the webhook")
         services.until(lambda: len(self.topics.messages("direct")) >= count, 20, what=f"event {count} in Kafka")
         services.until(lambda: len(self.indices.documents("direct-a")) >= count, 20, what=f"document {count}")
+        services.until(lambda: self._sequencers() == self._mirrored(), 20, what=f"event {count} in the mirror")
+
+    def _sequencers(self) -> set[str]:
+        """The sequencers of the events whose records MinIO's own mirror has."""
+        return {hit["_source"]["Records"][0]["s3"]["object"]["sequencer"] for hit in self.indices.documents("direct-n")}
+
+    def _mirrored(self) -> set[str]:
+        """The sequencers of the events whose records a mirror has now."""
+        newest = {event.key: event for event in self.emitted()}
+        return {event.sequencer for event in newest.values() if not event.name.startswith("s3:ObjectRemoved")}
 
 
 @pytest.fixture(scope="module")
