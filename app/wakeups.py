@@ -39,6 +39,7 @@ _REDIS = {
     "socket_connect_timeout": BROKER_TIMEOUT,
     "socket_keepalive": True,
     "health_check_interval": BROKER_TIMEOUT - 1,  # also bounds how late Redis may reply that no message arrived
+    "priority_steps": [0],  # kombu's four would make four lists of each queue, and every look ask for all of them
 }
 # The more requests a wake-up stands for, and the more messages wait, the later is the next: with few events each is
 # delivered at once, and with many the drain, whose cost does not depend on their number, leaves the processor to intake

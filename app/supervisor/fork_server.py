@@ -42,6 +42,8 @@ class ForkServer:
         self._asking = threading.Lock()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
+        gc.collect()
+        gc.freeze()  # a collection in one of the two would otherwise write to every page that they share
         self.pid = os.fork()
         if self.pid == 0:
             self._socket.close()
