@@ -90,7 +90,7 @@ def goes_through(whole: System, server: services.Redis, bucket: str) -> None:
     receipt = whole.post(body(sent))
     assert receipt["recorded"] == 1
     arrives(server, bucket, 1)
-    until(whole.settled, 5)
+    until(whole.settled, 30)
     assert listed(server, bucket) == records(sent)
     assert [entry.difference for entry in whole.audits()] == [0] * len(whole.audits())
 
@@ -187,7 +187,7 @@ def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
     with rabbitmq_server.connection() as connection:
         channel = connection.channel()
         for key in lists:
-            until(lambda key=key: waiting(channel, f"target.redis.{key}"), 5, what="a wake-up in each queue")  # type: ignore[misc]
+            until(lambda key=key: waiting(channel, f"target.redis.{key}"), 30, what="a wake-up in each queue")  # type: ignore[misc]
         time.sleep(2 * LEASE)
         for key in lists:
             held = [channel.basic_get(f"target.redis.{key}") for _ in range(waiting(channel, f"target.redis.{key}"))]
@@ -196,7 +196,7 @@ def test_a_worker_starts_with_wakeups_of_several_targets_waiting_in_rabbitmq(
             assert 1 <= tasks.count("deliver") <= 2, "the API's and the drain's: one that waits is not repeated"
     worker.start()
     for key in lists:
-        arrives(redis_server, key, 1 + 1, 5)
+        arrives(redis_server, key, 1 + 1)
 
 
 def waiting(channel: amqp.Channel, name: str) -> int:
@@ -216,7 +216,7 @@ def test_wakeups_purged_from_rabbitmq_while_events_wait_lose_nothing(
     whole.post(body(*sent))
     with rabbitmq_server.connection() as connection:
         channel, name = connection.channel(), f"target.redis.{bucket}"
-        until(lambda: waiting(channel, name), 5, what="a wake-up in the queue")
+        until(lambda: waiting(channel, name), 30, what="a wake-up in the queue")
         assert channel.queue_purge(name)
         channel.queue_purge("bucketwire")
     worker.start()
@@ -232,7 +232,7 @@ def test_a_broker_emptied_while_events_wait_loses_nothing(
     worker.stop()
     sent = some(bucket, 50)
     whole.post(body(*sent))
-    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a wake-up in the queue")
+    until(lambda: length(broker, f"target.redis.{bucket}"), 30, what="a wake-up in the queue")
     with broker.client() as client:
         client.flushall()
     worker.start()
@@ -267,7 +267,7 @@ def test_two_beats_and_two_drains_at_once_harm_nothing(
             whole.post(body(*batch))
             sent += batch
         arrives(redis_server, bucket, len(sent), 20)
-        until(lambda: whole.settled(f"redis:{bucket}"), 5)
+        until(lambda: whole.settled(f"redis:{bucket}"), 30)
     assert Expected.of(records(*sent)).check(listed(redis_server, bucket), "the list") == 0
     assert all(entry.difference == 0 for entry in whole.audits())
 
@@ -303,7 +303,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_it
             began = time.monotonic()
             arrives(redis_server, f"{bucket}-well", 40 * number + 40)
             assert time.monotonic() - began < 5, "others do not wait for it"
-            until(lambda: whole.target(name)["state"] == "unavailable", 5)
+            until(lambda: whole.target(name)["state"] == "unavailable", 30)
         counters = whole.counters()[name]
         assert (counters.pending, counters.parked, counters.dead) == (200, 0, 0)
 
@@ -312,7 +312,7 @@ def test_a_target_that_is_down_costs_nobody_anything_and_is_served_soon_after_it
         until(lambda: len(arrived()) >= 200, 20, what="the events at the target that is back")
         assert time.monotonic() - began < 10
         assert Expected.of(records(*sent)).check(arrived(), kind) == 0
-        until(lambda: whole.target(name)["state"] == "running", 5)
+        until(lambda: whole.target(name)["state"] == "running", 30)
         history = whole.ask("GET", "/v1/events", params={"bucket": bucket, "key": "k0"}).json()["events"]
         states = {delivery["state"] for one in history for delivery in one["delivery_states"]}
         assert states == {"settled"}
@@ -349,8 +349,8 @@ def test_messages_carry_ids_and_nothing_else(
     with broker.client() as client:
         client.delete("bucketwire", f"target.redis.{bucket}")
     whole.post(body(event("telling-key.txt", bucket=bucket)))
-    until(lambda: length(broker, "bucketwire"), 5, what="a message of beat's")
-    until(lambda: length(broker, f"target.redis.{bucket}"), 5, what="a wake-up of the API's")
+    until(lambda: length(broker, "bucketwire"), 30, what="a message of beat's")
+    until(lambda: length(broker, f"target.redis.{bucket}"), 30, what="a wake-up of the API's")
     whole.drain.start()
     time.sleep(2 * LEASE)
     with broker.client() as client:

@@ -299,7 +299,7 @@ def test_an_idle_connection_is_tested_every_ping_interval(core: Core) -> None:
         target = core.target(core.at_port(tap.port), ping_interval="1")
         target.open()
         before = len(tap.said)
-        services.until(lambda: b"PING" in tap.said[before:], 5, what="a PING that no call asked for")
+        services.until(lambda: b"PING" in tap.said[before:], 20, what="a PING that no call asked for")
         target.close()
 
 

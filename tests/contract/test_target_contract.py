@@ -5,7 +5,8 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -324,53 +325,92 @@ def test_nothing_is_sent_once_the_lease_has_ended(probe: Probe, window: int) -> 
     target.close()
 
 
-@WINDOWS
-def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(probe: Probe, window: int) -> None:
-    time.sleep(probe.settles)
-    target = probe.target()
-    target.open()
+class Offered:
+    """What a target was offered while its server was killed, and of that what it did not deliver."""
 
-    def kill_once_something_is_held() -> None:
-        services.until(probe.held, what="the first event at the server")
-        probe.server.kill()
+    def __init__(self, probe: Probe, window: int) -> None:
+        self.target, self.window = probe.target(), window
+        self.events: list[Event] = []
+        self.waiting: list[Event] = []
+        self.paths = {event.path for event in self._batch(0)}
+        self.target.open()
 
-    killer = threading.Thread(target=kill_once_something_is_held)
-    killer.start()
-    offered: list[Event] = []
-    waiting: list[Event] = []
-    outcomes: Sequence[Outcome] = ()
-    deadline = time.monotonic() + 30
-    while not any(isinstance(outcome, Unavailable) for outcome in outcomes):
-        assert time.monotonic() < deadline
-        first = len(offered)
-        batch = [sample_events.put(f"object-{number % 40}", number=number + 1) for number in range(first, first + 200)]
-        offered += batch
+    def _batch(self, first: int) -> list[Event]:
+        return [
+            sample_events.put(f"by-{self.window}-{number % 40}", number=number + 1)
+            for number in range(first, first + 200)
+        ]
+
+    def until_it_is_unavailable(self) -> None:
+        """Batch after batch."""
+        outcomes: Sequence[Outcome] = ()
+        deadline = time.monotonic() + 60
+        while not any(isinstance(outcome, Unavailable) for outcome in outcomes):
+            assert time.monotonic() < deadline
+            batch = self._batch(len(self.events))
+            self.events += batch
+            try:
+                outcomes = self.target.deliver(batch, self.window)
+            except TargetUnavailable as error:
+                outcomes = [Unavailable(error.reason)] * len(batch)
+            else:
+                assert_orderly(batch, outcomes)
+            self.waiting += [event for event, outcome in zip(batch, outcomes, strict=True) if outcome != DELIVERED]
+
+    def assert_arrived(self, probe: Probe, held: Mapping[str, Sequence[int]]) -> None:
+        """The server holds each object's events in order, however often; or, of a namespace, the last."""
+        again = {sample_events.number_of(probe.expected(event)) for event in self.waiting}
+        for path in {event.path for event in self.events}:
+            sent = [sample_events.number_of(probe.expected(event)) for event in self.events if event.path == path]
+            first_seen = list(dict.fromkeys(held.get(path, ())))
+            if not probe.keeps:  # the rest was confirmed before the server was killed
+                sent = [number for number in sent if number in again or number in first_seen]
+            assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
+
+
+def kill_while_they_send(probe: Probe, sending: Sequence[Offered]) -> None:
+    """Kill the server when something of each has arrived; returns when each has noticed."""
+
+    def begun() -> bool:
+        arrived = probe.numbers().keys()
+        return all(each.paths & arrived for each in sending)
+
+    with ThreadPoolExecutor() as threads:
+        noticing = [threads.submit(each.until_it_is_unavailable) for each in sending]
         try:
-            outcomes = target.deliver(batch, window)
-        except TargetUnavailable as error:
-            outcomes = [Unavailable(error.reason)] * len(batch)
-        else:
-            assert_orderly(batch, outcomes)
-        waiting += [event for event, outcome in zip(batch, outcomes, strict=True) if outcome != DELIVERED]
-    killer.join()
-    target.close()
+            services.until(begun, 30, what="the first events at the server")
+        finally:
+            probe.server.kill()
+        for one in noticing:
+            one.result()
 
-    (down,) = attempt(target, waiting[:1], window)
-    assert isinstance(down, Unavailable)
-    probe.server.start()
-    deliver_until_all_are(target, waiting, window)
-    target.close()
 
-    held: dict[str, list[int]] = {}
-    # Who reads may find a server that was just started busy with itself, and then gets nothing.
-    services.until(lambda: held.update(probe.numbers()) or held, 30, what="what the server holds")
-    for path in {event.path for event in offered}:
-        sent = [sample_events.number_of(probe.expected(event)) for event in offered if event.path == path]
-        first_seen = list(dict.fromkeys(held.get(path, ())))
-        if not probe.keeps:  # the rest was confirmed before the server was killed
-            again = {sample_events.number_of(probe.expected(event)) for event in waiting}
-            sent = [number for number in sent if number in again or number in first_seen]
-        assert first_seen == (sent[-1:] if probe.is_namespace else sent), path
+def test_a_killed_server_is_unavailable_and_gets_everything_when_it_is_back(probe: Probe) -> None:
+    """One kill for both ways of sending, and for a target without work, which may be closed whatever happened."""
+    for windows in [(1,), (100,)] if probe.one_writer else [(1, 100)]:
+        probe.renew()
+        time.sleep(probe.settles)
+        idle = probe.target()
+        idle.open()
+        assert list(idle.deliver([sample_events.put("idle.txt")], 1)) == [DELIVERED]
+        sending = [Offered(probe, window) for window in windows]
+        kill_while_they_send(probe, sending)
+        idle.close()
+        idle.close()
+        for each in sending:
+            each.target.close()
+            (down,) = attempt(each.target, each.waiting[:1], each.window)
+            assert isinstance(down, Unavailable)
+        probe.server.start()
+        for each in sending:
+            deliver_until_all_are(each.target, each.waiting, each.window)
+            each.target.close()
+
+        held: dict[str, list[int]] = {}
+        # Who reads may find a server that was just started busy with itself, and then gets nothing.
+        services.until(lambda: held.update(probe.numbers()) or held, 30, what="what the server holds")  # noqa: B023
+        for each in sending:
+            each.assert_arrived(probe, held)
 
 
 def test_a_frozen_server_does_not_hang_the_worker(probe: Probe) -> None:
@@ -415,7 +455,6 @@ def test_closing_is_harmless_at_any_time(probe: Probe) -> None:
     target.close()
     target.open()
     assert list(target.deliver([sample_events.put("again.txt")], 1)) == [DELIVERED]
-    probe.server.kill()
     target.close()
     target.close()
 
@@ -451,7 +490,7 @@ def test_no_thread_socket_or_file_is_left_after_close(probe: Probe) -> None:
         before = taken()
         use()
         # The kernel ends a thread a moment after Python has joined it.
-        services.until(lambda: taken() == before, 2, what=f"{before} files, threads and sockets, but {taken()}")
+        services.until(lambda: taken() == before, 10, what=f"{before} files, threads and sockets, but {taken()}")
     finally:
         gc.enable()
 

@@ -30,11 +30,16 @@ JAVA = ("java", "-Djava.net.preferIPv4Stack=true", *QUICK)
 
 def archive(kind: str, jars: Iterable[Path]) -> Path:
     """Where the archive of the classes in these files is, or will be."""
+    return provision.CACHE / f"{kind}-classes-{fingerprint(jars)}.jsa"
+
+
+def fingerprint(jars: Iterable[Path], *more: str) -> str:
+    """What changes with Java, with these files, and with `more`."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{home}/bin" if home else None)
     of = [*([Path(java).resolve()] if java else []), *jars]
-    found = repr([(str(path), path.stat().st_mtime_ns) for path in of])
-    return provision.CACHE / f"{kind}-classes-{hashlib.blake2b(found.encode(), digest_size=6).hexdigest()}.jsa"
+    found = repr([*((str(path), path.stat().st_mtime_ns) for path in of), *more])
+    return hashlib.blake2b(found.encode(), digest_size=6).hexdigest()
 
 
 def as_file(folder: Path) -> Path:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import re
 import shutil
 import socket
 import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.certificates import certificates
-from tests.services.java import JavaServer, as_file
+from tests.services.java import JavaServer, as_file, fingerprint
 from tests.services.server_process import LOOPBACK, PASSWORD, USER, accepting, free_port, need, run_to_end
 
 CLUSTER = "MkU3OEVBNTcwNTJENDM2Qg"
@@ -32,6 +35,7 @@ class Kafka(JavaServer):
     """
 
     name: ClassVar[str] = "kafka"
+    patience: ClassVar[float] = 90
     old: bool = False
 
     def check(self) -> None:
@@ -42,10 +46,28 @@ class Kafka(JavaServer):
         certs = certificates()
         store = self.folder / "server.pem"
         store.write_text("".join(path.read_text() for path in (certs.key, certs.cert, certs.ca)))
-        (self.folder / "server.properties").write_text("".join(self._properties(store, certs.ca, controller)))
+        properties = self._properties(store, certs.ca, controller)
+        (self.folder / "server.properties").write_text("".join(properties))
+        self._format([line for line in properties if line.startswith(("node.id=", "process.roles="))])
+
+    def _format(self, role: Sequence[str]) -> None:
+        """Make its folder as Kafka's own tool does, which takes a Java of its own: so from what that made before."""
         scram = [f"--add-scram=SCRAM-SHA-{bits}=[name={USER},password={PASSWORD}]" for bits in (256, 512)]
-        options = ["format", "-t", CLUSTER, "-c", f"{self.folder}/server.properties"]
-        run_to_end(self.java("-Xmx128m", main="kafka.tools.StorageTool", arguments=[*options, *scram]), self.log)
+        kept = provision.CACHE / f"kafka-formatted-{fingerprint(self.jars(), *role, *scram)}"
+        data = self.folder / "data"
+        if not kept.exists():
+            options = ["format", "-t", CLUSTER, "-c", f"{self.folder}/server.properties"]
+            run_to_end(self.java("-Xmx128m", main="kafka.tools.StorageTool", arguments=[*options, *scram]), self.log)
+            whole = kept.with_suffix(f".{os.getpid()}")
+            shutil.copytree(data, whole)
+            with suppress(OSError):  # another test process was sooner
+                whole.rename(kept)
+            shutil.rmtree(whole, ignore_errors=True)
+            return
+        shutil.copytree(kept, data)
+        meta = data / "meta.properties"
+        own = base64.urlsafe_b64encode(b"\0" + os.urandom(15)).decode().rstrip("=")  # two of a cluster differ
+        meta.write_text(re.sub(r"(?m)^directory\.id=.*$", f"directory.id={own}", meta.read_text()))
 
     def _properties(self, store: Path, ca: Path, controller: int) -> list[str]:
         ports = {

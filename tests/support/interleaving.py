@@ -199,16 +199,26 @@ class Explorer:
     def interrupted_once(self, operations: Operations) -> Iterator[Done]:
         """Each operation runs up to one of its steps, then the whole other one, then its rest.
 
-        Where the other one waits for a lock, the first goes on until it has the lock.
+        Where the other one waits for a lock, the first goes on until it has the lock. Of interruptions that cannot
+        differ in their result one is run.
         """
         for number in range(2):
             whole = self._run(operations(), lambda ready, number=number: number if number in ready else 1 - number)
             yield whole
-            steps = {side: [step for other, step in whole if other == side] for side in range(2)}
-            for place, last in enumerate(steps[number][:-1], 1):
-                # Else it is the same as to interrupt it before its last step.
-                if any(last.conflicts(step) for step in steps[1 - number]):
-                    yield self._run(operations(), _Interruption(number, place))
+            first, second = ([step for side, step in whole if side == other] for other in (number, 1 - number))
+            places = _places(first, second)
+            if not places:
+                return  # whichever comes first
+            if not any(step.commit for step in first[places[-1] :]):
+                places.pop()  # its rest, without locks and without influence, may as well come before the other one
+            meanwhile = second
+            for place in places:
+                last = first[place - 1]
+                # Else the other one comes as far as in the interruption before, to the same lock.
+                if last.commit or last.both or any(last.conflicts(step) for step in meanwhile):
+                    done = self._run(operations(), _Interruption(number, place))
+                    yield done
+                    meanwhile = _meanwhile(done, number, place)
 
     def every_order(self, operations: Operations) -> Iterator[Done]:
         """Every order, but of those that cannot differ in their result only one."""
@@ -243,6 +253,17 @@ class Explorer:
             if time.monotonic() > ends:
                 raise TimeoutError(f"{[side.name for side in moving]} neither stopped nor waited for a lock")
             pause = min(2 * pause, 0.05)  # on a busy machine it is at work that long
+
+
+def _places(first: Sequence[Step], second: Sequence[Step]) -> list[int]:
+    """After how many steps of the first it makes a difference that the second comes there, and not one step sooner."""
+    return [place for place, last in enumerate(first, 1) if any(last.conflicts(step) for step in second)]
+
+
+def _meanwhile(done: Done, number: int, place: int) -> list[Step]:
+    """What the other side began between a side's step of this place and its next one."""
+    taken = [position for position, (side, _) in enumerate(done) if side == number]
+    return [step for _, step in done[taken[place - 1] + 1 : taken[place] if place < len(taken) else None]]
 
 
 @dataclass(slots=True)

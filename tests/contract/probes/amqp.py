@@ -72,7 +72,7 @@ class Queue(Probe):
                 found.append((properties, body))
             channel.basic_nack(0, multiple=True, requeue=True)
             # RabbitMQ puts them back in its own time, and who looks before sees fewer.
-            services.until(lambda: ready() >= len(found), what="the messages are back in their queue")
+            services.until(lambda: ready() >= len(found), 60, what="the messages are back in their queue")
         return found
 
     def expected(self, event: Event) -> str:

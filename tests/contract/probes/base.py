@@ -29,6 +29,7 @@ class Probe(ABC):
     can_reject: ClassVar[bool] = False  # the remote has a word for "never"
     drops_repeats: ClassVar[bool] = False  # the remote knows an event again, and keeps it once
     keeps: ClassVar[bool] = True  # what the remote confirmed is there when it was killed meanwhile
+    one_writer: ClassVar[bool] = False  # `held` knows the order only of what one target has written
     settles: ClassVar[float] = 0.0  # seconds until what was made at the server outlives its kill
     secret: ClassVar[str] = services.PASSWORD
 

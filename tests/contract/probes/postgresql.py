@@ -77,7 +77,9 @@ class Namespace(_Postgres):
 class Access(_Postgres):
     """A row for each event."""
 
+    one_writer = True
+
     def held(self) -> list[tuple[str, str]]:
-        # Only this table's writer appends to it, so the rows lie in the order in which they came.
+        # What one writer appends lies in the order in which it came; a second one leaves pages that are filled later.
         rows = self.read("SELECT event_data::text FROM bucketevents ORDER BY ctid")
         return [(path_of(document), document) for (document,) in rows]

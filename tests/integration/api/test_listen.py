@@ -97,7 +97,7 @@ def test_a_stream_pings_as_often_as_it_is_asked_to_or_sends_blanks(ready: S3) ->
     with listening(ready, f"{EVENTS}&ping=1") as stream, listening(ready) as old:
         raw = old.response.iter_raw()
         assert b"".join(next(raw) for _ in range(3)) == b"   "
-        until(lambda: _ping(stream), 3)
+        until(lambda: _ping(stream), 6)
 
 
 def _ping(stream: Listener) -> bool:

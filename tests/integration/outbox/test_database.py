@@ -42,10 +42,10 @@ def test_connections_that_break_in_use_are_an_error_of_one_kind_and_take_no_plac
 ) -> None:
     database, opened = Database(outbox_url, pool_size=1), _FACES[face]
     for _ in range(30):  # the pool gives out 21 at a time
-        until(lambda: _answers(opened(database)), 5)
+        until(lambda: _answers(opened(database)), 30)
         with contextlib.suppress(*DatabaseUnavailable), opened(database) as connection:
             cut(database, connection)
-    until(lambda: _answers(opened(database)), 5)
+    until(lambda: _answers(opened(database)), 30)
     database.close()
 
 
