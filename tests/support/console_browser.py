@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -11,11 +12,15 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from tests import provision, services
 
-SCREENSHOTS = Path(__file__).parents[2] / "build/screenshots"
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / "build/screenshots"
+DOCUMENTED = ROOT / "docs/how-to/images"  # where `make screenshots` keeps those of the documentation
+LARGEST = 120 << 10  # bytes of one of them
 PATIENCE = 60_000  # ms that a page may take on a busy machine
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
 
@@ -50,6 +55,7 @@ class Visit:
     browser: Browser
     url: str  # of the API
     options: dict[str, Any] = field(default_factory=dict)
+    theme: str = ""
     reported: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
     page: Page = field(init=False)
@@ -108,6 +114,19 @@ class Visit:
         """Keep a picture of the page in build/screenshots."""
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
+
+    def shoot_for_docs(self, name: str) -> None:
+        """Keep a compact picture of the window, in build/screenshots, and in the documentation if that has this one."""
+        file = f"console-{name}-{self.theme}.png"
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
+        compact = io.BytesIO()
+        # A page has few colours, and the shades at the edges of its letters: 64 are as many as one sees.
+        picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(compact, "PNG", optimize=True)
+        assert len(compact.getvalue()) < LARGEST, name
+        (SCREENSHOTS / "docs").mkdir(parents=True, exist_ok=True)
+        (SCREENSHOTS / "docs" / file).write_bytes(compact.getvalue())
+        if os.environ.get("SCREENSHOTS") == "docs" and (DOCUMENTED / file).exists():
+            (DOCUMENTED / file).write_bytes(compact.getvalue())
 
     def check(self) -> None:
         """Nothing was reported, and nobody but the API was asked for anything."""

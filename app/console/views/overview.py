@@ -11,7 +11,7 @@ from app.api.services import services
 from app.console import calls
 from app.console.health import ailments
 from app.console.pages import page, show, visitor
-from app.console.series import Point, points
+from app.console.series import Point, newest_times, points
 
 _MOST_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
@@ -39,6 +39,9 @@ def overview() -> Response:
         minutes=minutes,
         ailments=ailments(status, targets, queues),
         waiting=events.get("pending", 0) + events.get("parked", 0),
+        states=sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)),
+        times=(times := {arn: newest_times(curve) for arn, curve in curves.items()}),
+        slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
         incoming=sum(_newest(curve).recorded for curve in curves.values()),
         outgoing=sum(_newest(curve).delivered for curve in curves.values()),
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
