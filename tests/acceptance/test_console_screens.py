@@ -18,7 +18,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests import provision, services
-from tests.services import Answer, spark_classes, until
+from tests.services import Answer, until
 from tests.spark.conftest import QUICKLY
 from tests.support.builders import event
 from tests.support.console_browser import PATIENCE, Visit, chromium
@@ -80,7 +80,6 @@ class Gallery:
 @pytest.fixture(scope="module")
 def gallery() -> Iterator[Gallery]:
     services.need("spark_jars")
-    spark_classes.provide()
     url = f"sqlite:///{services.new_folder('screens')}/outbox.db"
     options: Any = {"token": ADMIN, "api_tokens": f"ops:admin:{ADMIN}", "concurrency": 1}
     options |= {"spark_master": "local[1]", "spark_jars": provision.SPARK_JARS, "spark_memory": "512m"}
@@ -179,7 +178,7 @@ def test_drift_is_found_looked_at_and_its_repair_approved(look: Visit, gallery: 
     page, expected = look.page, gallery.damage()
     # Begun by hand: a Spark worker compares, and repairs nothing.
     page.goto("reconciliations")
-    page.get_by_label("Mirror").select_option(MIRROR)
+    page.get_by_label("Mirror", exact=True).select_option(MIRROR)
     page.get_by_label("Bucket", exact=True).fill(BUCKET)
     page.get_by_role("button", name="Start").click()
     expect(page.get_by_role("status").first).to_contain_text("waits for a Spark worker")

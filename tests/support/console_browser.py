@@ -19,7 +19,11 @@ from tests import provision, services
 
 ROOT = Path(__file__).parents[2]
 SCREENSHOTS = ROOT / "build/screenshots"
-DOCUMENTED = ROOT / "docs/how-to/images"  # where `make screenshots` keeps those of the documentation
+IMAGES = ROOT / "docs/how-to/images"  # where `make screenshots` keeps those of the documentation
+DOCUMENTED = {
+    *((name, "light") for name in ("overview", "target", "event", "dead-letters", "reconciliation", "rules")),
+    *((name, "dark") for name in ("overview", "target")),
+}
 LARGEST = 120 << 10  # bytes of one of them
 PATIENCE = 60_000  # ms that a page may take on a busy machine
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
@@ -116,17 +120,17 @@ class Visit:
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
 
     def shoot_for_docs(self, name: str) -> None:
-        """Keep a compact picture of the window, in build/screenshots, and in the documentation if that has this one."""
+        """Keep a compact picture of the window: in build/screenshots, or in the documentation if that shows it."""
         file = f"console-{name}-{self.theme}.png"
         picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
         compact = io.BytesIO()
         # A page has few colours, and the shades at the edges of its letters: 64 are as many as one sees.
         picture.convert("RGB").quantize(64, dither=Image.Dither.NONE).save(compact, "PNG", optimize=True)
         assert len(compact.getvalue()) < LARGEST, name
-        (SCREENSHOTS / "docs").mkdir(parents=True, exist_ok=True)
-        (SCREENSHOTS / "docs" / file).write_bytes(compact.getvalue())
-        if os.environ.get("SCREENSHOTS") == "docs" and (DOCUMENTED / file).exists():
-            (DOCUMENTED / file).write_bytes(compact.getvalue())
+        documented = os.environ.get("SCREENSHOTS") == "docs" and (name, self.theme) in DOCUMENTED
+        folder = IMAGES if documented else SCREENSHOTS / "docs"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(compact.getvalue())
 
     def check(self) -> None:
         """Nothing was reported, and nobody but the API was asked for anything."""
