@@ -125,7 +125,7 @@ def populate(gallery: Gallery) -> None:
     away = f"http://{services.LOOPBACK}:{services.free_port()}/"
     receiver.set(
         Answer(422, containing="raw", body="no preview of this format"),
-        Answer(503, containing="huge", body="out of memory"),
+        Answer(500, containing="huge", body="out of memory"),
     )
     slow = {"retry_base": "10m", "retry_max_delay": "10m"}
     whole.add_target("webhook:thumbnails", "uploads", EVENTS, endpoint=receiver.url, **slow)
@@ -198,7 +198,7 @@ def test_drift_is_found_looked_at_and_its_repair_approved(look: Visit, gallery: 
     expect(page.locator(".verdict")).to_contain_text("repaired", timeout=LONG)
     until(lambda: gallery.mirrored() == gallery.objects(), 120, what="the mirror to be as the bucket again")
     page.goto("reconciliations")
-    trend = page.get_by_role("region", name="Drift over time").locator("tbody tr")
+    trend = page.get_by_role("region", name="Table of drift").locator("tbody tr")
     expect(trend).to_have_count(1)
     expect(trend.locator("td.right")).to_have_text(["5", "0"])
     assert look.problems() == []

@@ -141,6 +141,12 @@ def test_a_time_is_in_utc_whatever_its_zone() -> None:
     assert "2026-11-21 00:33:56 UTC" in formats.when("2026-11-21T02:33:56.082+02:00")
 
 
+def test_what_is_due_is_never_in_the_past() -> None:
+    assert ">now</time>" in formats.when("2020-01-01T00:00:00Z", due=True)
+    assert ">in " in formats.when("2999-01-01T00:00:00Z", due=True)
+    assert " ago</time>" in formats.when("2020-01-01T00:00:00Z", ago=True)
+
+
 def test_a_state_has_a_word_and_a_sign() -> None:
     for word in ("running", "paused", "disabled", "unavailable", "broken", "pending", "parked", "dead", "settled"):
         assert re.fullmatch(
