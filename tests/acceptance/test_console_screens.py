@@ -213,13 +213,13 @@ def _findings(page: Page) -> dict[str, str]:
 
 def test_the_screens_of_the_documentation(look: Visit, gallery: Gallery) -> None:
     page, whole = look.page, gallery.whole
-    dead = whole.ask("GET", "/v1/dead-letters").json()["dead_letters"][0]["event_id"]
+    [retried] = whole.ask("GET", "/v1/retries", params={"target": "webhook:thumbnails"}).json()["retries"]
     thumbnails = "targets/webhook/thumbnails"
     until(lambda: page.goto(thumbnails) and page.locator(".chart canvas").count() >= 3, 180, what="samples to draw")
     screens = {
         "overview": "",
         "target": thumbnails,
-        "event": f"events/{dead}",
+        "event": f"events/{retried['event_id']}",
         "dead-letters": "dead-letters",
         "rules": f"rules?try_bucket={BUCKET}&key=2026/07/lisbon/IMG_0410.jpg",
         "reconciliations": "reconciliations",
