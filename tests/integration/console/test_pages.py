@@ -20,6 +20,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
@@ -686,6 +687,18 @@ def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, databa
     shown = local.get(f"reconciliations/{run}")
     assert f"bucketwire reconciliation repair {run}" in shown.text
     assert f"bucketwire reconciliation findings {run}" in shown.text
+
+
+def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: Database) -> None:
+    _with_mirror(local, database)
+    runs = Reconciliations(database)
+    run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
+    assert local.get(f"reconciliations/{run}").status == 200
+    for keys, remaining, text in ((0, None, "Listing."), (12_345, 40, "Listing: 12,345 keys read, 300 per second")):
+        assert runs.renew(run, lease=60_000, progress=Progress("listing", keys, 300, remaining))
+        page = local.get(f"reconciliations/{run}")
+        assert (page.status, text in page.text) == (200, True), page.text
+    assert "about 40 s left" in page.text
 
 
 def test_flower_is_linked_where_its_address_is_known(browse: Opened) -> None:
