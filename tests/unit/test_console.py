@@ -257,11 +257,11 @@ def test_the_drift_of_a_mirror_is_followed_from_run_to_run() -> None:
     assert trends([]) == []
 
 
-def test_the_newest_delivery_times_are_those_of_the_last_point_with_any() -> None:
+def test_the_newest_delivery_times_are_those_of_the_last_sample_with_any() -> None:
     samples = [
         sample("00:00"),
         sample("00:10") | {"p50": 0.1, "p99": 0.5},
         sample("00:20"),
     ]
-    assert newest_times(points(samples, width=10)) == (0.1, 0.5)
+    assert newest_times(samples) == (0.1, 0.5)
     assert newest_times([]) == (None, None)
