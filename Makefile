@@ -7,7 +7,7 @@ BIN      = $(VENV)/bin
 # A new package at the top has to be made known to an editable installation, like a new dependency.
 CAUSES   = pyproject.toml setup.py constraints.txt $(wildcard */__init__.py)
 
-.PHONY: run test servers lint types fmt bench docs dist chaos soak explore image-test matrix
+.PHONY: run test servers lint types fmt bench docs screenshots dist chaos soak explore image-test matrix
 
 run: $(VENV)/.installed
 	@exec $(BIN)/bucketwire up
@@ -44,6 +44,10 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 	@$(BIN)/python -m venv build/docs-venv
 	@build/docs-venv/bin/pip install --quiet --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
+
+# The pictures of the console in docs/how-to/images, made by its tests anew.
+screenshots: $(VENV)/.developing servers
+	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py
 
 # The sdist, and the wheel made from it, in dist/: docs/how-to/release.md
 dist: $(VENV)/.developing

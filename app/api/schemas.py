@@ -417,6 +417,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         )},
     ),
     "Workers": _object(
+        flower={"type": ["string", "null"], "description": "the address of Flower, of `BUCKETWIRE_FLOWER_URL`"},
         drain=_object(running=_FLAG, age={"type": ["number", "null"], "description": "seconds; null: it never ran"}),
         queues={"type": "array", "items": _object(
             target=_TEXT, answered_at=_TIME,

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, NamedTuple
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
-from app.config.fields.addresses import Host, HostPort, redacted_url, split_url
+from app.config.fields.addresses import Host, HostPort, PageUrl, redacted_url, split_url
 from app.config.fields.cron import Cron
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import Declared, declared, fields_of, parse, setting
@@ -244,6 +244,11 @@ class Settings(Declared):
     )
     oidc_read: tuple[str, ...] = setting(
         Values(), default="", about="values of `oidc_claim` that give the scope read; *: everybody"
+    )
+    flower_url: str = setting(
+        PageUrl(),
+        default="",
+        about="Flower as browsers see it, for a link in the console; `bucketwire up` sets it",
     )
     region: str = setting(Text(), default="", about="the region in ARNs and in responses of the S3 API")
     retention: float = setting(Duration(), default="7d", about="how long settled events can be replayed")

@@ -91,16 +91,20 @@ def parsed(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text else None
 
 
-def when(text: str | None, *, ago: bool = False) -> Markup:
-    """Write a time of the API in UTC; a script adds the browser's own time zone to the title."""
+def when(text: str | None, *, ago: bool = False, due: bool = False) -> Markup:
+    """Write a time of the API in UTC; a script adds the browser's own time zone to the title.
+
+    With `ago` it is written as how long ago it was, with `due` as in how long it will be, "now" if it has passed.
+    """
     at = parsed(text)
     if at is None:
         return Markup('<span class="dim">–</span>')
     utc = at.astimezone(UTC)
     shown = f"{utc:%Y-%m-%d %H:%M:%S} UTC"
     exact = f"{utc:%Y-%m-%d %H:%M:%S}.{utc.microsecond // 1000:03d} UTC"
-    if ago:
-        shown = relative((datetime.now(UTC) - utc).total_seconds())
+    if ago or due:
+        past = (datetime.now(UTC) - utc).total_seconds()
+        shown = relative(min(0, past) if due else past)
     return Markup('<time datetime="{}" title="{}">{}</time>').format(text, exact, shown)
 
 

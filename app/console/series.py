@@ -49,6 +49,12 @@ def points(samples: Sequence[Mapping[str, Any]], *, width: int) -> list[Point]:
     return result
 
 
+def newest_times(samples: Sequence[Mapping[str, Any]]) -> tuple[float | None, float | None]:
+    """Return the median and the 99th percentile of the delivery times (s) in the newest sample that has them."""
+    timed = next((sample for sample in reversed(samples) if sample.get("p99") is not None), None)
+    return (timed["p50"], timed["p99"]) if timed else (None, None)
+
+
 def _greatest(samples: Sequence[Mapping[str, Any]], name: str) -> float | None:
     return max((sample[name] for sample in samples if sample.get(name) is not None), default=None)
 

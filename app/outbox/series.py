@@ -6,7 +6,7 @@ for, and removes no others. The places of a removed target are freed in the same
 """
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -147,13 +147,12 @@ def read_merged(
     histograms = sa.select(group.label("begun"), s.times).where(*which, s.times != "")
     with database.reading() as connection:
         rows = connection.execute(numbers).all()
-        times: dict[int, Histogram] = {int(row.begun): Counter() for row in rows}
-        for row in connection.execute(histograms):
-            if int(row.begun) in times:
-                times[int(row.begun)].update(decode(row.times))
+        texts: defaultdict[int, list[str]] = defaultdict(list)
+        for begun, text in connection.execute(histograms):
+            texts[begun].append(text)
     names = ("at", *_TOTALS, "backlog", "oldest_age")
     return [
-        Sample(target_id=target_id, times=times[int(row.begun)], **{name: getattr(row, name) for name in names})
+        Sample(target_id=target_id, times=decode(*texts[row.begun]), **{name: getattr(row, name) for name in names})
         for row in rows
     ]
 

@@ -31,17 +31,21 @@ def broker(settings: Settings) -> Child:
     return Child("redis", BROKER, redis_command(settings), quiet=True)
 
 
-def service(*, concurrency: int, flower_port: int, shared: Mapping[str, str] = MappingProxyType({})) -> list[Child]:
+def service(
+    *, concurrency: int, flower_port: int, flower_url: str = "", shared: Mapping[str, str] = MappingProxyType({})
+) -> list[Child]:
     """Return the processes that always run, in start order. The drain has its own worker, so no delivery delays it.
 
-    `shared` is the environment that the API and the delivering worker have in common.
+    `flower_url` is where browsers find Flower, if not at its own port; `shared` is the environment that the API and the
+    delivering worker have in common.
     """
+    flower = f"127.0.0.1:{flower_port}"
     return [
-        _own("api", API, "api", env=shared),
+        _own("api", API, "api", env={"BUCKETWIRE_FLOWER_URL": flower_url or f"http://{flower}/", **shared}),
         _own("drain", WORKERS, "worker", "--only", "drain"),
         _own("targets", WORKERS, "worker", "--only", "targets", "--concurrency", str(concurrency), env=shared),
         _own("beat", BEAT, "beat"),
-        _own("flower", FLOWER, "flower", "--listen", f"127.0.0.1:{flower_port}", quiet=True),
+        _own("flower", FLOWER, "flower", "--listen", flower, quiet=True),
     ]
 
 

@@ -119,6 +119,7 @@ def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(t
         assert run("target", "set", "redis:bad", place, "key=k", "password=wrong-s3cret").returncode == 0
         good, bad = run("target", "test", "redis:good"), run("target", "test", "redis:bad", "--json")
         none = run("target", "test", "redis:none")
+        entries = json.loads(run("audit", "--action", "target.test", "--json").stdout)
         with server.client() as client:
             assert client.exists("k") == 0
     assert (good.returncode, bad.returncode, none.returncode) == (0, 1, 1), (good, bad, none)
@@ -128,6 +129,11 @@ def test_the_command_tells_people_and_programs_and_its_exit_code_says_the_rest(t
     told = json.loads(bad.stdout)
     assert (told["target"], told["ok"], told["steps"][-1]["step"]) == ("redis:bad", False, "login")
     assert "there is no target redis:none" in none.stderr
+    assert [(entry["resource"], entry["via"]) for entry in entries] == [
+        ("target:redis:bad", "bucketwire target test"),
+        ("target:redis:good", "bucketwire target test"),
+    ]
+    assert all(entry["actor"].startswith("user:") for entry in entries)
     for each in (good, bad, none):
         assert "wrong-s3cret" not in each.stdout + each.stderr
         assert "Traceback" not in each.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -11,13 +12,29 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
+from PIL import Image
 from playwright.sync_api import Browser, Page, Playwright, sync_playwright
 
 from tests import provision, services
 
-SCREENSHOTS = Path(__file__).parents[2] / "build/screenshots"
+ROOT = Path(__file__).parents[2]
+SCREENSHOTS = ROOT / "build/screenshots"
+IMAGES = ROOT / "docs/how-to/images"  # where `make screenshots` keeps those of the documentation
+DOCUMENTED = {
+    *((name, "light") for name in ("overview", "target", "event", "dead-letters", "reconciliation", "rules")),
+    *((name, "dark") for name in ("overview", "target")),
+}
+LARGEST = 120 << 10  # bytes of one of them
 PATIENCE = 60_000  # ms that a page may take on a busy machine
 _RULES = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]
+
+
+def _with_few_colours(picture: Image.Image) -> Image.Image:
+    """The picture in its 256 most frequent colours: all of the page's own, and most shades at the edges of letters."""
+    colours: Any = sorted(picture.getcolors(1 << 24) or [], reverse=True)[:256]
+    palette = Image.new("P", (1, 1))
+    palette.putpalette([part for _, colour in colours for part in colour])
+    return picture.quantize(palette=palette, dither=Image.Dither.NONE)
 
 
 @contextmanager
@@ -50,6 +67,7 @@ class Visit:
     browser: Browser
     url: str  # of the API
     options: dict[str, Any] = field(default_factory=dict)
+    theme: str = ""
     reported: list[str] = field(default_factory=list)
     hosts: set[str] = field(default_factory=set)
     page: Page = field(init=False)
@@ -109,9 +127,21 @@ class Visit:
         SCREENSHOTS.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=whole, animations="disabled")
 
+    def shoot_for_docs(self, name: str) -> None:
+        """Keep a compact picture of the window: in build/screenshots, or in the documentation if that shows it."""
+        file = f"console-{name}-{self.theme}.png"
+        picture = Image.open(io.BytesIO(self.page.screenshot(animations="disabled")))
+        compact = io.BytesIO()
+        _with_few_colours(picture.convert("RGB")).save(compact, "PNG", optimize=True)
+        assert len(compact.getvalue()) < LARGEST, name
+        documented = os.environ.get("SCREENSHOTS") == "docs" and (name, self.theme) in DOCUMENTED
+        folder = IMAGES if documented else SCREENSHOTS / "docs"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / file).write_bytes(compact.getvalue())
+
     def check(self) -> None:
         """Nothing was reported, and nobody but the API was asked for anything."""
-        assert self.reported == []
+        assert self.reported == [], self.reported
         assert self.hosts <= {urlsplit(self.url).netloc}
 
     def close(self) -> None:

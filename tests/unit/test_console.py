@@ -13,10 +13,11 @@ import pytest
 from werkzeug.datastructures import Headers
 
 from app.console import formats
+from app.console.event_states import explain, steps, trial
 from app.console.health import ailments
-from app.console.series import points
+from app.console.series import newest_times, points
 from app.console.session import is_same_site
-from app.console.views.events import explain, steps
+from app.console.views.reconciliations import trends
 
 ROOT = Path(__file__).parents[2]
 STATIC = ROOT / "app/console/static"
@@ -140,6 +141,12 @@ def test_a_time_is_in_utc_whatever_its_zone() -> None:
     assert "2026-11-21 00:33:56 UTC" in formats.when("2026-11-21T02:33:56.082+02:00")
 
 
+def test_what_is_due_is_never_in_the_past() -> None:
+    assert ">now</time>" in formats.when("2020-01-01T00:00:00Z", due=True)
+    assert ">in " in formats.when("2999-01-01T00:00:00Z", due=True)
+    assert " ago</time>" in formats.when("2020-01-01T00:00:00Z", ago=True)
+
+
 def test_a_state_has_a_word_and_a_sign() -> None:
     for word in ("running", "paused", "disabled", "unavailable", "broken", "pending", "parked", "dead", "settled"):
         assert re.fullmatch(
@@ -202,3 +209,59 @@ def test_the_templates_and_files_are_packaged() -> None:
     packaged = {path for pattern in patterns for path in console.glob(pattern) if path.is_file()}
     present = {path for path in console.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
     assert present == packaged
+
+
+@pytest.mark.parametrize(
+    ("target", "state", "expected"),
+    [
+        ({"state": "running", "opening": "due"}, {"state": "pending"}, ["ok", "ok", "waiting", "waiting"]),
+        ({"state": "running", "opening": "opened"}, {"state": "settled"}, ["ok", "ok", "ok", "ok"]),
+        ({"state": "running", "opening": "due"}, {"state": "settled"}, ["ok", "ok", "ok", "ok"]),
+        ({"state": "paused", "opening": "opened"}, {"state": "pending"}, ["ok", "waiting", "ok", "waiting"]),
+        ({"state": "unavailable", "opening": "failed"}, {"state": "pending"}, ["ok", "ok", "failed", "failed"]),
+        (
+            {"state": "running", "opening": "opened"},
+            {"state": "parked", "history": [{"at": "", "reason": "500 broken"}]},
+            ["ok", "ok", "ok", "failed"],
+        ),
+        (None, {"state": "pending"}, ["ok", "failed"]),
+    ],
+)
+def test_a_test_event_shows_the_step_that_it_has_come_to(
+    target: dict[str, Any] | None, state: dict[str, Any], expected: list[str]
+) -> None:
+    if target is not None:
+        opening = {"state": target["opening"], "at": None, "reason": "refused"}
+        target = {"type": "webhook", "settings": {}, "reason": "refused"} | target | {"opening": opening}
+    found = trial({"id": "0" * 32}, {"history": [], "timeline": []} | state, target)
+    assert [step.state for step in found] == expected
+    assert all(step.why for step in found)
+
+
+def test_the_drift_of_a_mirror_is_followed_from_run_to_run() -> None:
+    def run(bucket: str, state: str, missing: int, repaired: int = 0, job: str = "reconcile") -> dict[str, Any]:
+        counts = {"missing": missing, "stale": 0, "orphaned": 0, "malformed": 0, "repaired": repaired}
+        return {
+            "bucket": bucket,
+            "target": "arn:minio:sqs::m:redis",
+            "job": job,
+            "state": state,
+            "run": bucket,
+        } | counts
+
+    newest_first = [
+        run("a", "running", 0), run("a", "repaired", 5, 3), run("b", "drift", 9), run("a", "failed", 0),
+        run("a", "drift", 5), run("a", "backfilled", 7, job="backfill"), run("a", "clean", 0),
+    ]  # fmt: skip
+    assert [(each.bucket, each.drifts) for each in trends(newest_first)] == [("b", [9]), ("a", [0, 5, 2])]
+    assert trends([]) == []
+
+
+def test_the_newest_delivery_times_are_those_of_the_last_sample_with_any() -> None:
+    samples = [
+        sample("00:00"),
+        sample("00:10") | {"p50": 0.1, "p99": 0.5},
+        sample("00:20"),
+    ]
+    assert newest_times(samples) == (0.1, 0.5)
+    assert newest_times([]) == (None, None)

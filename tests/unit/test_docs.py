@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.console_browser import DOCUMENTED, IMAGES
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PAGES += sorted((ROOT / "examples").rglob("*.md"))
@@ -39,6 +41,19 @@ def test_every_link_within_the_repository_leads_to_something(page: Path) -> None
     assert [
         f"{target.name}#{anchor}" for target, anchor in links(page) if anchor and anchor not in anchors(target)
     ] == []
+
+
+def test_every_picture_is_small_and_shown_by_a_page() -> None:
+    shown = {target for page in PAGES for target, _ in links(page)}
+    pictures = [file for file in (ROOT / "docs").rglob("*") if file.suffix in (".png", ".jpg", ".svg", ".webp")]
+    assert len(pictures) >= 8
+    assert [str(each.relative_to(ROOT)) for each in pictures if each.resolve() not in shown] == []
+    assert [each.name for each in pictures if each.stat().st_size >= 120 << 10] == []
+
+
+def test_the_pictures_of_the_console_are_those_that_its_tests_make() -> None:
+    made = {f"console-{name}-{theme}.png" for name, theme in DOCUMENTED}
+    assert {file.name for file in IMAGES.glob("*.png")} == made
 
 
 def test_every_page_is_found_from_the_index() -> None:

@@ -75,6 +75,7 @@ def workers() -> Response:
     age = heartbeats.drain_age(drained, now)
     return json_response(
         {
+            "flower": services().settings.flower_url or None,
             "drain": {
                 "running": not heartbeats.drain_stopped(drained, now),
                 "age": None if age is None else age / 1000,

@@ -13,6 +13,7 @@ from app.cli_common.param_types import TARGET
 from app.config.arn import TargetId
 from app.config.target_settings import REDACTED, BadSettings, redacted
 from app.manifest.changes import changed
+from app.outbox import audit
 from app.outbox.targets import StoredTarget
 
 
@@ -109,6 +110,8 @@ def test(context: CommandContext, which: TargetId) -> None:
     A namespace keeps nothing of it; other targets keep one entry, of bucket bucketwire-test and name s3:TestEvent.
     """
     context.registry.settings(context.registry.target(which))
+    with context.database.writing() as connection:
+        audit.record(connection, "target.test", f"target:{which}", {"events": "sent directly"})
     context.close()
     exec_process([*TARGET_TEST, str(which), *(["--json"] if context.as_json else [])])
 

@@ -87,7 +87,9 @@ class _Service:
         # With one worker on one machine the API can serve its metrics too, unless they have their own address.
         own = settings.metrics_listen.host or os.environ.get(metrics_folder.VARIABLE)
         shared = {} if own else {metrics_folder.VARIABLE: str(metrics_folder.fresh_folder(settings.folder, "up"))}
-        supervisor.keep(service(concurrency=self._concurrency, flower_port=flower, shared=shared))
+        supervisor.keep(
+            service(concurrency=self._concurrency, flower_port=flower, flower_url=settings.flower_url, shared=shared)
+        )
         await start.until(
             lambda: start.api_answers(settings.api_address, secure=bool(settings.tls_cert)),
             60,

@@ -140,6 +140,16 @@ class HttpUrl(FieldType[str]):
         return redacted_url(text)
 
 
+class PageUrl(HttpUrl):
+    """The address of a page that people open in a browser; it has no password."""
+
+    def parse(self, text: str) -> str:
+        """Return the URL."""
+        if "@" in split_url(text).netloc:
+            raise BadValue("has a user or a password, which everybody would see", "leave it out; the page asks for it")
+        return super().parse(text)
+
+
 def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
     """Split a URL and check its port, and its host unless `needs_host` is false. Raises `BadValue`."""
     if re.search(r"[\s\x00-\x1f\x7f]", text):

@@ -128,6 +128,15 @@
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
   }
 
+  // In a narrow window the pages' names are one line that scrolls: to the one of this page.
+  function showPlace() {
+    const nav = document.querySelector(".nav");
+    const here = nav && nav.querySelector("[aria-current]");
+    if (!here || nav.scrollWidth <= nav.clientWidth) return;
+    const [inner, outer] = [here.getBoundingClientRect(), nav.getBoundingClientRect()];
+    nav.scrollLeft += inner.left - outer.left - (nav.clientWidth - inner.width) / 2;
+  }
+
   function prepare(within) {
     for (const hidden of all(".needs-script", within)) hidden.hidden = false;
     localTimes(within);
@@ -147,6 +156,7 @@
   document.addEventListener("DOMContentLoaded", () => {
     themeSwitch();
     prepare(document);
+    showPlace();
     draw();
     const here = new URL(location.href);
     if (here.searchParams.has("notice")) {
@@ -155,7 +165,10 @@
     }
     let width = innerWidth;
     addEventListener("resize", () => {
-      if (width !== innerWidth) draw();
+      if (width !== innerWidth) {
+        draw();
+        showPlace();
+      }
       width = innerWidth;
     });
   });

@@ -1,5 +1,6 @@
-"""Dead letters: by reason, selected, replayed, purged."""
+"""Dead letters: by reason, selected, previewed, replayed, purged."""
 
+from collections import Counter
 from typing import Any
 
 from flask import Response, request
@@ -11,6 +12,7 @@ from app.console.pages import done, form_values, page, show, within_limits
 
 _FILTERS = ("target", "bucket", "prefix", "reason", "since", "before")
 _PAGE = 100
+_PREVIEW = 1000  # dead letters that are counted before a replay
 
 
 @page("/dead-letters")
@@ -38,6 +40,33 @@ def dead_letters() -> Response:
         wrong=wrong,
         targets=[short_target(target["arn"]) for target in calls.targets()],
         options=_options(given),
+    )
+
+
+@page("/dead-letters/preview", "POST")
+def preview() -> Response:
+    """Show what a replay of the selected dead letters, or of all that match the filter, would send."""
+    given = form_values(*_FILTERS)
+    chosen = _chosen(given)
+    if chosen is None:
+        return done("Nothing was selected.", "dead-letters", given, bad=True)
+    ids: list[int] = chosen.get("ids", [])
+    query = {name: value for name, value in chosen.items() if name not in ("ids", "all")}
+    try:
+        found = calls.get("/v1/dead-letters", **query, ids=",".join(map(str, ids)), limit=_PREVIEW)
+    except Refused as refused:
+        return done(str(refused), "dead-letters", given, bad=True)
+    letters = found["dead_letters"]
+    return show(
+        "dead_letters_preview.html",
+        here="dead-letters",
+        given=given,
+        found=found,
+        letters=letters,
+        groups=Counter((letter["target"], letter["reason"]) for letter in letters).most_common(),
+        ids=ids,
+        everything=not ids,
+        cli=_command("replay", chosen, given),
     )
 
 
@@ -81,7 +110,7 @@ def purge() -> Response:
         count=len(chosen["ids"]) if "ids" in chosen else None,
         problem=problem,
         typed=typed["typed"],
-        cli=command("dead-letter", "purge", *(map(str, chosen.get("ids", ()))), *_options(given), *_all(chosen)),
+        cli=_command("purge", chosen, given),
     )
 
 
@@ -99,8 +128,9 @@ def _options(given: dict[str, str]) -> list[str]:
     return [word for name, text in given.items() if text for word in (f"--{name}", text)]
 
 
-def _all(chosen: dict[str, Any]) -> list[str]:
-    return ["--all"] if chosen.get("all") else []
+def _command(verb: str, chosen: dict[str, Any], given: dict[str, str]) -> str:
+    everything = ["--all"] if chosen.get("all") else []
+    return command("dead-letter", verb, *map(str, chosen.get("ids", ())), *_options(given), *everything)
 
 
 def _letters(count: int) -> str:

@@ -5,35 +5,19 @@ from typing import Any
 
 from flask import Response, request
 
-from app.config.targets.registry import is_namespace
 from app.console import calls
 from app.console.calls import Refused
-from app.console.formats import command, duration, number, short_target
+from app.console.event_states import explain, has_ended, is_superseded, steps, trial
+from app.console.formats import command, short_target
 from app.console.pages import done, form_values, page, show, visitor, within_limits
 from app.events.model import EVENT_ID
 from app.events.names import AGGREGATES, KNOWN
+from app.events.test_events import TEST_BUCKET
 
 _STATES = ("pending", "parked", "dead", "settled")
 _FILTERS = ("bucket", "prefix", "key", "events", "target", "state", "since", "before")
 _FOLLOWED = ("bucket", "prefix", "key", "events", "target")  # what can be known of an event when it is recorded
 _PAGE = 50
-_WHY = {
-    "behind": "It waits behind an earlier event of the same object, so that their order is kept.",
-    "parked": "It failed and is tried again, after a growing and random wait.",
-    "dead": "It is not tried any more: it was rejected, or ran out of attempts or of time.",
-}
-_ENDED = {
-    "delivered": "The target has confirmed it.",
-    "superseded": (
-        "Superseded: a newer event of this object was known when its turn came, so it was not sent. It would have put "
-        "the mirror back to an older state."
-    ),
-    "unchanged": "It was not sent, because it changes nothing in the mirror.",
-}
-_SUPERSEDED = (
-    "Delivered, or superseded: the target mirrors the bucket, and a newer event of this object is known. A superseded "
-    "event is not written, because it would put the mirror back to an older state."
-)
 _HISTORY = 200  # events of the object that an event's page looks at
 
 
@@ -121,7 +105,9 @@ def event(event_id: str) -> Response:
                 "delivery": state["state"],
                 "note": explain(state, targets.get(state["target"]), newer),
                 "steps": steps(state),
-                "ended": _last_outcome(state) in _ENDED,
+                "ended": has_ended(state),
+                "by": newer[-1]["id"] if newer and is_superseded(state, targets.get(state["target"])) else "",
+                "test": trial(shown, state, targets.get(state["target"])) if shown["bucket"] == TEST_BUCKET else [],
             }
             for state in shown["delivery_states"]
         ],
@@ -131,48 +117,6 @@ def event(event_id: str) -> Response:
         ],
         cli=command("events", shown["bucket"], shown["key"]),
     )
-
-
-def explain(state: dict[str, Any], target: dict[str, Any] | None, newer: list[dict[str, Any]]) -> str:
-    """Say in a sentence why an event is in this state at this target."""
-    at_target = (target or {}).get("state", "gone")
-    if state["state"] == "pending":
-        return "It waits for its turn." if at_target == "running" else f"It waits: the target is {at_target}."
-    if state["state"] == "settled" and _last_outcome(state) in _ENDED:
-        return _ENDED[_last_outcome(state)]
-    if state["state"] == "settled":
-        mirrors = target is not None and is_namespace(target["type"], target["settings"])
-        return _SUPERSEDED if newer and mirrors else "The target has confirmed it."
-    return _WHY["behind" if state.get("waits") else state["state"]]
-
-
-def _last_outcome(state: dict[str, Any]) -> str:
-    """Return the outcome of the last recorded attempt; "" if there is none."""
-    timeline = state.get("timeline")
-    return str(timeline[-1]["outcome"]) if timeline else ""
-
-
-def steps(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the attempts as steps of a timeline: from their record, else from what the event itself keeps."""
-    if not state.get("timeline"):
-        return [{"at": each["at"], "kind": "bad", "text": each["reason"], "more": ""} for each in state["history"]]
-    return [
-        {
-            "at": attempt["at"],
-            "kind": "good" if attempt["outcome"] in _ENDED else "bad",
-            "text": attempt["outcome"] + (f": {attempt['reason']}" if attempt["reason"] else ""),
-            "more": _circumstances(attempt),
-        }
-        for attempt in state["timeline"]
-    ]
-
-
-def _circumstances(attempt: dict[str, Any]) -> str:
-    parts = [f"attempt {attempt['attempt']}"] if attempt["attempt"] else []
-    parts += [f"in {duration(attempt['duration'])}"] if attempt["duration"] else []
-    parts += [f"with {number(attempt['events'] - 1)} others"] if attempt["events"] > 1 else []
-    parts += [f"by replay {attempt['replay']}"] if attempt["replay"] else []
-    return ", ".join(parts)
 
 
 @page("/events/<event_id>/replay", "POST")

@@ -11,7 +11,7 @@ from app.api.services import services
 from app.console import calls
 from app.console.health import ailments
 from app.console.pages import page, show, visitor
-from app.console.series import Point, points
+from app.console.series import Point, newest_times, points
 
 _MOST_CURVES = 60  # targets; with more of them the overview has no curves
 # The curves' minutes: of few targets more, because a page is made of a bounded number of samples.
@@ -27,7 +27,9 @@ def overview() -> Response:
     status = _sum(targets) | ({"checks": {}} if limited else _service())
     queues = [] if limited else calls.get("/v1/workers")["queues"]
     minutes = _LONG if len(targets) <= _FEW else _SHORT
-    curves = _curves(minutes) if len(targets) <= _MOST_CURVES else {}
+    series = _series(minutes) if len(targets) <= _MOST_CURVES else []
+    curves = {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
+    times = {each["target"]: newest_times(each["samples"]) for each in series}
     targets.sort(key=lambda target: (_RANK.get(target["state"], 9), -target["events"]["dead"], target["arn"]))
     events = status["events"]
     return show(
@@ -39,6 +41,9 @@ def overview() -> Response:
         minutes=minutes,
         ailments=ailments(status, targets, queues),
         waiting=events.get("pending", 0) + events.get("parked", 0),
+        states=sorted(Counter(target["state"] for target in targets).items(), key=lambda pair: _RANK.get(pair[0], 9)),
+        times=times,
+        slowest=max((p99 for _, p99 in times.values() if p99 is not None), default=None),
         incoming=sum(_newest(curve).recorded for curve in curves.values()),
         outgoing=sum(_newest(curve).delivered for curve in curves.values()),
         has_rules=limited or (bool(targets) and bool(calls.get("/v1/rules")["rules"])),
@@ -60,10 +65,10 @@ def _service() -> dict[str, Any]:
     return {"version": version("bucketwire"), "region": services().settings.region, "checks": calls.checks()}
 
 
-def _curves(minutes: int) -> dict[str, list[Point]]:
+def _series(minutes: int) -> list[dict[str, Any]]:
     since = (datetime.now(UTC) - timedelta(minutes=minutes)).isoformat(timespec="seconds")
     series: list[dict[str, Any]] = calls.get("/v1/series", since=since)["series"]
-    return {each["target"]: points(each["samples"], width=_WIDTH) for each in series}
+    return series
 
 
 def _newest(curve: list[Point]) -> Point:

@@ -1,5 +1,7 @@
 """Reconciliations: compare mirrors with their buckets, look at the drift, and approve its repair."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from flask import Response, request
@@ -13,7 +15,19 @@ from app.console.pages import done, form_values, page, show, visitor
 _DRIFT = ("missing", "stale", "orphaned", "malformed", "unmatched", "unreadable")
 _KINDS = ("missing", "stale", "orphaned", "malformed")
 _SIZES = (50, 200, 1000)  # runs on the page
+_TREND = 200  # of the newest runs show how the drift has changed
+_COMPARED = ("clean", "drift", "repaired")  # states of a comparison that has ended
 _PAGE = 100  # findings on a page
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """The drift that the last comparisons of a mirror with a bucket have left, the oldest first."""
+
+    bucket: str
+    target: str
+    drifts: Sequence[int]
+    last: Mapping[str, Any]
 
 
 @page("/reconciliations", "GET", "POST")
@@ -30,7 +44,8 @@ def reconciliations() -> Response:
                 raise
             wrong = refused
     limit = next((size for size in _SIZES if str(size) == request.args.get("limit")), _SIZES[0])
-    runs = calls.get("/v1/reconciliations", limit=limit)["reconciliations"]
+    newest = calls.get("/v1/reconciliations", limit=max(limit, _TREND))["reconciliations"]
+    runs = newest[:limit]
     mirrors = [
         short_target(target["arn"]) for target in calls.targets() if is_namespace(target["type"], target["settings"])
     ]
@@ -41,13 +56,36 @@ def reconciliations() -> Response:
         here="reconciliations",
         runs=runs,
         drift=_DRIFT,
+        trends=trends(newest),
         given=given,
         wrong=wrong,
         mirrors=mirrors,
         may_start=visitor().may_change and bool(mirrors),
         more=next((size for size in _SIZES if size > limit), None) if len(runs) == limit else None,
-        cli=command("reconcile", given["bucket"] or "BUCKET", "--target", name),
+        clis=[
+            command("reconciliation", "start", name, given["bucket"] or "BUCKET"),
+            command("reconcile", given["bucket"] or "BUCKET", "--target", name),
+        ],
     )
+
+
+def trends(runs: Sequence[Mapping[str, Any]]) -> list[Trend]:
+    """Return how the drift of each mirror and bucket has changed, the largest drift first; `runs` are newest first."""
+    pairs: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for each in runs:
+        if each["job"] == "reconcile" and each["state"] in _COMPARED:
+            pairs.setdefault((each["bucket"], each["target"]), []).insert(0, each)
+    found = [
+        Trend(bucket, target, [drift_of(each) for each in ended], ended[-1])
+        for (bucket, target), ended in pairs.items()
+    ]
+    return sorted(found, key=lambda trend: (-trend.drifts[-1], trend.bucket, trend.target))
+
+
+def drift_of(run: Mapping[str, Any]) -> int:
+    """Return how many differences a run has found and left: none if it has repaired them."""
+    found = sum(run[kind] for kind in _KINDS)
+    return max(0, found - run["repaired"]) if run["state"] == "repaired" else int(found)
 
 
 @page("/reconciliations/<run>")
@@ -66,7 +104,7 @@ def run(run: str) -> Response:
         kinds=_KINDS,
         kind=kind,
         after=after,
-        cli=command("reconcile", shown["bucket"], "--target", short_target(shown["target"]), "--repair"),
+        cli=command("reconciliation", "findings", run, *(("--kind", kind) if kind in _KINDS else ())),
     )
 
 

@@ -1,6 +1,7 @@
 """A target: its curves, its counters, what fails and why; pause, resume, test, remove."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +22,7 @@ _PERIODS = {
     "7d": (timedelta(days=7), 300, 7200),
     "30d": (timedelta(days=30), 300, 28800),
 }
+_RETRIES = 100  # retried objects, of which the last reasons are counted
 _MUCH = 100  # undelivered events of a partition
 _MOST_NUMBERED = 64  # partitions; with more of them the strip has no numbers
 _LOSSES = ("recorded", "delivered", "superseded", "pending", "parked", "dead", "purged")
@@ -58,8 +60,9 @@ def target(kind: str, name: str) -> Response:
         balanced=events["recorded"] == sum(events[each] for each in _LOSSES[1:]),
         shares=_shares(events),
         reasons=calls.get("/v1/dead-letters/reasons", target=arn) if events["dead"] else None,
-        retries=calls.get("/v1/retries", target=arn, limit=10) if events["parked"] else None,
-        rules=_rules(arn),
+        retries=(retries := calls.get("/v1/retries", target=arn, limit=_RETRIES) if events["parked"] else None),
+        failures=_failures(retries["retries"]) if retries else [],
+        rules=[] if live else _rules(arn),
         queue=_queue(arn),
         partitions=[{**each, "level": level(each)} for each in partitions],
         much=_MUCH,
@@ -74,6 +77,11 @@ def level(partition: Mapping[str, Any]) -> str:
     if waiting >= _MUCH or (waiting and more):
         return "much"
     return "some" if waiting or more else "none"
+
+
+def _failures(retries: Sequence[Mapping[str, Any]]) -> list[tuple[str, int]]:
+    """Return the last reasons of retried events and how many have each, the most frequent first."""
+    return Counter(each["history"][-1]["reason"] for each in retries if each["history"]).most_common(10)
 
 
 def _shares(events: dict[str, int]) -> list[tuple[str, float, float]]:

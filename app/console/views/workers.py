@@ -16,6 +16,7 @@ def workers() -> Response:
     return show(
         "queues.html",
         here="workers",
+        flower=found["flower"],
         drain=found["drain"],
         queues=queues,
         states=states,

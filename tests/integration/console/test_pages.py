@@ -13,12 +13,15 @@ import pytest
 
 from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.config.arn import TargetId
+from app.config.errors import BadSettings
 from app.console.views.targets import level
 from app.events.model import Event
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.leases import Leases, new_token
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
+from app.outbox.reconcile.progress import Progress
+from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
 from tests.services import until
@@ -287,6 +290,7 @@ def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None
 
 def test_the_overview_says_what_is_wrong_and_what_to_do(busy: Browser, database: Database) -> None:
     page = busy.get("")
+    assert "‖paused 1 ✓running 1" in page.text
     assert "webhook:paused is paused: for <b>lunch</b>" in page.text
     assert "webhook:audit has 1 dead letter" in page.text
     assert "bucketwire dead-letter ls --target webhook:audit" in page.text
@@ -303,7 +307,10 @@ def test_a_targets_page_balances_its_counters_and_groups_its_errors(busy: Browse
     assert "they balance" in page.text
     live = busy.get("targets/webhook/audit?live=1")
     assert ("recorded 5" in re.sub(r"[=+]", "", live.text), "Over time" in live.text) == (True, False)
-    for fact in ("recorded 5", "delivered 2", "parked 2", "dead 1", "400 <script>alert(1)</script>", "500 broken"):
+    for fact in (
+        "recorded 5", "delivered 2", "parked 2", "dead 1", "400 <script>alert(1)</script>", "1 500 broken",
+        "bucketwire target pause webhook:audit", "bucketwire target rm webhook:audit",
+    ):  # fmt: skip
         assert fact in re.sub(r"[=+]", "", page.text), fact
     paused = busy.get("targets/webhook/paused")
     assert "for <b>lunch</b>" in paused.text
@@ -392,6 +399,7 @@ def test_a_test_event_is_recorded_and_followed(busy: Browser) -> None:
     )
     assert "s3:TestEvent" in shown.text
     assert "pending" in shown.text
+    assert "Connected and logged in …waiting" in shown.text
     assert "The test event is recorded" in shown.text
     assert [given for _, given in shown.tags if given.get("hx-trigger")]  # it follows the event
 
@@ -467,6 +475,31 @@ def test_dead_letters_are_grouped_selected_and_replayed(local: Browser, database
     assert ("403 forbidden" in left.text, "400 bad" in left.text) == (False, True)
     local.post("dead-letters/replay", "dead-letters", scope="matching")
     assert "No dead letters" in local.get("dead-letters").text
+
+
+def test_a_replay_of_dead_letters_is_previewed(local: Browser, database: Database) -> None:
+    target = add_target(database, "audit")
+    Log(database).append([[event(f"k{number}") for number in range(30)]])
+    run(database, target, lambda given: Rejected("400 bad" if given.key < "k2" else "403 forbidden"))
+    boxes = local.get("dead-letters").values("ids")
+    some = local.post("dead-letters/preview", "dead-letters", scope="selected", ids=boxes[:3])
+    assert (some.status, "3 dead letters to replay" in some.text, some.values("ids")) == (200, True, boxes[:3])
+    assert "bucketwire dead-letter replay" in some.text
+    matching = local.post("dead-letters/preview", "dead-letters", scope="matching", reason="403 forbidden")
+    assert "18 dead letters to replay" in matching.text
+    assert (matching.values("scope"), matching.values("reason")) == (["matching"], ["403 forbidden"])
+    everything = local.post("dead-letters/preview", "dead-letters", scope="matching")
+    for fact in (
+        "30 dead letters",
+        "18 webhook:audit 403 forbidden",
+        "12 webhook:audit 400 bad",
+        "The first 20 of them",
+    ):
+        assert fact in everything.text, fact
+    assert len(local.get("dead-letters").values("ids")) == 30, "a preview changes nothing"
+    assert local.post("dead-letters/preview", "dead-letters").status == 303
+    local.post("dead-letters/replay", form=some.form, scope="selected", ids=some.values("ids"))
+    assert len(local.get("dead-letters").values("ids")) == 27
 
 
 def test_dead_letters_are_purged_only_after_the_word_was_typed(local: Browser, database: Database) -> None:
@@ -638,6 +671,43 @@ def test_a_reconciliation_is_started_shown_repaired_and_cancelled(local: Browser
     for kind in ("missing", "stale", "orphaned", "malformed", "nonsense"):
         assert local.get(f"{path}?kind={kind}").status == 200
     assert local.get("reconciliations/none").status == 404
+
+
+def test_the_drift_of_a_mirror_over_time_and_its_commands(local: Browser, database: Database) -> None:
+    assert "Drift over time" not in _with_mirror(local, database).text
+    target, runs = TargetId("redis", "mirror"), Reconciliations(database)
+    for state, counts in (("clean", {}), ("drift", {"missing": 3, "stale": 2}), ("drift", {"missing": 7})):
+        run = runs.begin(target, "images", lease=60_000)
+        runs.end(run, state, counts)
+    page = local.get("reconciliations")
+    assert re.search(r"images → redis:mirror ≠?drift 5 7", page.text), page.text
+    labels = [given.get("aria-label") for given in page.all("svg")]
+    assert "Differences: 0, 5, 7" in labels
+    assert "bucketwire reconciliation start redis:mirror BUCKET" in page.text
+    shown = local.get(f"reconciliations/{run}")
+    assert f"bucketwire reconciliation repair {run}" in shown.text
+    assert f"bucketwire reconciliation findings {run}" in shown.text
+
+
+def test_a_running_reconciliation_shows_how_far_it_is(local: Browser, database: Database) -> None:
+    _with_mirror(local, database)
+    runs = Reconciliations(database)
+    run = runs.begin(TargetId("redis", "mirror"), "images", lease=60_000)
+    assert local.get(f"reconciliations/{run}").status == 200
+    for keys, remaining, text in ((0, None, "Listing."), (12_345, 40, "Listing: 12,345 keys read, 300 per second")):
+        assert runs.renew(run, lease=60_000, progress=Progress("listing", keys, 300, remaining))
+        page = local.get(f"reconciliations/{run}")
+        assert (page.status, text in page.text) == (200, True), page.text
+    assert "about 40 s left" in page.text
+
+
+def test_flower_is_linked_where_its_address_is_known(browse: Opened) -> None:
+    linked = browse(flower_url="https://flower.example.com/x/").get("workers")
+    assert [each["href"] for each in linked.all("a") if "flower" in each["href"]] == ["https://flower.example.com/x/"]
+    with pytest.raises(BadSettings, match="has a user or a password"):
+        browse(flower_url="https://me:hunter2@flower.example.com/")
+    without = browse().get("workers")
+    assert ("BUCKETWIRE_FLOWER_URL" in without.text, "bucketwire flower" in without.text) == (True, True)
 
 
 def _with_mirror(browser: Browser, database: Database) -> Page:

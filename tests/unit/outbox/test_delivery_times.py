@@ -30,6 +30,7 @@ def test_a_percentile_is_never_below_the_truth_and_at_most_19_percent_above(time
 @given(st.lists(MS), st.lists(MS))
 def test_the_sum_of_two_is_that_of_all_times_and_texts_keep_them(one: list[int], other: list[int]) -> None:
     assert decode(encode(of(*one))) + decode(encode(of(*other))) == of(*one, *other)
+    assert decode(encode(of(*one)), "", encode(of(*other))) == of(*one, *other)
 
 
 def test_without_deliveries_there_is_no_percentile() -> None:
