@@ -28,10 +28,14 @@ class ClassArchive:
 
     @classmethod
     def at(cls, path: Path) -> "ClassArchive | None":
-        """Return the archive, or one that will be written; None if that has failed before."""
+        """Return the archive, or one that will be written; None if that has failed before or cannot be kept."""
         if path.exists():
             return cls(path)
-        if _failure(path).exists():
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        if _failure(path).exists() or not os.access(path.parent, os.W_OK):
             return None
         folder = TemporaryDirectory(prefix="bucketwire-classes-", ignore_cleanup_errors=True)
         return cls(path, Path(folder.name) / path.name, folder)
@@ -42,7 +46,6 @@ class ClassArchive:
             return
         with contextlib.suppress(OSError), self.folder:
             _end_java()
-            self.path.parent.mkdir(parents=True, exist_ok=True)
             if not self.written.exists():
                 _failure(self.path).touch()
                 return

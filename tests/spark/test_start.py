@@ -63,11 +63,15 @@ def test_an_archive_that_could_not_be_made_is_not_tried_again(tmp_path: Path) ->
     assert archive is not None
     assert archive.written is not None
     archive.written.parent.rmdir()  # as if the JVM had left nothing
-    path.parent.mkdir()
     path.with_suffix(".failed").touch()
     assert ClassArchive.at(path) is None
     path.touch()
     assert ClassArchive.at(path) == ClassArchive(path)
+
+
+def test_an_archive_that_could_not_be_kept_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    assert ClassArchive.at(tmp_path / "cache" / "spark-classes-1.jsa") is None
 
 
 def test_queries_of_few_rows_have_settings_of_their_own(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
