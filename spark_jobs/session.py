@@ -7,17 +7,20 @@ executors' Python, which `PYSPARK_PYTHON` names. Neither looks for modules in th
 
 import contextlib
 import os
+import shutil
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pyspark import SparkConf, SparkContext
+from pyspark.find_spark_home import _find_spark_home
 from pyspark.sql import SparkSession
 
-from spark_jobs import connectors
+from spark_jobs import connectors, java_options
+from spark_jobs.class_archive import ClassArchive
 
 _LOOPBACK = "127.0.0.1"
 _ROOT = Path(__file__).parents[1]
@@ -54,20 +57,51 @@ def session(
             spark.stop()
 
 
-def launch(name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g") -> None:
+def launch(
+    name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g", is_short: bool = False,
+    cache: Path | None = None,
+) -> Callable[[], None]:  # fmt: skip
     """Start the JVM of a session that is opened later with the same arguments, in the background.
+
+    `is_short` is for a run that Java's optimizing compiler would only slow down; in the folder `cache` is an archive of
+    Spark's classes. Call what is returned after the session: it makes that archive if there is none.
 
     Raises `FileNotFoundError` as `session` does; any other error is left to `session`.
     """
     conf = SparkConf(loadDefaults=False)
     conf.setAll([("spark.app.name", name), ("spark.master", master)])
     conf.setAll(list(_settings(master, jars, memory, connectors.DRIVERS).items()))
+    if SparkContext._gateway is not None:
+        return lambda: None
+    options, archive = _java(is_short=is_short, cache=cache)
+    if options:
+        conf.set(java_options.DEFAULT_OPTIONS, " ".join(options))
 
     def start() -> None:
         with contextlib.suppress(Exception):
             SparkContext._ensure_initialized(conf=conf)
 
     threading.Thread(target=start, name="jvm").start()
+    return archive.keep if archive else lambda: None
+
+
+def _java(*, is_short: bool, cache: Path | None) -> tuple[list[str], ClassArchive | None]:
+    """Return the JVM's options and its archive of classes, and set those of Spark's launcher."""
+    home = Path(_find_spark_home())  # type: ignore[no-untyped-call]  # PySpark leaves it untyped
+    theirs = java_options.operators_options(os.environ, home)
+    if java_options.DEFAULT_OPTIONS in theirs:
+        return [], None
+    options = java_options.quick_options(theirs) if is_short else []
+    os.environ.setdefault("SPARK_LAUNCHER_OPTS", " ".join(java_options.quick_options(theirs)))
+    java_home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=f"{java_home}/bin" if java_home else None)
+    path = java_options.archive_path(cache, os.environ, home, java) if cache else None
+    archive = ClassArchive.at(path) if path else None
+    if archive is None:
+        return options, None
+    leave = archive.written is not None
+    of_archive = java_options.archive_options(theirs, archive.written or archive.path, leave=leave)
+    return options + of_archive, archive if of_archive else None
 
 
 def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> dict[str, str]:

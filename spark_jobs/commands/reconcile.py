@@ -11,9 +11,9 @@ from app.cli_common.output import bar, count_noun
 from app.config.arn import TargetId
 from app.config.targets.base import NamespaceSettings
 from app.outbox.reconcile.progress import Progress
-from app.outbox.reconcile.runs import AlreadyRunning
+from app.outbox.reconcile.runs import AlreadyRunning, Reconciliations
 from app.outbox.reconcile.schedule import Schedule
-from spark_jobs import shutdown
+from spark_jobs import java_options, shutdown
 from spark_jobs.commands import options
 from spark_jobs.repair_limits import RepairLimits
 
@@ -45,7 +45,9 @@ def reconcile(
     source = listing.source(bucket)
     context.registry.target(target)  # fail before Spark starts if the target is unknown
     session_name = f"bucketwire reconcile {bucket}"
-    options.launch_spark(context, session_name)
+    known = Reconciliations(context.database).last_size(target, bucket)
+    size = java_options.estimated_size(known, listing.listing)
+    end_java = options.launch_spark(context, session_name, is_short=0 < size <= java_options.MOST_QUICK)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import reconcile as job  # noqa: PLC0415 - as above
@@ -60,6 +62,7 @@ def reconcile(
         repair=repair,
         limits=limits,
         retention=int(settings.report_retention * 1000),
+        size=size,
     )
     if scheduled:
         config = replace(config, run=scheduled, repair=may_repair(context, target, scheduled))
@@ -76,6 +79,7 @@ def reconcile(
     if result.problem:
         click.echo(result.problem, err=True)
     context.done(sentence, state=result.state, page=str(result.page), problem=result.problem, **result.counts)
+    end_java()
     return _EXIT_DRIFT if check and result.state == "drift" else 0
 
 

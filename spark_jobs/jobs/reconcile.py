@@ -36,6 +36,7 @@ from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, 
 from spark_jobs.repair_limits import RepairLimits
 from spark_jobs.reports.report import ReportHeader, write_findings, write_page
 from spark_jobs.run_lease import LEASE, renewed
+from spark_jobs.small_plans import are_small_files, is_few, small_plans
 
 _SAMPLE_SIZE = 20_000  # keys by which a bucket's listing is divided
 _TASKS_PER_CORE = 2  # key ranges, because they are not equally long
@@ -53,6 +54,7 @@ class ReconcileConfig(ListingSource):
     limits: RepairLimits = field(default_factory=RepairLimits)
     run: str = ""  # the name of a run that the schedule has registered
     retention: int = 90 * 86_400_000  # ms for which earlier runs of the same pair and their reports are kept
+    size: int = 0  # about how many entries and rows there are; 0 if that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +135,14 @@ def _run(
     listing = config.list_bucket(spark, tasks=_TASKS_PER_CORE * cores, sample=sample)
     folder = config.folder / run
     with _scratch(folder) as scratch:
-        differences, sizes = write_differences(
-            listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
-            rules=rules, policy=settings.policy,
-        )  # fmt: skip
-        meter.enter(REPORTING, spark)
-        rows.unpersist()
-        unreadable = listing.unreadable_count
+        with small_plans(spark, is_small=is_few(config.size)):
+            differences, sizes = write_differences(
+                listing, rows, scratch, has_single_rows=stores.has_single_rows(settings), bucket=config.bucket,
+                rules=rules, policy=settings.policy,
+            )  # fmt: skip
+            meter.enter(REPORTING, spark)
+            rows.unpersist()
+            unreadable = listing.unreadable_count
         # Then events of what happened before the listing ended are in the log.
         listed_by = begun if config.is_written else time.monotonic()
         time.sleep(max(0.0, listed_by + config.arrival - time.monotonic()))
@@ -147,23 +150,26 @@ def _run(
             database, config.bucket, seq=mark.seq, received_at=listed_at - config.grace if config.listed_at else None
         )
         in_flight = frame_of_keys(spark, mark.in_flight | changed, scratch / "in-flight.jsonl")
-        findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
-    counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
-    drift = sum(counts[kind] for kind in DRIFT)
-    listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
-    store_findings(database, run, (row.asDict() for row in listed.collect()))
-    problem = _listing_problem(listing, unreadable)
-    if config.repair and drift:
-        meter.enter(REPAIRING, spark)
-        counts["repaired"], repair_problem = _repair(
-            database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
+        is_small = are_small_files(scratch)
+        with small_plans(spark, is_small=is_small):
+            findings = write_findings(mark_in_flight(differences, in_flight, young=listed_at - config.grace), folder)
+    with small_plans(spark, is_small=is_small):
+        counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
+        drift = sum(counts[kind] for kind in DRIFT)
+        listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
+        store_findings(database, run, (row.asDict() for row in (listed.collect() if drift else ())))
+        problem = _listing_problem(listing, unreadable)
+        if config.repair and drift:
+            meter.enter(REPAIRING, spark)
+            counts["repaired"], repair_problem = _repair(
+                database, findings, config, api, mark.seq, listed_at, counts["target_rows"], problem, lost
+            )
+            problem = " ".join(filter(None, (problem, repair_problem)))
+        state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
+        header = ReportHeader(
+            run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem
         )
-        problem = " ".join(filter(None, (problem, repair_problem)))
-    state = r.CLEAN if not drift else r.REPAIRED if counts["repaired"] == drift else r.DRIFT
-    header = ReportHeader(
-        run, config.bucket, str(config.target), settings.policy, listing.versioned, listed_at, counts, problem
-    )
-    return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
+        return ReconcileResult(state, counts, write_page(findings, header, folder), problem)
 
 
 @contextmanager

@@ -1,0 +1,102 @@
+"""A session starts sooner the second time, and queries of few rows are planned for few."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import small_plans
+from spark_jobs.class_archive import ClassArchive
+from tests import provision, services
+
+ROOT = Path(__file__).parents[2]
+RUN = """
+import sys
+from pathlib import Path
+from spark_jobs.session import launch, session
+
+options = {"master": "local[1]", "jars": sys.argv[1], "memory": "512m"}
+finish = launch("start", **options, is_short=True, cache=Path(sys.argv[2]))
+with session("start", **options) as spark:
+    java = spark.sparkContext._jvm.java.lang.management.ManagementFactory
+    print(spark.range(3).selectExpr("sum(id)").first()[0], *java.getRuntimeMXBean().getInputArguments(), sep="\\n")
+finish()
+"""
+TOP = "source: shared objects file (top)"  # a class of the archive; those of Java's own are of another file
+
+
+def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    services.need("spark_jars")
+    cache, log = tmp_path / "cache", tmp_path / "classes.log"
+    command = [sys.executable, "-c", RUN, str(provision.SPARK_JARS), str(cache)]
+
+    def run() -> list[str]:
+        return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout.splitlines()
+
+    first = run()
+    (archive,) = cache.glob("spark-classes-*.jsa")
+    assert first[0] == "3"
+    assert {"-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"} <= set(first)
+    assert archive.stat().st_mode & 0o077 == 0
+    assert list(cache.iterdir()) == [archive]
+
+    monkeypatch.setenv(
+        "PYSPARK_SUBMIT_ARGS", f"--driver-java-options '-XX:+UseG1GC -Xlog:class+load:file={log}' pyspark-shell"
+    )
+    second = run()
+    assert second[0] == "3"
+    assert f"-XX:SharedArchiveFile={archive}" in second
+    assert "-XX:+UseSerialGC" not in second  # with two collectors Java would not start
+    classes = [line for line in log.read_text().splitlines() if "org.apache.spark." in line]
+    assert sum(TOP in line for line in classes) > len(classes) // 2
+
+
+def test_an_archive_that_could_not_be_made_is_not_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "cache" / "spark-classes-1.jsa"
+    archive = ClassArchive.at(path)
+    assert archive is not None
+    assert archive.written is not None
+    archive.written.parent.rmdir()  # as if the JVM had left nothing
+    path.with_suffix(".failed").touch()
+    assert ClassArchive.at(path) is None
+    path.touch()
+    assert ClassArchive.at(path) == ClassArchive(path)
+
+
+def test_an_archive_that_could_not_be_kept_is_not_made(tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    assert ClassArchive.at(tmp_path / "cache" / "spark-classes-1.jsa") is None
+
+
+def test_queries_of_few_rows_have_settings_of_their_own(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = "spark.sql.limit.scaleUpFactor", "spark.sql.adaptive.enabled"
+    assert spark.sparkContext.getConf().get(theirs) == "false"
+    monkeypatch.setattr(small_plans, "_SETTINGS", {ours: "9", theirs: "true"})
+    session, partitions = spark.newSession(), "spark.sql.shuffle.partitions"
+    session.conf.set(partitions, "64")
+    before = session.conf.get(ours)
+    with small_plans.small_plans(session, is_small=True):
+        assert session.conf.get(ours) == "9"
+        assert session.conf.get(theirs) == "false"  # whoever set it knows better
+        assert session.conf.get(partitions) == "2"  # one for each core
+    assert (session.conf.get(ours), session.conf.get(partitions)) == (before, "64")
+    with small_plans.small_plans(session, is_small=False):
+        assert (session.conf.get(ours), session.conf.get(partitions)) == (before, "64")
+
+
+def test_what_is_few(tmp_path: Path) -> None:
+    assert not small_plans.is_few(0)  # unknown
+    assert small_plans.is_few(small_plans.FEW)
+    assert not small_plans.is_few(small_plans.FEW + 1)
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "0").write_bytes(b"x")
+    assert small_plans.are_small_files(tmp_path)
+    with (tmp_path / "part" / "1").open("wb") as file:
+        file.truncate(9 << 20)
+    assert not small_plans.are_small_files(tmp_path)
