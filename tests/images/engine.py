@@ -24,6 +24,7 @@ LIBRARIES = (
     "ca-certificates", "netbase", "tzdata", "libssl3", "libffi8", "libsqlite3-0", "libuuid1", "libbz2-1.0", "liblzma5",
     "libreadline8", "libncursesw6", "libgdbm6", "libgdbm-compat4", "libnsl2", "libtirpc3", "libexpat1", "zlib1g",
 )  # fmt: skip
+DOCUMENTATION = ("usr/share/doc", "usr/share/info", "usr/share/locale", "usr/share/man")
 _INSIDE = "IMAGE_TEST_INSIDE"  # set where a mount namespace of its own has been entered
 
 
@@ -94,7 +95,7 @@ class Podman(Docker):
         (root / "etc/apt/sources.list").write_text("")
         here, there = Path(sys.base_prefix), root / "usr/local"
         version = sysconfig.get_python_version()
-        unused = shutil.ignore_patterns("site-packages", "test", "__pycache__", "config-*")
+        unused = shutil.ignore_patterns("site-packages", "test", "tests", "idle_test", "__pycache__", "config-*")
         shutil.copytree(here / "lib" / f"python{version}", there / "lib" / f"python{version}", ignore=unused)
         (there / "lib" / f"python{version}" / "site-packages").mkdir()
         shutil.copy(here / "bin" / f"python{version}", there / "bin")
@@ -102,6 +103,13 @@ class Podman(Docker):
             (there / "bin" / name).symlink_to(f"python{version}")
         for library in here.glob("lib/libpython3*.so*"):
             shutil.copy(library, there / "lib", follow_symlinks=False)
+        # The official image is built without debug information, and Debian's slim one without documentation.
+        call("strip", "--strip-unneeded", *there.glob("lib/libpython3*.so*"), *there.rglob("lib-dynload/*.so"))
+        (root / "etc/dpkg/dpkg.cfg.d/slim").write_text("".join(f"path-exclude /{each}/*\n" for each in DOCUMENTATION))
+        for each in DOCUMENTATION:
+            shutil.rmtree(root / each, ignore_errors=True)
+        for section in range(1, 10):  # as in Debian's slim image, because Java's package makes links there
+            (root / f"usr/share/man/man{section}").mkdir(parents=True)
         call("chroot", root, "ldconfig")
         call("chroot", root, "/usr/local/bin/python", "-m", "ensurepip")
         (there / "bin/pip").symlink_to("pip3")
