@@ -7,7 +7,8 @@ wake-up that is lost, late or duplicated costs nothing but time.
 import logging
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -52,16 +53,30 @@ PURGE_EVERY = 10  # seconds; each purge is short, and the drains continue it if 
 
 
 class _Acknowledging(over_redis.QoS):
-    """Frees a worker's slot for a wake-up on Redis even if acknowledging the wake-up fails.
+    """Frees a worker's slot for a wake-up on Redis even if acknowledging or rejecting the wake-up fails.
 
-    Celery only logs the failure. The worker would count the wake-up against its prefetch limit forever, and stop taking
-    messages.
+    Celery only logs the failure of a connection. The worker would count the wake-up against its prefetch limit forever,
+    and stop taking messages. A later redelivery by Redis is harmless.
     """
 
     def ack(self, delivery_tag: str) -> None:
-        """Acknowledge a wake-up. Raises kombu's errors; a later redelivery by Redis is harmless."""
-        try:
+        """Acknowledge a wake-up. Raises kombu's errors of a connection."""
+        with self._freeing(delivery_tag):
             super().ack(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Reject a wake-up. Raises kombu's errors of a connection."""
+        with self._freeing(delivery_tag):
+            super().reject(delivery_tag, requeue=requeue)
+
+    @contextmanager
+    def _freeing(self, delivery_tag: str) -> Iterator[None]:
+        try:
+            yield
+        except AttributeError:
+            # The connection was closed while the task ran: kombu's channel cannot connect again, because it knows no
+            # address any more. The worker would end for an error that Celery does not expect.
+            QoS.ack(self, delivery_tag)
         except Exception:
             QoS.ack(self, delivery_tag)
             raise

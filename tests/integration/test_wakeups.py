@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
-from kombu import Connection
+from kombu import Connection, Consumer, Producer
 
 from app import wakeups
 from app.api import create_app
@@ -469,3 +470,32 @@ def test_a_drain_counts_the_messages_of_all_queues_over_one_connection(
         queue_of_target.delete()
     assert len(opened) == 1
     assert not opened[0].connected
+
+
+@pytest.mark.parametrize("does", ["ack", "reject", "requeue"])
+@pytest.mark.parametrize("away", ["closed", "server"])
+def test_a_task_that_ends_while_the_broker_is_away_frees_its_slot(does: str, away: str) -> None:
+    """Its worker has closed the connection already, or does not know yet that the server has gone."""
+    with (
+        services.redis() as broker,
+        Connection(broker.url, transport_options=wakeups.transport_options(broker.url)) as it,
+    ):
+        channel = it.channel()
+        consumer = Consumer(channel, [queue(SERVICE_QUEUE)], on_message=(taken := []).append)
+        Producer(channel).publish({}, routing_key=SERVICE_QUEUE, declare=[queue(SERVICE_QUEUE)])
+        with consumer:
+            it.drain_events(timeout=5)
+        [message] = taken
+        assert message.delivery_tag in channel.qos._delivered
+        broker.stop()
+        if away == "closed":
+            it.close()
+            channel._disconnect_pools()  # a connection that kombu began anew while it closed the others
+        end = {
+            "ack": message.ack_log_error,
+            "reject": message.reject_log_error,
+            "requeue": partial(message.reject_log_error, requeue=True),
+        }[does]
+        end(logging.getLogger("test"), it.connection_errors + it.channel_errors)
+        channel.qos._flush()
+        assert message.delivery_tag not in channel.qos._delivered
