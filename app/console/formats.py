@@ -73,9 +73,11 @@ def number(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Write a length of time in its two largest units; a dash for none."""
+    """Write a length of time in its two largest units, below a second in milliseconds; a dash for none."""
     if seconds is None:
         return "–"
+    if 0 < seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     parts, rest = [], int(seconds)

@@ -112,7 +112,10 @@ def test_what_cannot_be_seen_is_written_out() -> None:
     ("seconds", "text"),
     [
         (None, "–"),
-        (0.04, "0.0 s"),
+        (0, "0.0 s"),
+        (0.0002, "1 ms"),
+        (0.04, "40 ms"),
+        (0.9996, "1.0 s"),
         (9.94, "9.9 s"),
         (59, "59 s"),
         (61, "1 min"),
@@ -175,7 +178,7 @@ def test_the_recorded_attempts_of_an_event_are_its_timeline() -> None:
     }
     state = {"state": "settled", "target": "t", "history": [], "timeline": [failed, superseded]}
     assert [(step["kind"], step["text"], step["more"]) for step in steps(state)] == [
-        ("bad", "failed: 500", "attempt 1, in 0.5 s"),
+        ("bad", "failed: 500", "attempt 1, in 500 ms"),
         ("good", "superseded", "with 2 others, by replay 7"),
     ]
     assert explain(state, None, []).startswith("Superseded: a newer event")
