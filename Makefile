@@ -45,7 +45,7 @@ build/docs-venv/.installed: pyproject.toml | $(BIN)/pip
 	@build/docs-venv/bin/pip install --quiet --disable-pip-version-check $$($(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
 	@touch $@
 
-# The pictures of the console in docs/how-to/images, made by its tests anew.
+# The pictures of the console in docs/how-to/images, as its tests make them.
 screenshots: $(VENV)/.developing servers
 	SCREENSHOTS=docs $(BIN)/pytest tests/acceptance/test_console_screens.py
 

@@ -53,7 +53,8 @@ class ClassArchive:
             shutil.move(self.written, whole)
             whole.chmod(_MODE)
             whole.replace(self.path)
-            for other in self.path.parent.glob("spark-classes-*.jsa"):  # of an earlier Java or Spark
+            # Of an earlier Java or Spark, or of a process that was killed before it had replaced the archive.
+            for other in self.path.parent.glob("spark-classes-*"):
                 if other != self.path:
                     other.unlink(missing_ok=True)
 

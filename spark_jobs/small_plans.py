@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 FEW = 200_000  # rows and entries
 _FEW_BYTES = 8 << 20  # of their files
-# To compile a plan takes longer than to run it, and so does to plan anew after each shuffle.
+# Compiling a plan takes longer than running it, and so does planning again after each shuffle.
 _SETTINGS = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",

@@ -1,4 +1,4 @@
-"""The whole service tells of a target that is down, at a target that is up."""
+"""The whole service reports a target that is down, to a target that is up."""
 
 from __future__ import annotations
 

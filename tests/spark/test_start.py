@@ -34,6 +34,9 @@ def test_the_first_run_leaves_an_archive_of_classes_and_the_second_uses_it(
 ) -> None:
     services.need("spark_jars")
     cache, log = tmp_path / "cache", tmp_path / "classes.log"
+    cache.mkdir()
+    for left in ("spark-classes-0.jsa", "spark-classes-0.failed", "spark-classes-1.4711"):
+        (cache / left).touch()
     command = [sys.executable, "-c", RUN, str(provision.SPARK_JARS), str(cache)]
 
     def run() -> list[str]:

@@ -31,7 +31,7 @@ _MOST_OFFERED, _LONGEST_OFFER = 10, 0.2  # targets and seconds in one call, whic
 class Opening:
     """An offer to open a target with the settings that have this revision.
 
-    `next_at` (ms) is when the target is offered again; it tells the newest offer from late ones.
+    `next_at` (ms) is when the target is offered again; it distinguishes the newest offer from late ones.
     """
 
     target: TargetId
