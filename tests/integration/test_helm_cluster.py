@@ -1,0 +1,218 @@
+"""The Helm chart in a real Kubernetes API: installed, upgraded, removed, and its pods admitted by Pod Security.
+
+The tests do what the cluster's own processes would do: they run the Job of the migration. Pods are not run; the API
+server is asked whether it would admit them.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from app.outbox.engine import schema_version
+from app.outbox.engine.database import Database
+from tests import provision, services
+from tests.services.kubernetes import KubernetesApi, kubernetes
+from tests.support.service_processes import BUCKETWIRE
+
+CHART = Path(__file__).parents[2] / "deploy/helm/bucketwire"
+NAMESPACE = "events"
+CORE = f"/api/v1/namespaces/{NAMESPACE}"
+KINDS = {
+    kind: f"{group}/namespaces/{NAMESPACE}/{kind}"
+    for group, kinds in {
+        "/api/v1": ("configmaps", "secrets", "services", "serviceaccounts"),
+        "/apis/apps/v1": ("deployments",),
+        "/apis/batch/v1": ("jobs",),
+        "/apis/policy/v1": ("poddisruptionbudgets",),
+        "/apis/networking.k8s.io/v1": ("networkpolicies",),
+        "/apis/rbac.authorization.k8s.io/v1": ("roles", "rolebindings"),
+        "/apis/monitoring.coreos.com/v1": ("servicemonitors",),
+        "/apis/keda.sh/v1alpha1": ("scaledobjects",),
+    }.items()
+    for kind in kinds
+}
+OPERATORS = {"ServiceMonitor": "monitoring.coreos.com/v1", "ScaledObject": "keda.sh/v1alpha1"}
+Object = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KubernetesApi]:
+    """An API server with the types of Prometheus' operator and KEDA, but not their schemas."""
+    services.need("helm")
+    with ExitStack() as stack:
+        api = kubernetes(stack)
+        for kind, of in OPERATORS.items():
+            group, version = of.split("/")
+            names = {"kind": kind, "singular": kind.lower(), "plural": f"{kind.lower()}s"}
+            schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+            served = {"name": version, "served": True, "storage": True, "schema": schema}
+            made = {"group": group, "scope": "Namespaced", "names": names, "versions": [served]}
+            kept = {"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition", "spec": made}
+            name = {"metadata": {"name": f"{names['plural']}.{group}"}}
+            api.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", kept | name)
+            services.until(lambda: api.ask("GET", KINDS[names["plural"]]).ok, 30)  # noqa: B023 - called at once
+        yield api
+
+
+class Jobs:
+    """Runs the Jobs of the namespace, as Kubernetes would, with this checkout's command in place of the image."""
+
+    def __init__(self, cluster: KubernetesApi) -> None:
+        self.run: list[str] = []  # the commands that were run
+        self._cluster = cluster
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> Jobs:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.2):
+            for job in self._cluster.call("GET", KINDS["jobs"])["items"]:
+                if not job["status"].get("conditions"):
+                    self._finish(job)
+
+    def _finish(self, job: Object) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        [container] = job["spec"]["template"]["spec"]["containers"]
+        environment = {"PATH": os.environ["PATH"]}
+        for source in container["envFrom"]:
+            stored = self._cluster.call("GET", f"{KINDS['secrets']}/{source['secretRef']['name']}")
+            environment |= {name: base64.b64decode(value).decode() for name, value in stored["data"].items()}
+        self.run.append(" ".join(container["args"]))
+        done = subprocess.run([BUCKETWIRE, *container["args"]], env=environment, capture_output=True, check=False)
+        if done.returncode:
+            steps: list[tuple[str, Object]] = [("FailureTarget", {"failed": 1}), ("Failed", {})]
+        else:
+            steps = [("SuccessCriteriaMet", {"succeeded": 1}), ("Complete", {"completionTime": now})]
+        path, conditions = f"{KINDS['jobs']}/{job['metadata']['name']}/status", []
+        for reason, found in steps:
+            conditions.append({"type": reason, "status": "True", "lastTransitionTime": now, "reason": "Ended"})
+            status = {"status": {"startTime": now, "conditions": conditions, **found}}
+            self._cluster.call("PATCH", path, status, "application/merge-patch+json")
+
+
+@pytest.fixture
+def namespace(cluster: KubernetesApi) -> Iterator[KubernetesApi]:
+    """The cluster with a namespace in which only pods of the standard `restricted` are admitted."""
+    labels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    if not cluster.ask("GET", CORE).ok:
+        cluster.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE, "labels": labels}})
+    with Jobs(cluster):
+        yield cluster
+        helm(cluster, cluster.folder, "uninstall", "bw", "--ignore-not-found")
+
+
+@pytest.fixture
+def values(postgres_database: str) -> Object:
+    return {
+        "secrets": {
+            "BUCKETWIRE_DATABASE_URL": postgres_database,
+            "BUCKETWIRE_BROKER_URL": "amqp://bucketwire:x@rabbitmq//",
+            "BUCKETWIRE_SECRET_KEYS": "u9Qe0xkqDqk0yXH3p2o0hQ0XcX1m8o6v6fJm1pWcQ2A=",
+            "BUCKETWIRE_API_TOKENS": f"minio:ingest:{'x' * 32}",
+        },
+        "pools": {"rest": {"targets": ["kafka", "redis"], "replicas": 3, "concurrency": 8}},
+        "spark": {"enabled": True, "rbac": {"create": True}},
+        "flower": {"enabled": True},
+        "serviceMonitor": {"enabled": True, "tokenSecret": {"name": "token"}},
+    }
+
+
+def helm(
+    cluster: KubernetesApi, folder: Path, *words: str, values: Object | None = None
+) -> subprocess.CompletedProcess[str]:
+    command: list[str | Path] = [provision.HELM / "helm", *words, "--namespace", NAMESPACE]
+    if values is not None:
+        (folder / "values.yaml").write_text(yaml.safe_dump(values))
+        command += [CHART, "--values", folder / "values.yaml", "--timeout", "60s"]
+    home = {f"HELM_{name}_HOME": str(folder / "helm") for name in ("CACHE", "CONFIG", "DATA")}
+    environment = {"KUBECONFIG": str(cluster.config), "HOME": str(folder), **home}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def succeeds(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stderr
+
+
+def of_the_chart(cluster: KubernetesApi, kind: str) -> dict[str, Object]:
+    """The objects of a kind that the release has, by name."""
+    found = cluster.call("GET", f"{KINDS[kind]}?labelSelector=app.kubernetes.io/instance%3Dbw")["items"]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def is_migrated(url: str) -> bool:
+    database = Database(url)
+    try:
+        return schema_version.current(database) == schema_version.head()
+    finally:
+        database.close()
+
+
+def test_it_is_installed_upgraded_and_removed(
+    namespace: KubernetesApi, values: Object, postgres_database: str, tmp_path: Path
+) -> None:
+    assert not is_migrated(postgres_database)
+    succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
+    assert is_migrated(postgres_database)
+    roles = {"api", "beat", "drain", "flower", "spark"}
+    assert set(of_the_chart(namespace, "deployments")) == {
+        f"bw-bucketwire-{each}" for each in {*roles, "pool-all", "pool-rest"}
+    }
+    assert of_the_chart(namespace, "servicemonitors")
+
+    scaled = {"enabled": True, "minReplicas": 1, "maxReplicas": 4, "backlog": 100}
+    scaled |= {"pollingInterval": 30, "cooldownPeriod": 300}
+    values["pools"] = {"all": None, "mq": {"targets": ["amqp"], "replicas": 1, "concurrency": 1, "autoscaling": scaled}}
+    values["settings"] = {"BUCKETWIRE_PARTITIONS": 16}
+    succeeds(helm(namespace, tmp_path, "upgrade", "bw", values=values))
+    assert set(of_the_chart(namespace, "deployments")) == {f"bw-bucketwire-{each}" for each in {*roles, "pool-mq"}}
+    assert list(of_the_chart(namespace, "scaledobjects")) == ["bw-bucketwire-pool-mq"]
+    assert not of_the_chart(namespace, "jobs"), "a finished migration stays"
+
+    succeeds(helm(namespace, tmp_path, "uninstall", "bw"))
+    assert {kind: list(found) for kind in KINDS if (found := of_the_chart(namespace, kind))} == {}
+
+
+def test_a_failed_migration_leaves_the_running_version_as_it_is(
+    namespace: KubernetesApi, values: Object, tmp_path: Path
+) -> None:
+    succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
+    before = of_the_chart(namespace, "deployments")
+    values["secrets"]["BUCKETWIRE_DATABASE_URL"] = f"postgresql://nobody@127.0.0.1:{services.free_port()}/none"
+    values["pools"] = {"all": None, "other": {"targets": ["mqtt"], "replicas": 1, "concurrency": 1}}
+    done = helm(namespace, tmp_path, "upgrade", "bw", values=values)
+    assert done.returncode != 0
+    assert "pre-upgrade hooks failed" in done.stderr
+    assert of_the_chart(namespace, "deployments") == before
+
+
+def test_pod_security_admits_every_pod(namespace: KubernetesApi, values: Object, tmp_path: Path) -> None:
+    warned = succeeds(helm(namespace, tmp_path, "install", "bw", values=values))
+    assert "PodSecurity" not in warned
+    deployments = of_the_chart(namespace, "deployments")
+    assert len(deployments) == 7
+    for name, deployment in deployments.items():
+        pod = deployment["spec"]["template"] | {"metadata": {"name": name}}
+        namespace.call("POST", f"{CORE}/pods?dryRun=All", pod)
+        pod["spec"]["containers"][0]["securityContext"]["allowPrivilegeEscalation"] = True
+        refused = namespace.ask("POST", f"{CORE}/pods?dryRun=All", pod)
+        assert refused.status_code == 403
+        assert "violates PodSecurity" in refused.json()["message"]
