@@ -157,8 +157,9 @@ def literal_beginning(regex: str) -> str:
         return ""
     text = regex.removeprefix("^")
     literal = _META.split(text, maxsplit=1)[0]
-    repeated = text[len(literal) : len(literal) + 1] in ("*", "?", "{")  # the last character may be absent
-    return literal[:-1] if literal and repeated else literal
+    # The last character may be absent if it is repeated: also beyond what RE2 does not count as a part, such as flags.
+    may_be_absent = text.startswith(("*", "?", "+", "{", "(?", "\\Q\\E"), len(literal))
+    return literal[:-1] if may_be_absent else literal
 
 
 def _reason(error: Exception) -> str:
