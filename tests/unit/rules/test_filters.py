@@ -97,6 +97,7 @@ def test_values_that_can_be() -> None:
         ({"regex": "x" * 1025}, "regex: is too long"),
         ({"regex": "é" * 513}, "regex: is too long"),
         ({"regex": "a\0"}, "regex: contains a NUL"),
+        ({"regex": "a\x01"}, "regex: contains a control character that XML cannot hold"),
         ({"regex": "\ud800"}, "regex: is not text"),
         ({"regex": "a{1001}"}, "regex: is not a regular expression: invalid repetition size: {1001}"),
         ({"regex": "((a{100}){100})"}, "regex: is not a regular expression: invalid repetition size: {100}"),
