@@ -24,6 +24,7 @@ _MAX_PROGRAM = 4000  # instructions; bounds the time that a key takes
 _TOO_LARGE = "pattern too large"  # RE2's words for a program that `_MAX_MEMORY` has no room for
 _MAX_MEMORY = 1 << 20  # bytes that the automata of one expression may use
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
 _META = re.compile(r"[\\.^$*+?{}\[\]|()]")
 _SIZE = Size(0, MAX_SIZE)
 
@@ -108,6 +109,10 @@ def filter_problems(filters: Filters) -> Iterator[Problem]:
             compile_regex(filters.regex)
         except BadValue as error:
             yield Problem("regex", _shown(filters.regex), error.problem, error.hint)
+        else:
+            if control := _UNWRITABLE.search(filters.regex):
+                hint = f"write it as \\x{ord(control[0]):02x}"
+                yield Problem("regex", filters.regex, "contains a control character that XML cannot hold", hint)
     yield from _pair_problems("metadata", filters.metadata)
     yield from _pair_problems("tags", filters.tags)
     if len({name.lower() for name in filters.metadata}) < len(filters.metadata):
@@ -157,8 +162,9 @@ def literal_beginning(regex: str) -> str:
         return ""
     text = regex.removeprefix("^")
     literal = _META.split(text, maxsplit=1)[0]
-    repeated = text[len(literal) : len(literal) + 1] in ("*", "?", "{")  # the last character may be absent
-    return literal[:-1] if literal and repeated else literal
+    # The last character may be absent if it is repeated: also beyond what RE2 does not count as a part, such as flags.
+    may_be_absent = text.startswith(("*", "?", "+", "{", "(?", "\\Q\\E"), len(literal))
+    return literal[:-1] if may_be_absent else literal
 
 
 def _reason(error: Exception) -> str:

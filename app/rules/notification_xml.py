@@ -110,7 +110,8 @@ def configuration(rules: Iterable[Rule], region: str) -> bytes:
 
 def document(root: Element) -> bytes:
     """Serialize an XML document as S3 sends it."""
-    written: bytes = tostring(root, "utf-8", short_empty_elements=False)
+    # As Go's encoder: a parser takes a bare carriage return for a line feed, and a client writes back what it has read.
+    written: bytes = tostring(root, "utf-8", short_empty_elements=False).replace(b"\r", b"&#xD;")
     return b'<?xml version="1.0" encoding="UTF-8"?>\n' + written
 
 

@@ -3,7 +3,8 @@
 The journal takes the events after the position of its last commit, and its commit has the new position. So a run that
 was killed is continued by the next one, without a lost or a doubled row. The other two tables follow the journal in the
 same way, each with a position of its own. Of two runs at once the later one cannot commit to the journal; in the other
-tables it changes nothing for the worse, because versions merge in any order and the inventory follows from them.
+tables it changes nothing for the worse, because versions merge in any order, what is folded again is left out or the
+same, and the inventory follows from them.
 """
 
 from collections.abc import Sequence

@@ -137,7 +137,7 @@ def holdings(versions: DataFrame) -> DataFrame:
         (~is_object).alias("is_delete_marker"),
         *(column.alias(name) for name, column in of_object.items()),
         F.equal_null("layer", "top").alias("is_latest"),
-        F.conv(F.substring_index("layer", " ", -1), 16, 10).cast("bigint").alias("log_position"),
+        _position(F.col("layer")).alias("log_position"),
         "is_present",
     )
 
@@ -153,19 +153,33 @@ def of_keys(rows: DataFrame, keys: DataFrame) -> DataFrame:
 
 
 def _with_sequencers(changes: DataFrame, versions: DataFrame) -> DataFrame:
-    """Add the sequencer that orders each change as `at`: its own, or else the greatest that its key had before it."""
+    """Add the sequencer that orders each change as `at`: its own, or else the greatest that its key had before it.
+
+    A change without a sequencer that the versions have already, because two runs fold it, is left out: what they know
+    of its key may be of later changes, and its place must not change. They have its own place of the key then, or one
+    of a later position that replaced it.
+    """
     unordered = changes.where("sequence_number IS NULL")
     if unordered.isEmpty():
         return changes.withColumn("at", F.col("sequence_number"))
     known = of_keys(versions, keys_of(unordered))
-    places = (F.max(_sequencer(F.col(name))) for name in ("created", "removed", "marked_last", "cover"))
-    known = known.groupBy(*_KEY).agg(F.greatest(*places).alias("known"))
+    places = [F.col(name) for name in ("created", "removed", "marked_last", "cover")]
+    known = known.groupBy(*_KEY).agg(
+        F.greatest(*(F.max(_sequencer(place)) for place in places)).alias("known"),
+        F.greatest(*(F.max(_position(place)) for place in places)).alias("folded_to"),
+    )
     before = Window.partitionBy(*_KEY).orderBy("log_position").rowsBetween(Window.unboundedPreceding, 0)
     latest = F.greatest("known", F.max("sequence_number").over(before))
     joined = changes.join(known, list(_KEY), "left")
-    return joined.withColumn("at", F.coalesce("sequence_number", latest, F.lit(""))).drop("known")
+    placed = joined.withColumn("at", F.coalesce("sequence_number", latest, F.lit("")))
+    is_new = F.col("folded_to").isNull() | (F.col("log_position") > F.col("folded_to"))
+    return placed.where(F.col("sequence_number").isNotNull() | is_new).drop("known", "folded_to")
 
 
 def _sequencer(place: Column) -> Column:
     sequencer = F.substring_index(place, " ", 1)
     return F.when(sequencer != "", sequencer)
+
+
+def _position(place: Column) -> Column:
+    return F.conv(F.substring_index(place, " ", -1), 16, 10).cast("bigint")

@@ -380,6 +380,33 @@ def test_a_run_that_was_stopped_before_a_merge_and_goes_on_after_others_changes_
     assert len(rows) == len(folded(events))
 
 
+@pytest.mark.promise
+def test_an_event_without_a_sequencer_that_is_folded_again_stays_where_it_was(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happened after it was folded by another run, whose position this one has set back."""
+    original, once = IcebergTable.merge, iter([True])
+    Log(outbox).append([[made("k", PUT, "", "A1", 1)]])
+
+    def overtaken(self: IcebergTable, *arguments: Any) -> None:
+        if next(once, False):
+            Log(outbox).append([[made("k", DELETE, number=2), made("k", PUT, "", "A5", 3)]])
+            assert update(tables, outbox, WEEK).events == 2
+        original(self, *arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(IcebergTable, "merge", overtaken)
+        with suppress(AlreadyUpdating):
+            update(tables, outbox, WEEK)
+    update(tables, outbox, WEEK)
+    Log(outbox).append([[made("k", PUT, "", "A2", 4)]])  # late: it changes nothing, but its key is looked at again
+    update(tables, outbox, WEEK)
+    assert inventory(tables, "size") == [("b", "k", None, 3)]
+    Log(outbox).append([[made("k", DELETE, number=5)]])
+    update(tables, outbox, WEEK)
+    assert inventory(tables, "size") == []
+
+
 def test_a_folder_has_one_writer_at_a_time(tmp_path: Path) -> None:
     warehouse = Warehouse(f"{tmp_path}/tables")
     with warehouse.locked(), pytest.raises(AlreadyUpdating, match="another run is writing to"), warehouse.locked():

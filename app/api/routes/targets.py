@@ -135,7 +135,9 @@ def put(type_name: str, name: str) -> Response:
         status = 201
     if is_limited():
         _check_tenant(target.type, before, texts(target.type, settings))
-    load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
+    wanted = load(target.type, settings)  # refuses settings without effect too, which MinIO's forms accept
+    if is_limited():
+        _check_host_files(target.type, before, wanted)
     services().registry.put(target, settings)
     return json_response(_one(target), status)
 
@@ -323,6 +325,16 @@ def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str,
     for name, value in _OF_ALL.items():
         if _parsed(cls, after, name) == value != _parsed(cls, before, name):
             raise _beyond_target(f"{name} is {after[name]}, which concerns more than this target")
+
+
+def _check_host_files(type_name: str, before: Mapping[str, str], wanted: TargetSettings) -> None:
+    """Refuse what names a file or a socket of this host, unless it is stored so already. Raises `ApiProblem`."""
+    try:
+        stored = set(load(type_name, before, lenient=True).host_files())
+    except BadSettings:
+        stored = set()
+    for name, _ in sorted(set(wanted.host_files()) - stored):
+        raise _beyond_target(f"{name} names a file, a service or a socket of this host")
 
 
 def _parsed(cls: type[TargetSettings], texts: Mapping[str, str], name: str) -> object:

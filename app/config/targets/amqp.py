@@ -137,6 +137,11 @@ class AmqpSettings(MessageSettings, type_name="amqp", title="AMQP"):
         """Return the PEM file of `tls_ca`, `client_cert` or `client_key`: the setting, else the URL's parameter."""
         return str(getattr(self, key)) or _parameters(urlsplit(self.url).query).get(_AMQP_FILES[key], "")
 
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        yield from super().host_files()
+        parameters = _parameters(urlsplit(self.url).query)
+        yield from (("url", parameters[name]) for name in _AMQP_FILES.values() if parameters.get(name))
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.file("client_cert"), self.file("client_key"))

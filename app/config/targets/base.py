@@ -92,6 +92,15 @@ class TargetSettings(Declared):
         if self.retry_base > self.retry_max_delay:
             yield Problem("retry_base", "", "is longer than retry_max_delay", "shorten it, or lengthen retry_max_delay")
 
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        """Yield each setting that names something of the host of the workers, with the name: a file, or a socket.
+
+        Whoever sets it acts with the rights of the workers there, so a token that is limited to targets cannot.
+        """
+        for name, field in fields_of(type(self)).items():
+            if isinstance(field.kind, Path) and name != "queue_dir" and (path := getattr(self, name)):
+                yield name, path  # `queue_dir` is never opened
+
     def needing_tls(self, *names: str, hint: str = "set tls=on") -> Iterator[Problem]:
         """Yield a problem for each of these settings that is set; for a target without TLS."""
         for name in names:

@@ -91,6 +91,11 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
         *database, table = [name for name, _ in _names(self.table)]
         return "".join(database), table
 
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        yield from super().host_files()
+        if self.dsn.socket:
+            yield "dsn_string", self.dsn.socket
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_certificate_pair(self.client_cert, self.client_key)

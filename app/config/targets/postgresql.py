@@ -9,6 +9,7 @@ from app.config.targets.base import NamespaceSettings
 from app.config.targets.postgresql_dsn import (
     ConnectionString,
     PostgresTable,
+    host_files,
     identifier,
     is_url,
     keywords,
@@ -49,6 +50,11 @@ class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgre
     def table_name(self) -> str:
         """The table's name as in PostgreSQL's catalogue, to be quoted wherever it is used."""
         return identifier(self.table)
+
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        yield from super().host_files()
+        if self.dsn:
+            yield from (("connection_string", name) for name in host_files(self.dsn))
 
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable
 from typing import ClassVar
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qsl, unquote
 
 from app.config.errors import BadValue, nearest
 from app.config.fields.field_types import FieldType, Text
@@ -23,6 +23,9 @@ _LIBPQ = """
     ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslkeylogfile sslmode
     sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout user
 """
+_FILES = (
+    "passfile", "service", "servicefile", "sslcert", "sslcrl", "sslcrldir", "sslkey", "sslkeylogfile", "sslrootcert",
+)  # fmt: skip
 # What MinIO's guides and other drivers call libpq's keywords.
 _LIBPQS_WORD = {"username": "user", "database": "dbname", "db": "dbname", "hostname": "host", "pass": "password"}
 
@@ -112,6 +115,25 @@ def keywords(text: str) -> dict[str, str]:
         pairs[match[1]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
         position = match.end()
     return pairs
+
+
+def host_files(text: str) -> list[str]:
+    """Return what a connection string names of the client's own host: files, a service of a file, and unix sockets.
+
+    Without a host libpq connects to a socket, too.
+    """
+    values = _url_keywords(text) if is_url(text) else keywords(text)
+    found = [value for name in _FILES if (value := values.get(name, "")) not in ("", "system")]
+    if not all(values.get("hostaddr", "").split(",")):  # otherwise `host` is but a name to verify
+        found += [host for host in values.get("host", "").split(",") if not host or host[0] in "/@"]
+    return found
+
+
+def _url_keywords(text: str) -> dict[str, str]:
+    address, _, query = text.partition("://")[2].partition("?")
+    servers = address.partition("/")[0].rpartition("@")[2]
+    hosts = (unquote(server if server.startswith("[") else server.partition(":")[0]) for server in servers.split(","))
+    return {"host": ",".join(hosts)} | dict(parse_qsl(query))
 
 
 def written_keywords(values: dict[str, str]) -> str:

@@ -56,6 +56,11 @@ class RedisSettings(NamespaceSettings, type_name="redis", title="Redis"):
         """The addresses of the server, the Sentinels or nodes of the Cluster, each once."""
         return tuple(dict.fromkeys((self.address.place, *self.nodes)))
 
+    def host_files(self) -> Iterator[tuple[str, str]]:
+        yield from super().host_files()
+        if self.address.host.startswith("/"):
+            yield "address", self.address.host
+
     def problems(self) -> Iterator[Problem]:
         yield from super().problems()
         yield from check_shape(self.payload, "access_shape", self.access_shape)

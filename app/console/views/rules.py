@@ -1,5 +1,7 @@
 """Rules: list, add, edit, remove, and try which targets an event would go to."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from flask import Response, request
@@ -85,7 +87,7 @@ def edit(number: int) -> Response:
         given = form_values(*_FIELDS)
         try:
             made = calls.change(
-                "POST", "/v1/rules", _rule(given) | ({"rule_id": old["rule_id"]} if old["rule_id"] else {})
+                "POST", "/v1/rules", _rule(given, old) | ({"rule_id": old["rule_id"]} if old["rule_id"] else {})
             )
             if made["number"] != number:
                 calls.change("DELETE", f"/v1/rules/{number}")
@@ -129,10 +131,10 @@ def _form(title: str, path: str, given: dict[str, str], wrong: Refused | None) -
     )
 
 
-def _rule(given: dict[str, str]) -> dict[str, Any]:
+def _rule(given: dict[str, str], old: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     rule: dict[str, Any] = {name: given[name] for name in _MEMBERS} | {"events": _split(given["events"])}
     sizes = {name: rule.pop(name) or None for name in ("min_size", "max_size")}
-    return rule | sizes | {name: _mapping(name, given[name]) for name in _PAIRS}
+    return rule | sizes | {name: _mapping(name, given[name], old.get(name, {})) for name in _PAIRS}
 
 
 def _event(tried: dict[str, str]) -> dict[str, Any]:
@@ -144,11 +146,16 @@ def _event(tried: dict[str, str]) -> dict[str, Any]:
     return event | {"size": size} | {name: _mapping(name, tried[name]) for name in _PAIRS}
 
 
-def _mapping(field: str, text: str) -> dict[str, str]:
-    """Parse one NAME=VALUE in each line. Raises `Refused`, as the API does for other fields."""
+def _mapping(field: str, text: str, old: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
+    """Parse one NAME=VALUE in each line. Raises `Refused`, as the API does for other fields.
+
+    A line that is as it was shown means the `old` entry, whose name may have a `=` that no line can express.
+    """
     pairs: dict[str, str] = {}
+    shown = {_line(name, value): (name, value) for name, value in old.items()}
     for line in _split_lines(text):
-        name, equals, value = line.partition("=")
+        name, value = shown.get(line) or (line.partition("=")[0], line.partition("=")[2])
+        equals = "=" in line
         if not equals or name in pairs:
             problem = f"has {name} twice" if equals else f"has a line without =: {line}"
             raise _wrong(field, f"{field} {problem}; write one NAME=VALUE in each line")
@@ -165,7 +172,11 @@ def _split_lines(text: str) -> list[str]:
 
 
 def _lines(pairs: dict[str, str]) -> str:
-    return "\n".join(f"{name}={value}" for name, value in pairs.items())
+    return "\n".join(_line(name, value) for name, value in pairs.items())
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name}={value}"
 
 
 def _split(text: str) -> list[str]:

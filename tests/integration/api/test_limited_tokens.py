@@ -159,6 +159,47 @@ def test_its_targets_are_read_and_managed_and_no_others(log: Database, limited: 
     problem(client.post("/v1/tokens", json={"name": "more", "scopes": ["admin"]}), 403, "forbidden")
 
 
+# What a target can name of the workers' host, and the same target without it.
+HOSTS_OWN: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {
+    "webhook": [({"endpoint": "https://127.0.0.1:9/", "client_cert": "/etc/other.pem", "client_key": "/etc/other.key"},
+                 {"endpoint": "https://127.0.0.1:9/"})],
+    "nats": [({"address": "127.0.0.1:9", "subject": "s", "user_credentials": "/etc/other.creds"},
+              {"address": "127.0.0.1:9", "subject": "s"})],
+    "amqp": [({"url": "amqps://127.0.0.1:9/?certfile=/etc/c&keyfile=/etc/k", "routing_key": "q"},
+              {"url": "amqps://127.0.0.1:9/", "routing_key": "q"})],
+    "redis": [({"address": "/run/redis.sock", "key": "k"}, {"address": "127.0.0.1:9", "key": "k"})],
+    "mysql": [({"dsn_string": "u:p@unix(/run/mysqld.sock)/d", "table": "t"},
+               {"dsn_string": "u:p@tcp(127.0.0.1:9)/d", "table": "t"})],
+    "postgresql": [
+        ({"connection_string": text, "table": "t"}, {"connection_string": "host=127.0.0.1 dbname=d", "table": "t"})
+        for text in (
+            "user=u dbname=d", "host=/run/postgresql user=u dbname=d", "host=127.0.0.1,/run user=u dbname=d",
+            "host=127.0.0.1 passfile=/etc/other dbname=d", "host=127.0.0.1 sslkeylogfile=/etc/passwd dbname=d",
+            "service=other", "postgresql:///d", "postgresql://u@%2Frun%2Fpostgresql/d",
+            "postgresql://u@127.0.0.1/d?host=/run", "postgresql://u@127.0.0.1/d?sslkey=/etc/k",
+        )
+    ],
+}  # fmt: skip
+
+
+def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    client = limited(targets=[TargetId(kind, "own") for kind in HOSTS_OWN])
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    for kind, pairs in HOSTS_OWN.items():
+        path = f"/v1/targets/{kind}/own"
+        for beyond, allowed in pairs:
+            refused = problem(client.put(path, json=beyond), 403, "forbidden")
+            assert "of this host" in refused["detail"], refused
+            assert client.put(path, json=allowed).status_code in (200, 201), allowed
+            assert client.put(path, json=beyond, headers=admin).status_code == 200, "an operator may"
+            changed = client.put(path, json=beyond | {"comment": "mine"})
+            assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
+            assert client.put(path, json=allowed).status_code == 200
+
+
 def _of_other(content: dict[str, str]) -> dict[str, str]:
     return {name: value.replace("mine", "other") for name, value in content.items()}
 

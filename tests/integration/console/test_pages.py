@@ -23,6 +23,8 @@ from app.outbox.log.append import Log
 from app.outbox.reconcile.progress import Progress
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.tokens import Tokens
+from app.rules.filters import Filters, Pairs
+from app.rules.model import Rule
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
 from tests.services import until
 from tests.support.builders import add_target, event, registry
@@ -279,6 +281,20 @@ def test_filters_are_added_shown_tried_and_changed(local: Browser, database: Dat
         refused = local.post("rules/new", bucket="images", events="*", target="webhook:audit", **{name: value})
         assert refused.status == 400
         assert any(tag.get("name") == name and tag.get("aria-invalid") for _, tag in refused.tags), name
+
+
+def test_an_entry_whose_name_has_an_equals_sign_survives_an_edit(local: Browser, database: Database) -> None:
+    audit = add_target(database, "audit", bucket="other")
+    tags = Pairs({"cost=center": "7", "team": "a=b"})
+    rule = Rule(bucket="images", events=("*",), target=audit, filters=Filters(metadata=Pairs({"=": "="}), tags=tags))
+    number = registry(database).add_rule(rule)
+    edit = local.get(f"rules/{number}/edit")
+    fields = {"metadata": "===", "tags": "team=a=b\r\ncost=center=7\r\nnew=x=y", "suffix": ".jpg"}
+    assert "cost=center=7" in edit.text
+    changed = local.post(f"rules/{number}/edit", bucket="images", events="*", target="webhook:audit", **fields)
+    assert changed.status == 303
+    [_, stored] = registry(database).rules()
+    assert stored.rule.filters.members == {"metadata": {"=": "="}, "tags": {**tags, "new": "x=y"}}
 
 
 def test_a_key_is_tried_on_the_rules(local: Browser, database: Database) -> None:

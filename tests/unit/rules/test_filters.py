@@ -97,6 +97,7 @@ def test_values_that_can_be() -> None:
         ({"regex": "x" * 1025}, "regex: is too long"),
         ({"regex": "é" * 513}, "regex: is too long"),
         ({"regex": "a\0"}, "regex: contains a NUL"),
+        ({"regex": "a\x01"}, "regex: contains a control character that XML cannot hold"),
         ({"regex": "\ud800"}, "regex: is not text"),
         ({"regex": "a{1001}"}, "regex: is not a regular expression: invalid repetition size: {1001}"),
         ({"regex": "((a{100}){100})"}, "regex: is not a regular expression: invalid repetition size: {100}"),
@@ -162,21 +163,37 @@ def test_the_whole_key_has_to_match_and_nothing_more_than_a_line_is_any_characte
     ("regex", "literal"),
     [
         ("", ""), ("abc", "abc"), ("^logs/2026", "logs/2026"), ("logs/.*", "logs/"), ("ab*c", "a"), ("ab?c", "a"),
-        ("ab+c", "ab"), ("ab{0}c", "a"), ("a", "a"), ("a*", ""), ("a|b", ""), ("ab[|]", ""), ("(?i)abc", ""),
-        (r"a\.b", "a"), (r"\Qa*b\E", ""), ("é+", "é"), ("ab(?i)c", "ab"), ("^^a", ""),
+        ("ab+c", "a"), ("ab{0}c", "a"), ("a", "a"), ("a*", ""), ("a|b", ""), ("ab[|]", ""), ("(?i)abc", ""),
+        (r"a\.b", "a"), (r"\Qa*b\E", ""), ("é+", ""), ("ab(?i)c", "a"), ("^^a", ""), ("ab(c)", "ab"),
     ],
 )  # fmt: skip
 def test_a_literal_beginning_is_found_where_it_is_obvious(regex: str, literal: str) -> None:
     assert literal_beginning(regex) == literal
 
 
-@settings(max_examples=300)
+PARTS = ["a", "b", "é", "^", "$", "*", "+", "?", "{0}", "{0,1}", "(?i)", "(?s)", "(", ")", "\\Q", "\\E", "[", "]", "."]
+
+
+@settings(max_examples=300, deadline=None)
+@given(regex=st.lists(st.sampled_from(PARTS), max_size=5).map("".join), key=st.text(alphabet="abé", max_size=3))
+@example(regex="ab(?i)*", key="a")
+@example(regex="ab+(?s){0,1}", key="a")
+@example(regex=r"ab\Q\E*", key="a")
+def test_a_repetition_beyond_flags_counts_for_what_is_before_them(regex: str, key: str) -> None:
+    assert_key_has_literal_beginning(regex, key)
+
+
+@settings(max_examples=300, deadline=None)
 @given(regex=st.text(alphabet="ab/.*+?^$()[]{}|\\1,-i:Qé", max_size=9), key=st.text(alphabet="ab/1é^", max_size=6))
 @example(regex="ab{0}", key="a")
 @example(regex="a??b", key="b")
 @example(regex="(?i:a)b", key="Ab")
 @example(regex="^a$", key="a")
 def test_every_key_that_an_expression_matches_has_its_literal_beginning(regex: str, key: str) -> None:
+    assert_key_has_literal_beginning(regex, key)
+
+
+def assert_key_has_literal_beginning(regex: str, key: str) -> None:
     try:
         compiled = compile_regex(regex)
     except BadValue:

@@ -220,3 +220,8 @@ def test_what_xml_cannot_hold_leaves_the_document_readable() -> None:
     odd = Rule(bucket="images", events=("*",), target=TARGET, prefix="a\x01\ud800b\uffff")
     [rule] = parse_configuration(configuration([odd], ""), "images", region="", configured=[TARGET])
     assert rule.prefix == "a\ufffd\ufffdb\ufffd"
+
+
+def test_line_breaks_of_any_kind_survive_a_client_that_writes_back_what_it_has_read() -> None:
+    rule = Rule(bucket="images", events=("*",), target=TARGET, prefix="a\rb\r\n", filters=Filters(regex="a\n\t\r.*"))
+    assert parse_configuration(configuration([rule], ""), "images", region="", configured=[TARGET]) == [rule]
