@@ -246,6 +246,8 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
 
 
 def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: str) -> sa.Engine:
+    from app.outbox.engine.mysql_connection import Connection  # noqa: PLC0415 - the driver, only where it is used
+
     url = url.update_query_dict({"charset": "utf8mb4"})
     engine = sa.create_engine(
         url,
@@ -256,6 +258,10 @@ def _open_mysql(url: sa.URL, pool_size: int, patience: float | None, isolation: 
         isolation_level=isolation,
         connect_args={"connect_timeout": 5, "read_timeout": patience, "write_timeout": patience},
     )
+
+    @sa_event.listens_for(engine, "do_connect")
+    def _connect(_dialect: sa.Dialect, _entry: Any, arguments: Sequence[Any], options: dict[str, Any]) -> Connection:
+        return Connection(*arguments, **options)
 
     @sa_event.listens_for(engine, "connect")
     def _set_up(connection: Any, _entry: ConnectionPoolEntry) -> None:

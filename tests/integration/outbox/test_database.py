@@ -92,6 +92,28 @@ def test_a_value_that_does_not_fit_is_refused_and_not_cut_whatever_the_servers_s
     assert refuses_value(refused.value)
 
 
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_tls_without_verification_reads_no_authorities(outbox_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: object) -> None:
+        raise AssertionError("the system's authorities were read")
+
+    monkeypatch.setattr("ssl.SSLContext.load_default_certs", read)
+    assert _cipher(outbox_url)
+
+
+@pytest.mark.parametrize("outbox_url", ["mysql", "mariadb"], indirect=True)
+def test_tls_options_in_the_url_are_the_drivers(outbox_url: str, certificates: services.Certificates) -> None:
+    assert _cipher(f"{outbox_url}&ssl_ca={certificates.ca}&ssl_check_hostname=false")
+    with pytest.raises(DatabaseUnavailable, match="certificate verify failed"):
+        _cipher(f"{outbox_url}&ssl_ca={certificates.other_ca}&ssl_check_hostname=false")
+
+
+def _cipher(url: str) -> str:
+    with contextlib.closing(Database(url)) as opened, opened.reading() as connection:
+        [[_, cipher]] = connection.exec_driver_sql("SHOW SESSION STATUS LIKE 'Ssl_cipher'").all()
+    return str(cipher)
+
+
 def test_a_snapshot_sees_one_moment(database: Database) -> None:
     with database.snapshot() as connection:
         before = _targets(connection)
