@@ -60,9 +60,11 @@ NAME = "rows"
 @contextmanager
 def spark_session(heap: str, folder: Path) -> Iterator["SparkSession"]:
     """Open the job's session with two cores and a heap of exactly that size."""
+    from spark_jobs.java_options import long_options
     from spark_jobs.session import session
 
-    more = {"spark.local.dir": str(folder / "spark"), "spark.driver.extraJavaOptions": f"-Xms{heap}"}
+    java = " ".join([f"-Xms{heap}", *long_options("")])
+    more = {"spark.local.dir": str(folder / "spark"), "spark.driver.extraJavaOptions": java}
     with session("bench", master="local[2]", jars=str(provision.SPARK_JARS), memory=heap, more=more) as spark:
         yield spark
 
