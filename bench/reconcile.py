@@ -291,7 +291,9 @@ def measure(
     with turn(options.lock):
         load = os.getloadavg()[0]
         result = run_in_process([*argv, "--store", METHODS[method][1], "--settings", json.dumps(settings)])
-    counts, right = {kind: result["counts"][kind] for kind in KINDS}, expected(options.case, count)
+    counts, right = {kind: result["counts"][kind] for kind in KINDS}, dict(expected(options.case, count))
+    if METHODS[method][1] == "elasticsearch":  # a document's id is a hash: without its event its key is not known
+        right |= {"missing": right["missing"] + right["malformed"], "malformed": 0}
     if counts != right:
         raise SystemExit(f"{method} found {counts}, expected {right}")
     return {
