@@ -1,6 +1,6 @@
 """Measure the listing of a bucket by S3, as a reconciliation does it, beside what the server itself can list.
 
-    python -m bench.listing [--objects 200000]
+    python -m bench.listing [--objects 200000] [--lock FILE]
 
 A real MinIO holds the objects, of one byte each, in twelve folders. Its own limit is the rate at which it answers the
 requests for all pages, whose first keys are known, while so many are in flight; nobody reads the answers. Then the job
@@ -12,6 +12,7 @@ import io
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any
 
@@ -20,6 +21,7 @@ from minio.commonconfig import SnowballObject
 
 from bench.reconcile import spark_session
 from bench.report import show
+from bench.turns import turn
 from tests import services
 
 BUCKET = "bench"
@@ -62,17 +64,22 @@ def timed(action: Callable[[], Any]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--objects", type=int, default=200_000)
-    count = parser.parse_args().objects
+    parser.add_argument("--lock", default="", metavar="FILE", help="measure in turns, at real-time priority")
+    options = parser.parse_args()
+    count = options.objects
     names, table = keys(count), list[dict[str, Any]]()
 
     def add(what: str, in_flight: int, seconds: float) -> None:
         table.append({"what": what, "requests in flight": in_flight, "keys/s": count / seconds})
         print(table[-1], flush=True)
 
-    with services.minio() as minio, spark_session("1g", services.new_folder("listing")) as spark:
+    with (
+        services.minio() as minio, spark_session("1g", services.new_folder("listing")) as spark, ExitStack() as stack
+    ):  # fmt: skip
         from spark_jobs.listings import s3_listing
 
         fill(minio, names)
+        stack.enter_context(turn(options.lock))
         s3 = minio.boto3()
         for in_flight in (1, 2, 4):
             add("MinIO's answers, unread", in_flight, timed(lambda n=in_flight: answers(s3, names, n)))

@@ -1,6 +1,6 @@
 """Make the data of `bench.reconcile`: a listing and a target's rows with a known number of differences."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ KINDS = ("missing", "stale", "orphaned", "malformed")
 FIRST_MODIFIED = 1_790_000_000_000  # ms; the last object is a day younger
 VERSION = "v3"
 LISTING, ROWS, COPIED, SORTED = "listing.parquet", "rows.parquet", "rows.copy", "sorted-{}"
+PARQUET, COPY, LINES = "parquet", "copy", "lines"  # formats
 # `drift`: one key in 1,000 differs, for each kind; `empty`: the target has no rows; `different`: no row has its
 # object's ETag; `twice`: one key in ten is twice on both sides, and the rows that do not count have another ETag;
 # `versions`: every object has two older versions.
@@ -27,8 +28,14 @@ def expected(case: str, count: int) -> Mapping[str, int]:
     return dict.fromkeys(KINDS, each) | ({"stale": count - 3 * each} if case == "different" else {})
 
 
-def make(spark: "SparkSession", case: str, count: int, folder: Path) -> None:
-    """Write the listing and the rows of `count` keys of 64 bytes, in the formats of every measurement."""
+def make(spark: "SparkSession", case: str, count: int, folder: Path, formats: Sequence[str]) -> None:
+    """Write the listing and the rows of `count` keys of 64 bytes, in these formats; keep what is there already."""
+    for format_ in formats:
+        if not (folder / _LAST_OF[format_] / "_SUCCESS").exists():
+            _MAKERS[format_](spark, case, count, folder)
+
+
+def _make_parquet(spark: "SparkSession", case: str, count: int, folder: Path) -> None:
     from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
 
     from spark_jobs.schemas import ROWS as ROWS_SCHEMA
@@ -78,6 +85,12 @@ def make(spark: "SparkSession", case: str, count: int, folder: Path) -> None:
         earlier = {"sequencer": F.lit("1"), "etag": F.lit("0" * 32)}
         rows = rows.union(rows.where(twice & F.col("name").isNotNull()).withColumns(earlier))
     rows.write.parquet(str(folder / ROWS))
+
+
+def _make_copy(spark: "SparkSession", case: str, count: int, folder: Path) -> None:  # noqa: ARG001 - as the others
+    """Write the rows for a COPY, with their documents."""
+    from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
     s3_object = F.struct(
         F.col("object").alias("key"), F.col("etag").alias("eTag"), F.col("size").cast("bigint").alias("size"),
         F.lit("application/octet-stream").alias("contentType"), F.nullif("version", F.lit("")).alias("versionId"),
@@ -94,12 +107,22 @@ def make(spark: "SparkSession", case: str, count: int, folder: Path) -> None:
         F.concat_ws("\t", F.concat(F.lit(f"{BUCKET}/"), "key"), document)
     )
     copied.write.text(str(folder / COPIED))
+
+
+def _make_sorted(spark: "SparkSession", case: str, count: int, folder: Path) -> None:  # noqa: ARG001 - as the others
+    """Write both sides in the order of their keys, a line for each entry."""
+    from pyspark.sql import functions as F  # noqa: N812 (as everybody writes it)
+
     for name, etag in ((LISTING, "e_tag"), (ROWS, "etag")):
         entries = spark.read.parquet(str(folder / name)).orderBy("key")
         lines = entries.select(
             F.concat_ws("\t", "key", F.coalesce(etag, F.lit("")), F.coalesce(F.col("size").cast("string"), F.lit("")))
         )
         lines.write.text(str(folder / SORTED.format(name)))
+
+
+_MAKERS = {PARQUET: _make_parquet, COPY: _make_copy, LINES: _make_sorted}
+_LAST_OF = {PARQUET: ROWS, COPY: COPIED, LINES: SORTED.format(ROWS)}  # of a format's folders
 
 
 def parts(folder: Path) -> list[Path]:

@@ -4,7 +4,7 @@ What the operator has set wins: an option is left out where theirs contradict it
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
@@ -15,10 +15,14 @@ _BYTES_PER_ENTRY = 64  # of a listing in Parquet; in the output of `mc ls` an en
 _VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 _CLASS_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 # Each option, and what contradicts it.
+_COLLECTOR = re.compile(r"-XX:[+-]Use\w+GC\b")
 _QUICK = (
     ("-XX:TieredStopAtLevel=1", re.compile(r"-XX:(TieredStopAtLevel|[+-]TieredCompilation)|-Xint|-Xcomp")),
-    ("-XX:+UseSerialGC", re.compile(r"-XX:[+-]Use\w+GC\b")),
+    ("-XX:+UseSerialGC", _COLLECTOR),
 )
+# Java's own choice marks the heap in the background again and again, because Spark's sorts keep it half full, and finds
+# no room for large arrays in a small one.
+_LONG = (("-XX:+UseParallelGC", _COLLECTOR),)
 _ARCHIVE = re.compile(r"-XX:(SharedArchiveFile|ArchiveClassesAtExit|[+-]UseSharedSpaces)|-Xshare")
 # Java's warnings about an archive go to standard output, where a job's result belongs.
 _SILENT = "-Xlog:cds*=off"
@@ -26,7 +30,16 @@ _SILENT = "-Xlog:cds*=off"
 
 def quick_options(theirs: str) -> list[str]:
     """Return the options for a short run, beside those of the operator."""
-    return [option for option, contradiction in _QUICK if not contradiction.search(theirs)]
+    return _without_contradictions(_QUICK, theirs)
+
+
+def long_options(theirs: str) -> list[str]:
+    """Return the options for a run of many rows, beside those of the operator."""
+    return _without_contradictions(_LONG, theirs)
+
+
+def _without_contradictions(options: Sequence[tuple[str, re.Pattern[str]]], theirs: str) -> list[str]:
+    return [option for option, contradiction in options if not contradiction.search(theirs)]
 
 
 def archive_options(theirs: str, archive: Path, *, leave: bool) -> list[str]:

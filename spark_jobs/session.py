@@ -58,8 +58,8 @@ def session(
 
 
 def launch(
-    name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g", is_short: bool = False,
-    cache: Path | None = None,
+    name: str, *, master: str = "local[*]", jars: str = "", memory: str = "1g",
+    libraries: Sequence[str] = connectors.DRIVERS, is_short: bool = False, cache: Path | None = None,
 ) -> Callable[[], None]:  # fmt: skip
     """Start the JVM of a session that is opened later with the same arguments, in the background.
 
@@ -70,7 +70,7 @@ def launch(
     """
     conf = SparkConf(loadDefaults=False)
     conf.setAll([("spark.app.name", name), ("spark.master", master)])
-    conf.setAll(list(_settings(master, jars, memory, connectors.DRIVERS).items()))
+    conf.setAll(list(_settings(master, jars, memory, libraries).items()))
     if SparkContext._gateway is not None:
         return lambda: None
     options, archive = _java(is_short=is_short, cache=cache)
@@ -91,7 +91,7 @@ def _java(*, is_short: bool, cache: Path | None) -> tuple[list[str], ClassArchiv
     theirs = java_options.operators_options(os.environ, home)
     if java_options.DEFAULT_OPTIONS in theirs:
         return [], None
-    options = java_options.quick_options(theirs) if is_short else []
+    options = java_options.quick_options(theirs) if is_short else java_options.long_options(theirs)
     os.environ.setdefault("SPARK_LAUNCHER_OPTS", " ".join(java_options.quick_options(theirs)))
     java_home = os.environ.get("JAVA_HOME")
     java = shutil.which("java", path=f"{java_home}/bin" if java_home else None)
@@ -114,6 +114,9 @@ def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> 
         "spark.sql.execution.arrow.pyspark.enabled": "false",  # would need pandas
         # Would tell Spark of each expression which line of Python it is from, which takes longer than to make it.
         "spark.python.sql.dataFrameDebugging.enabled": "false",
+        # Would read a listing's row groups, mostly 128 MB each, into memory outside the heap, which has the heap's size
+        # as its limit. Where that is too small, the reader waits for five minutes and fails.
+        "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
         "spark.executorEnv.PYTHONSAFEPATH": "1",
         **connectors.options(jars, libraries),
     }

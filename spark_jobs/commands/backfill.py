@@ -33,6 +33,9 @@ def backfill(
     Events are posted to the API with BUCKETWIRE_TOKEN. boto3 finds the credentials for the bucket.
     """
     source = listing.source(bucket)
+    context.registry.target(target)  # fail before Spark starts if the target is unknown
+    session_name = f"bucketwire backfill {bucket}"
+    end_java = options.launch_spark(context, session_name)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import backfill as job  # noqa: PLC0415 - as above
@@ -47,9 +50,8 @@ def backfill(
         limit=limit,
         restart=restart,
     )
-    context.registry.target(target)  # fail before Spark starts if the target is unknown
     api = Api(*options.api_login(context, url))
-    with options.spark_session(context, f"bucketwire backfill {bucket}") as spark, bar(context) as progress:
+    with options.spark_session(context, session_name) as spark, bar(context) as progress:
         task = progress.add_task("listing", total=None)
         result = job.backfill(
             spark, context.database, context.registry, config, api,
@@ -65,4 +67,5 @@ def backfill(
     if result.state == "unfinished":
         sentence += "; start it again to continue"
     context.done(sentence, state=result.state, after=result.after, problem=result.problem, **result.counts)
+    end_java()
     return int(result.state == "unfinished" and limit is None)

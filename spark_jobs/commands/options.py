@@ -184,15 +184,18 @@ def spark_session(
         yield spark
 
 
-def launch_spark(context: ServiceContext, name: str, *, is_short: bool = False) -> Callable[[], None]:
+def launch_spark(
+    context: ServiceContext, name: str, libraries: Sequence[str] = connectors.DRIVERS, *, is_short: bool = False
+) -> Callable[[], None]:
     """Start the JVM of a session of that name in the background: it takes as long as what is imported meanwhile.
 
-    Call what is returned after the session. Raises `CommandError` if Spark is not installed.
+    Call what is returned after the result: it keeps an archive of Spark's classes. Raises `CommandError` if Spark is
+    not installed.
     """
     with spark_imports():
         from spark_jobs.session import launch  # noqa: PLC0415 - as above
     cache = context.settings.folder / "cache"
-    return launch(name, **_session_options(context), is_short=is_short, cache=cache)
+    return launch(name, **_session_options(context), libraries=libraries, is_short=is_short, cache=cache)
 
 
 def _session_options(context: ServiceContext) -> dict[str, Any]:

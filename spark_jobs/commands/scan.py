@@ -1,5 +1,7 @@
 """`bucketwire scan`: send the warnings of MinIO's scanner, found in a bucket's listing."""
 
+from typing import TYPE_CHECKING
+
 import click
 
 from app.cli_common.context import ServiceContext
@@ -7,6 +9,9 @@ from app.cli_common.output import columns, count_noun
 from app.outbox.engine.database import now_ms
 from spark_jobs import shutdown
 from spark_jobs.commands import options
+
+if TYPE_CHECKING:
+    from spark_jobs.jobs.scan import ScanResult
 
 
 @click.command()
@@ -50,6 +55,8 @@ def scan(
     bucket.
     """
     source = listing.source(bucket)
+    session_name = f"bucketwire scan {bucket}"
+    end_java = options.launch_spark(context, session_name)
     with options.spark_imports():
         from spark_jobs.api_client import Api  # noqa: PLC0415 - --help needs no Spark
         from spark_jobs.jobs import scan as job  # noqa: PLC0415 - as above
@@ -60,7 +67,7 @@ def scan(
     config = job.ScanConfig(**source, limits=limits, rate=rate)
     with (
         recorded(context.database, scheduled, int(context.settings.report_retention * 1000)) as report,
-        options.spark_session(context, f"bucketwire scan {bucket}") as spark,
+        options.spark_session(context, session_name) as spark,
     ):
         if dry_run:
             warnings, problem = job.find_warnings(spark, config)
@@ -72,7 +79,12 @@ def scan(
         click.echo(problem, err=True)
     if dry_run:
         context.rows(warnings, columns("name", "key", "versions", "size", "folders"), "no warnings")
-        return
+    else:
+        _report(context, result, problem)
+    end_java()
+
+
+def _report(context: ServiceContext, result: "ScanResult", problem: str) -> None:
     new = result.receipt.get("recorded", 0) + result.receipt.get("spooled", 0)
     names = ", ".join(f"{count:,} {name}" for name, count in result.warnings.items() if count) or "none"
     sentence = f"{count_noun(sum(result.warnings.values()), 'warning')} ({names}), {new:,} of them new"

@@ -9,6 +9,8 @@ from app.outbox.engine.database import now_ms
 from spark_jobs import shutdown
 from spark_jobs.commands import options
 
+_SESSION = "bucketwire tables"
+
 
 @click.command()
 @click.option(
@@ -30,12 +32,14 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
         shutdown.on_end_of_input()
     settings, warehouse = context.settings, Warehouse.of(context.settings)
     database = context.database  # fail before Spark starts if there is none
-    with warehouse.locked(), options.spark_session(context, "bucketwire tables", warehouse.libraries) as spark:
-        warehouse.open(spark)
-        opened = job.Tables(spark)
-        result = job.update(opened, database, int(settings.retention * 1000))
-        if maintain or (maintain is None and tables_maintenance.is_due(opened, now_ms())):
-            tables_maintenance.maintain(opened, int(settings.tables_history * 1000))
+    with warehouse.locked():
+        end_java = options.launch_spark(context, _SESSION, warehouse.libraries)
+        with options.spark_session(context, _SESSION, warehouse.libraries) as spark:
+            warehouse.open(spark)
+            opened = job.Tables(spark)
+            result = job.update(opened, database, int(settings.retention * 1000))
+            if maintain or (maintain is None and tables_maintenance.is_due(opened, now_ms())):
+                tables_maintenance.maintain(opened, int(settings.tables_history * 1000))
     sentence = f"{count_noun(result.events, 'event')} added, {count_noun(result.keys, 'key')} changed"
     context.done(
         f"{sentence}; up to position {result.position} of the log; {warehouse.place}",
@@ -45,5 +49,6 @@ def tables(context: ServiceContext, maintain: bool | None, scheduled: bool) -> N
         gaps=list(result.gaps),
         warehouse=warehouse.place,
     )
+    end_java()
     if result.gaps:  # what there is has been added, and later runs go on from there; but somebody has to know
         raise CommandError(job.describe_gaps(result.gaps))

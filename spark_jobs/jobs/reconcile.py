@@ -34,6 +34,7 @@ from spark_jobs.listings.listing import Listing
 from spark_jobs.listings.listing_source import ListingSource
 from spark_jobs.progress import COMPARING, REPAIRING, REPORTING, ProgressMeter, watched
 from spark_jobs.repair_limits import RepairLimits
+from spark_jobs.reports.html_report import prepare_charts
 from spark_jobs.reports.report import ReportHeader, write_findings, write_page
 from spark_jobs.run_lease import LEASE, renewed
 from spark_jobs.small_plans import are_small_files, is_few, small_plans
@@ -156,6 +157,8 @@ def _run(
     with small_plans(spark, is_small=is_small):
         counts = {**count_findings(findings), **sizes, "unreadable": unreadable, "repaired": 0}
         drift = sum(counts[kind] for kind in DRIFT)
+        if drift:
+            prepare_charts()
         listed = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight")).limit(MOST)
         store_findings(database, run, (row.asDict() for row in (listed.collect() if drift else ())))
         problem = _listing_problem(listing, unreadable)

@@ -1,9 +1,11 @@
 """Render self-contained HTML pages: templates, and charts as SVG."""
 
 import io
+import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,19 @@ def page(template: str, **values: Any) -> str:
     """Render a template of this folder to HTML; every value is escaped."""
     loader = FileSystemLoader(Path(__file__).parent)
     return Environment(loader=loader, autoescape=select_autoescape(default=True)).get_template(template).render(values)
+
+
+def prepare_charts() -> None:
+    """Import what draws charts in the background: call it as soon as it is known that there is something to draw.
+
+    Most nights there is not, and the import takes longer than the rest of a page.
+    """
+    threading.Thread(target=_import, name="charts").start()
+
+
+def _import() -> None:
+    with suppress(ImportError):  # `bars` raises it, too
+        import_module("matplotlib.backends.backend_svg")
 
 
 def bars(rows: Bars, colours: Mapping[str, str]) -> str:
@@ -45,8 +60,7 @@ def bars(rows: Bars, colours: Mapping[str, str]) -> str:
 @contextmanager
 def _axes(height: float) -> "Iterator[tuple[Axes, list[str]]]":
     """Yield axes to draw on and a list that has the SVG afterwards."""
-    # Here, because most nights nothing is drawn, and the import takes longer than the rest of a page.
-    from matplotlib import rc_context  # noqa: PLC0415 - as above
+    from matplotlib import rc_context  # noqa: PLC0415 - see `prepare_charts`
     from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415 - as above
     from matplotlib.figure import Figure  # noqa: PLC0415 - as above
 

@@ -76,7 +76,7 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
     drift = findings.where(F.col("kind").isin(*DRIFT) & ~F.col("in_flight"))
     counts = {kind: header.counts[kind] for kind in DRIFT}
     total = sum(counts.values())
-    charts = []
+    charts, shown = [], samples(findings, [kind for kind in DRIFT if counts[kind]])
     if total:
         folders, ages = by_folder_and_age(drift, header.listed_at)
         charts = [
@@ -109,7 +109,7 @@ def write_page(findings: DataFrame, header: ReportHeader, folder: Path) -> Path:
         verdict=verdict,
         figures=[(name, header.counts[member]) for name, member in figures],
         charts=charts,
-        samples=samples(findings, [kind for kind in DRIFT if counts[kind]]),
+        samples=shown,
     )
     path = folder / PAGE
     path.write_text(page)

@@ -4,6 +4,8 @@ Each task reads the keys of one hash: the table needs no numeric key, and rows t
 neither lost nor repeated, as they would be by ranges of `ctid`.
 """
 
+from collections.abc import Sequence
+
 import psycopg2
 from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +18,12 @@ from spark_jobs.stores.base import CannotRead, NoTable
 _COLUMN = "value"
 _FETCH = "10000"  # rows; without it the driver keeps the whole result in memory
 _TYPE = "SELECT format_type(atttypid, NULL) FROM pg_attribute WHERE attrelid = to_regclass(%s) AND attname = %s"
+# The server looks for a document's record and its object once, not for each member; a subquery with OFFSET stays one.
+_OBJECT = ("s3", "object")
+_DOCUMENTS = sql.SQL(
+    "{table}, LATERAL (SELECT value #> '{{Records,0}}' AS record OFFSET 0) AS records, "
+    "LATERAL (SELECT record #> '{{s3,object}}' AS thing OFFSET 0) AS objects"
+)
 # Parameter names of libpq and of JDBC.
 _TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert", "sslkey": "sslkey"}
 
@@ -75,22 +83,28 @@ def _parameters(settings: PostgresSettings) -> dict[str, str]:
 def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> sql.Composable:
     members: list[sql.Composable]
     if is_json:
-        members = [
-            sql.SQL("value #>> {} AS {}").format(
-                sql.Literal("{Records,0," + ",".join(path) + "}"), sql.Identifier(name)
-            )
-            for name, path in PATHS.items()
-        ]
+        members = [_member(path, name) for name, path in PATHS.items()]
+        source = _DOCUMENTS
     else:  # an old or a handmade table: one broken document must not fail the whole read
         members = [sql.SQL("value::text AS document")]
+        source = sql.SQL("{table}")
     return sql.SQL(
         "SELECT substr(key, {skip}) AS key, {members}, (hashtext(key) & 2147483647) % {tasks} AS part "
-        "FROM {table} WHERE left(key, {length}) = {prefix}"
+        "FROM {source} WHERE left(key, {length}) = {prefix}"
     ).format(
         skip=sql.Literal(len(bucket) + 2),
         members=sql.SQL(", ").join(members),
         tasks=sql.Literal(tasks),
-        table=table,
+        source=source.format(table=table),
         length=sql.Literal(len(bucket) + 1),
         prefix=sql.Literal(f"{bucket}/"),
     )
+
+
+def _member(path: Sequence[str], name: str) -> sql.Composed:
+    document = "record"
+    if tuple(path[:2]) == _OBJECT:
+        document, path = "thing", path[2:]
+    member = "{} ->> {} AS {}" if len(path) == 1 else "{} #>> {} AS {}"
+    text = path[0] if len(path) == 1 else "{" + ",".join(path) + "}"
+    return sql.SQL(member).format(sql.Identifier(document), sql.Literal(text), sql.Identifier(name))

@@ -80,11 +80,20 @@ def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     from spark_jobs.__main__ import jobs
     from spark_jobs.errors import describe_error
 
+    jvm: list[Any] = []
+
+    def launched(name: str, *, is_short: bool = False, cache: Path, **session: Any) -> Callable[[], None]:
+        assert cache.name == "cache"
+        jvm[:] = [(name, session)]
+        return lambda: jvm.append("kept")
+
     @contextmanager
-    def opened(_name: str, *, jars: str, **_: Any) -> Iterator[SparkSession]:
-        assert jars == str(provision.SPARK_JARS)
+    def opened(name: str, **session: Any) -> Iterator[SparkSession]:
+        assert session["jars"] == str(provision.SPARK_JARS)
+        assert jvm == [(name, session)], "the JVM was started for another session"
         yield spark.newSession()  # a catalog of tables is of a session
 
+    monkeypatch.setattr("spark_jobs.session.launch", launched)
     monkeypatch.setattr("spark_jobs.session.session", opened)
 
     def run(environment: Mapping[str, str], *words: str) -> tuple[int, str, str]:
@@ -93,6 +102,7 @@ def job(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             run_command(jobs, words, describe_error, AlreadyRunning)
+        assert ended.value.code or jvm[1:] == ["kept"], "the archive of classes was not kept"
         return (ended.value.code, *capsys.readouterr())  # type: ignore[return-value]  # the code is a number
 
     return run

@@ -12,6 +12,7 @@ from spark_jobs.java_options import (
     archive_options,
     archive_path,
     estimated_size,
+    long_options,
     operators_options,
     quick_options,
 )
@@ -32,6 +33,11 @@ QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
 )
 def test_an_option_of_the_operator_excludes_its_counterpart(theirs: str, expected: list[str]) -> None:
     assert quick_options(theirs) == expected
+
+
+def test_a_long_run_has_a_collector_that_does_not_run_beside_it_unless_the_operator_has_chosen_one() -> None:
+    assert long_options("-Xmx2g") == ["-XX:+UseParallelGC"]
+    assert long_options("-XX:+UseZGC") == long_options("-XX:-UseParallelGC") == []
 
 
 @pytest.mark.parametrize("theirs", ["-Xshare:off", "-XX:SharedArchiveFile=/a.jsa", "-XX:ArchiveClassesAtExit=/b.jsa"])

@@ -1,0 +1,47 @@
+"""Fixtures of the tests of the Iceberg tables: an outbox and tables of the test's own."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from app.outbox.engine.database import Database
+from spark_jobs.iceberg.catalog import Warehouse
+from spark_jobs.jobs.tables import Tables
+from tests import provision
+from tests.spark.conftest import QUICKLY
+from tests.support.builders import add_target, migrated
+from tests.support.table_events import opened
+
+
+@pytest.fixture
+def session(spark: SparkSession) -> SparkSession:
+    """A session of the test's own, for a catalog of its own."""
+    return spark.newSession()
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> Iterator[Database]:
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    add_target(database)
+    yield database
+    database.close()
+
+
+@pytest.fixture
+def tables(session: SparkSession, tmp_path: Path) -> Tables:
+    return opened(session, Warehouse(f"{tmp_path}/tables"))
+
+
+def environment(folder: Path, database: Database) -> dict[str, str]:
+    """Return the environment of `bucketwire tables` with its warehouse in a folder."""
+    return {
+        **os.environ,
+        "BUCKETWIRE_DATA_DIR": str(folder),
+        "BUCKETWIRE_DATABASE_URL": database.url.render_as_string(hide_password=False),
+        "BUCKETWIRE_SPARK_JARS": str(provision.SPARK_JARS),
+        "BUCKETWIRE_SPARK_MASTER": "local[1]",
+        **QUICKLY,
+    }

@@ -1,0 +1,123 @@
+"""The inventory has what the mirror's rules say, and what a real bucket holds."""
+
+import io
+import random
+from collections.abc import Sequence
+from contextlib import closing
+
+import orjson
+import pytest
+from minio.commonconfig import ENABLED
+from minio.versioningconfig import VersioningConfig
+
+from app.events.model import Event
+from app.outbox.engine.database import Database
+from app.outbox.log.append import Log
+from spark_jobs.jobs import tables as job_of_tables
+from spark_jobs.jobs.tables import Tables, update
+from tests import services
+from tests.support import minio_life
+from tests.support.builders import DELETE, PUT
+from tests.support.table_events import (
+    HEAVY,
+    WEEK,
+    folded,
+    histories,
+    inventory,
+    made,
+)
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
+
+
+def test_the_inventory_has_what_the_mirrors_rules_say(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_of_tables, "_MOST", 450)  # so that the last part needs two commits
+    events = histories(120, 1800)
+    expected = folded(events)
+    assert {marker for marker, _, _ in expected.values()} == {True, False}
+    assert {latest for _, latest, _ in expected.values()} == {True, False}
+    for first, last in ((0, 700), (700, 1100), (1100, 1800)):  # by parts, because they are merged
+        Log(outbox).append([events[first:last]])
+        update(tables, outbox, WEEK)
+        rows = inventory(tables, "is_delete_marker", "is_latest", "log_position", "size", "e_tag")
+        found = {(key, version): (marker, latest, seq) for _, key, version, marker, latest, seq, _, _ in rows}
+        assert found == folded(events[:last])
+        assert len(rows) == len(found)
+        of_object = {seq: (size, tag) for _, _, _, marker, _, seq, size, tag in rows if not marker}
+        assert of_object == {seq: (seq - 1, f"e{seq - 1}") for seq in of_object}
+
+
+def test_events_may_come_late_and_again(tables: Tables, outbox: Database) -> None:
+    """A removal before the creation, in another run; and what has been removed does not come back."""
+    Log(outbox).append([[made("k", DELETE, "v1", "A9", 1), made("n", DELETE, "", "B2", 2)]])
+    update(tables, outbox, WEEK)
+    Log(outbox).append([[made("k", PUT, "v1", "A1", 3), made("n", PUT, "", "B1", 4), made("n", PUT, "", "B3", 5)]])
+    update(tables, outbox, WEEK)
+    assert inventory(tables, "size") == [("b", "n", None, 5)]
+    Log(outbox).append([[made("n", PUT, "", "B1", 6), made("k", PUT, "v1", "A1", 7)]])
+    update(tables, outbox, WEEK)
+    assert inventory(tables, "size") == [("b", "n", None, 5)]
+
+
+Held = dict[tuple[str, str | None], tuple[int | None, str | None, bool, bool]]  # by key and version, as below
+
+
+def mixed_operations(server: services.MinIO, bucket: str, operations: int, *, versioned: bool) -> None:
+    """Writes, deletes, and deletes of versions and of markers, on a few keys."""
+    client, rng = server.client(), random.Random(bucket)
+    for number in range(operations):
+        key, choice = f"{bucket} {rng.randrange(operations // 8)}/ü+%.txt", rng.random()
+        if choice < 0.6:
+            content = b"x" * rng.randrange(50)
+            client.put_object(bucket, key, io.BytesIO(content), len(content), metadata={"n": str(number)})
+        elif choice < 0.8 or not versioned:
+            client.remove_object(bucket, key)
+        elif versions := list(client.list_objects(bucket, key, include_version=True)):
+            client.remove_object(bucket, key, version_id=rng.choice(versions).version_id)
+
+
+def listed(server: services.MinIO, bucket: str) -> Held:
+    """Size, ETag, whether it is a marker and whether it is the latest, of every version in a bucket."""
+    with closing(server.boto3()) as client:
+        pages = list(client.get_paginator("list_object_versions").paginate(Bucket=bucket))
+    return {
+        (entry["Key"], None if entry["VersionId"] == "null" else entry["VersionId"]): (
+            entry.get("Size"), entry.get("ETag", "").strip('"') or None, "Size" not in entry, entry["IsLatest"],
+        )
+        for page in pages
+        for entry in (*page.get("Versions", ()), *page.get("DeleteMarkers", ()))
+    }  # fmt: skip
+
+
+def told(events: Sequence[Event]) -> Held:
+    """The same by the mirror's rules."""
+    things = [orjson.loads(one.record)["s3"]["object"] for one in events]
+    return {
+        place: (None if marker else thing.get("size", 0), None if marker else thing["eTag"], marker, latest)
+        for place, (marker, latest, seq) in folded(events).items()
+        for thing in [things[seq - 1]]
+    }
+
+
+@pytest.mark.parametrize("operations", [150, pytest.param(10_000, marks=HEAVY)])
+def test_the_inventory_equals_the_listing_of_a_real_bucket(tables: Tables, outbox: Database, operations: int) -> None:
+    with services.receiver() as receiver, services.minio(webhooks={"R": (receiver.url, "")}) as server:
+        client, held = server.client(), Held()
+        for bucket in ("plain", "versioned"):
+            minio_life.watched_bucket(client, bucket, ["R:webhook"])
+            if bucket == "versioned":
+                client.set_bucket_versioning(bucket, VersioningConfig(ENABLED))
+            mixed_operations(server, bucket, operations, versioned=bucket == "versioned")
+            held |= listed(server, bucket)
+        # MinIO does not send its events in order.
+        services.until(lambda: told(minio_life.emitted(receiver)) == held, 120, what="MinIO's events")
+        events = minio_life.emitted(receiver)
+    half = len(events) // 2
+    for some in (events[:half], events[half:]):
+        Log(outbox).append([some])
+        update(tables, outbox, WEEK)
+    rows = inventory(tables, "size", "e_tag", "is_delete_marker", "is_latest")
+    assert {(key, version): tuple(rest) for _, key, version, *rest in rows} == held
+    assert len(rows) == len(held)

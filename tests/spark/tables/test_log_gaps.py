@@ -1,0 +1,90 @@
+"""Events that left the log unread are reported, and a log that is another one is not read."""
+
+from pathlib import Path
+
+import pytest
+
+from app.outbox.engine.database import Database, now_ms
+from app.outbox.log.append import Log
+from spark_jobs.iceberg.table import LostPosition, Mark
+from spark_jobs.jobs import tables as job_of_tables
+from spark_jobs.jobs.tables import Tables, describe_gap, update
+from spark_jobs.jobs.tables_journal import JOURNAL
+from tests.spark.conftest import Job
+from tests.spark.tables.conftest import environment
+from tests.support.builders import migrated
+from tests.support.table_events import HOUR, WEEK, T, journal_ids, made
+
+pytestmark = pytest.mark.timeout(900)  # on a busy machine each commit takes seconds
+
+
+def test_what_left_the_log_unread_is_told_and_recorded(tables: Tables, outbox: Database) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    assert update(tables, outbox, 0).gaps == ()  # nothing was read before
+    Log(outbox).append([[made("k", number=2)]])
+    [gap] = update(tables, outbox, 0).gaps
+    assert tables.journal.properties()["bucketwire.gap.1"] == gap
+    assert "BUCKETWIRE_RETENTION" in job_of_tables.describe_gaps([gap])
+    Log(outbox).append([[made("k", number=3)]])
+    assert update(tables, outbox, WEEK).gaps == ()
+
+
+def test_a_log_in_which_nothing_happened_for_long_has_no_gap(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    update(tables, outbox, WEEK)
+    began = tables.journal.mark().read_at
+    for days in (3, 6, 9):
+        monkeypatch.setattr(job_of_tables, "database_now", lambda _, days=days: began + days * 24 * HOUR)
+        assert update(tables, outbox, WEEK).gaps == ()
+    Log(outbox).append([[made("k", number=2)]])
+    assert update(tables, outbox, WEEK).gaps == ()
+    monkeypatch.setattr(job_of_tables, "database_now", lambda _: began - 9 * 24 * HOUR)  # the clock was wrong
+    update(tables, outbox, WEEK)
+    assert tables.journal.mark().read_at < began, "a mark of the future would hide gaps"
+    assert len(journal_ids(tables)) == 2
+
+
+def test_the_command_fails_at_a_gap_after_it_has_added_what_there_is(
+    outbox: Database, tmp_path: Path, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = environment(tmp_path, outbox)
+    Log(outbox).append([[made("k", number=1)]])
+    assert job(settings, "tables", "--no-maintain")[0] == 0
+    Log(outbox).append([[made("k", number=2)]])
+    monkeypatch.setattr(job_of_tables, "database_now", lambda _: now_ms() + 2 * WEEK)
+    code, out, error = job(settings, "tables", "--no-maintain")
+    assert code == 1
+    assert out.startswith("1 event added")
+    assert "may have left the log before the tables read them" in error
+    assert "bucketwire backfill" in error
+    Log(outbox).append([[made("k", number=3)]])
+    code, out, error = job(settings, "tables", "--no-maintain")
+    assert (code, out[:13]) == (0, "1 event added"), error
+
+
+@pytest.mark.parametrize(
+    ("read_at", "now", "gap"),
+    [(0, T, ""), (T, T + WEEK // 2, ""), (T, T + WEEK + 1, True), (T, T + WEEK - 3_500_000, True)],
+)
+def test_a_gap_is_possible_after_the_retention_and_a_little_earlier(read_at: int, now: int, gap: bool) -> None:
+    assert bool(describe_gap(Mark(5 if read_at else 0, read_at), now, WEEK)) == bool(gap)
+
+
+def test_a_log_that_ends_before_the_tables_is_not_read(tables: Tables, outbox: Database, tmp_path: Path) -> None:
+    Log(outbox).append([[made("k", number=n) for n in range(3)]])
+    update(tables, outbox, WEEK)
+    other = migrated(f"sqlite:///{tmp_path}/other.db")
+    with pytest.raises(job_of_tables.LogMovedBack, match="BUCKETWIRE_TABLES_WAREHOUSE"):
+        update(tables, other, WEEK)
+    other.close()
+
+
+def test_a_table_without_a_position_is_not_filled_from_the_start(tables: Tables, outbox: Database) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    name = tables.journal.name
+    columns = ", ".join(f"CAST(NULL AS {kind}) AS {column}" for column, kind in JOURNAL)
+    tables.spark.sql(f"INSERT INTO {name} SELECT {columns}")
+    with pytest.raises(LostPosition, match=r"bucketwire\.position"):
+        update(tables, outbox, WEEK)
