@@ -29,7 +29,7 @@ EXCLUDED = (
 COPY = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 
 # Of these Maven Central lacks the releases for Elasticsearch 9: templates of indices that no test uses, and SAML.
-BORROWED = (f"{PLUGIN}x-pack-template-resources:8.19.21", f"{PLUGIN}es-opensaml-security-api:8.19.21")
+TEMPLATES, SAML = f"{PLUGIN}x-pack-template-resources:8.19.21", f"{PLUGIN}es-opensaml-security-api:8.19.21"
 _NETTY = """List.of(new org.opensearch.plugins.PluginInfo(Netty4ModulePlugin.class.getName(), "", "",
         org.opensearch.Version.CURRENT, "21", Netty4ModulePlugin.class.getName(), List.of(), false))"""
 _HANDLERS = (
@@ -58,14 +58,14 @@ Run = Callable[[Sequence[str | Path]], None]
 
 def assemble(home: Path, version: str, scratch: Path, run: Run, javac: Sequence[str | Path], java: int) -> None:
     """Fill the empty folder `home`; downloads go to `scratch`, and `run` runs mvn and `javac` (for that `java`)."""
-    borrowed = BORROWED if _major(version) >= 9 else ()
+    templates, saml = ([TEMPLATES], [SAML]) if _major(version) >= 9 else ([], [])
 
     def jars(name: str, *artifacts: str) -> Jars:
         return _download(scratch / name, artifacts, version, run)
 
     server, transport = jars("server", SERVER), jars("transport", SERVER, f"{PLUGIN}transport-netty4")
-    core = jars("core", SERVER, f"{PLUGIN}x-pack-core", *borrowed)
-    security = jars("security", SERVER, f"{PLUGIN}x-pack-core", f"{PLUGIN}x-pack-security", *borrowed)
+    core = jars("core", SERVER, f"{PLUGIN}x-pack-core", *templates)
+    security = jars("security", SERVER, f"{PLUGIN}x-pack-core", f"{PLUGIN}x-pack-security", *templates, *saml)
     _put(home / "lib", server)
     _module(home, "transport-netty4", version, _without(transport, server))
     _module(home, "x-pack-core", version, _without(core, server))
