@@ -214,7 +214,7 @@ class Elasticsearch(JavaServer):
 
     name: ClassVar[str] = "elasticsearch"
     newest: ClassVar[Path | None] = provision.NEWEST_JAVA
-    patience: ClassVar[float] = 90
+    patience: ClassVar[float] = 180
     user_name: ClassVar[str] = "elastic"
     password: ClassVar[str] = PASSWORD
     tls: bool = False

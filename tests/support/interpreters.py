@@ -52,7 +52,8 @@ def environment(version: str) -> Path:
     python = place / "bin/python"
     if not (place / "installed").exists():
         found = interpreter(version)
-        shutil.rmtree(place, ignore_errors=True)
+        for old in provision.CACHE.glob(f"python-{version}-*"):  # of other pins, or unfinished
+            shutil.rmtree(old)
         provision.run([found, "-m", "venv", "--without-pip", place])
         # Debian's Python brings no pip, and that of an old one is too old: so the newest, by the pip of this process.
         pip = [sys.executable, "-m", "pip", "--python", python]
