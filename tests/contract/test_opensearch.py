@@ -42,7 +42,7 @@ def documents(server: OpenSearch, index: str) -> dict[str, Any]:
 
 
 def test_without_the_option_it_is_refused_by_name(server: OpenSearch) -> None:
-    with pytest.raises(TargetUnavailable, match=r"this is OpenSearch 2.19.5; set opensearch=on"):
+    with pytest.raises(TargetUnavailable, match=f"this is OpenSearch {server.version}; set opensearch=on"):
         made(server, "events", opensearch="off").open()
 
 

@@ -206,16 +206,31 @@ class FirstKafka(JavaServer):
 
 @dataclass(eq=False)
 class Elasticsearch(JavaServer):
-    """One Elasticsearch 8 node with its security on: user `elastic`, API keys, roles; with `tls` over HTTPS.
+    """One Elasticsearch node, of version 8 or the newest, with its security: user `elastic`, API keys, roles.
 
-    Indexed documents are kept through kill and start. Not there: `_delete_by_query`, scripts, language analyzers.
+    With `tls` it is over HTTPS. Indexed documents are kept through kill and start. Not there: `_delete_by_query`,
+    scripts, language analyzers.
     """
 
     name: ClassVar[str] = "elasticsearch"
-    patience: ClassVar[float] = 90
+    newest: ClassVar[Path | None] = provision.NEWEST_JAVA
+    patience: ClassVar[float] = 180
     user_name: ClassVar[str] = "elastic"
     password: ClassVar[str] = PASSWORD
     tls: bool = False
+
+    def check(self) -> None:
+        need("newest_elasticsearch" if self.tree else "elasticsearch")
+
+    @property
+    def version(self) -> str:
+        """Its version in full."""
+        return provision.NEW_ELASTICSEARCH_VERSION if self.tree else provision.ELASTICSEARCH_VERSION
+
+    @property
+    def home(self) -> Path:
+        """Where its programs are."""
+        return provision.NEW_ELASTICSEARCH if self.tree else provision.ELASTICSEARCH
 
     def prepare(self) -> None:
         self.transport_port = free_port()
@@ -251,13 +266,12 @@ class Elasticsearch(JavaServer):
         )
 
     def jars(self) -> Sequence[Path]:
-        home = provision.ELASTICSEARCH
-        return [as_file(home / "launcher"), *sorted((home / "lib").glob("*.jar"))]
+        return [as_file(self.home / "launcher"), *sorted((self.home / "lib").glob("*.jar"))]
 
     def argv(self) -> Sequence[str | Path]:
-        home, folder = provision.ELASTICSEARCH, self.folder
+        folder = self.folder
         heap = ["-Xms512m", "-Xmx512m", "-Dlog4j.shutdownHookEnabled=false", "-Dlog4j2.disable.jmx=true"]
-        paths = [f"-Des.path.home={home}", f"-Des.path.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
+        paths = [f"-Des.path.home={self.home}", f"-Des.path.conf={folder}/config", f"-Djava.io.tmpdir={folder}/tmp"]
         return self.serving(*heap, *paths, main="EsNode")
 
     def env(self) -> Mapping[str, str]:
@@ -274,7 +288,7 @@ class Elasticsearch(JavaServer):
         trust = ssl.create_default_context(cafile=str(certificates().ca)) if self.tls else None
         try:
             with urllib.request.urlopen(request, timeout=5, context=trust) as answer:
-                assert json.load(answer)["version"]["number"] == provision.ELASTICSEARCH_VERSION
+                assert json.load(answer)["version"]["number"] == self.version
         except urllib.error.HTTPError as early:  # 401 and 503 while its security index is made
             early.close()
             raise

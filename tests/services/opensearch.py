@@ -11,15 +11,24 @@ from typing import Any, ClassVar
 
 from tests import provision
 from tests.services.java import JavaServer, as_file
-from tests.services.server_process import LOOPBACK, free_port
+from tests.services.server_process import LOOPBACK, free_port, need
 
 
 @dataclass(eq=False)
 class OpenSearch(JavaServer):
-    """One OpenSearch 2 node. Indexed documents are kept through kill and start."""
+    """One OpenSearch node, of version 2 or the newest. Indexed documents are kept through kill and start."""
 
     name: ClassVar[str] = "opensearch"
+    newest: ClassVar[Path | None] = provision.NEWEST_JAVA
     patience: ClassVar[float] = 90
+
+    def check(self) -> None:
+        need("newest_opensearch" if self.tree else "opensearch")
+
+    @property
+    def version(self) -> str:
+        """Its version in full."""
+        return provision.NEW_OPENSEARCH_VERSION if self.tree else provision.OPENSEARCH_VERSION
 
     def prepare(self) -> None:
         config = self.folder / "config"
@@ -47,7 +56,7 @@ class OpenSearch(JavaServer):
         )
 
     def jars(self) -> Sequence[Path]:
-        home = provision.OPENSEARCH
+        home = provision.NEW_OPENSEARCH if self.tree else provision.OPENSEARCH
         return [as_file(home / "launcher"), *sorted((home / "lib").glob("*.jar"))]
 
     def argv(self) -> Sequence[str | Path]:
@@ -63,7 +72,8 @@ class OpenSearch(JavaServer):
 
     def ping(self) -> None:
         with urllib.request.urlopen(f"{self.url}/", timeout=5) as answer:
-            assert json.load(answer)["version"]["distribution"] == "opensearch"
+            version = json.load(answer)["version"]
+            assert (version["distribution"], version["number"]) == ("opensearch", self.version)
 
 
 def opensearch() -> OpenSearch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
@@ -57,6 +58,7 @@ def test_the_image_installs_every_dependency_by_version_and_hash(lock: str) -> N
         assert version == PINNED.get(name) or name == "setuptools", f"{name}: {version} is not that of constraints.txt"
 
 
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="what is installed here is not all for the image's Python")
 @pytest.mark.parametrize("lock", LOCKS)
 def test_a_lock_has_all_that_its_packages_need_and_nothing_else(lock: str) -> None:
     assert closure(LOCKS[lock]) | {"setuptools"} == set(locked(lock))
