@@ -19,7 +19,8 @@ DRIVERS = {
     "pymysql", "redis",
 }  # fmt: skip
 KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
-KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/pg_timeouts.py"}  # what SQLAlchemy's driver lacks is made good there
+# What the drivers of SQLAlchemy lack is made good there.
+KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql_connection.py", "app/outbox/engine/pg_timeouts.py"}
 KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
 
 
