@@ -76,7 +76,9 @@ def test_a_job_ends_when_the_worker_that_started_it_is_killed(tmp_path: Path) ->
 
 def test_a_job_that_ignores_the_interrupt_is_gone_all_the_same(tmp_path: Path) -> None:
     code = f"{ENDING}shutdown._EXIT_TIMEOUT = 0.1\nimport signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    job = subprocess.Popen(python(code + "print(flush=True); time.sleep(300)"), stdin=subprocess.PIPE, stdout=-1)
+    # Many short sleeps: a signal that comes just before a sleep begins is handled only when that sleep has ended.
+    code += "print(flush=True)\nwhile True: time.sleep(0.1)"
+    job = subprocess.Popen(python(code), stdin=subprocess.PIPE, stdout=-1)
     assert job.stdout is not None
     assert job.stdin is not None
     try:
