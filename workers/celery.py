@@ -69,6 +69,14 @@ class _Acknowledging(over_redis.QoS):
         with self._freeing(delivery_tag):
             super().reject(delivery_tag, requeue=requeue)
 
+    def restore_unacked(self, client: Any = None) -> None:
+        """Put the wake-ups of a closed connection back into their queues. Raises kombu's errors of a connection."""
+        # As in `_freeing`, if Redis was away while the connection was closed, and is back before the channel is.
+        try:
+            super().restore_unacked(client)
+        except AttributeError:
+            self._delivered.clear()  # type: ignore[union-attr]  # only its class has none; Redis delivers them again
+
     @contextmanager
     def _freeing(self, delivery_tag: str) -> Iterator[None]:
         try:

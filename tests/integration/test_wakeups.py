@@ -499,3 +499,21 @@ def test_a_task_that_ends_while_the_broker_is_away_frees_its_slot(does: str, awa
         end(logging.getLogger("test"), it.connection_errors + it.channel_errors)
         channel.qos._flush()
         assert message.delivery_tag not in channel.qos._delivered
+
+
+def test_a_worker_closes_a_channel_of_a_broker_that_was_away_and_is_back() -> None:
+    """The transport was closed while the broker was away; kombu's channel finds the broker again, but no address."""
+    with (
+        services.redis() as broker,
+        Connection(broker.url, transport_options=wakeups.transport_options(broker.url)) as it,
+    ):
+        channel = it.default_channel
+        consumer = Consumer(channel, [queue(SERVICE_QUEUE)], on_message=(taken := []).append)
+        Producer(channel).publish({}, routing_key=SERVICE_QUEUE, declare=[queue(SERVICE_QUEUE)])
+        consumer.consume()
+        it.drain_events(timeout=5)
+        it._do_close_transport()
+        channel._disconnect_pools()
+        it.close()
+        assert channel.closed
+    assert len(taken) == 1
