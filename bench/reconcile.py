@@ -107,11 +107,13 @@ def command(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     has_archive = any((folder / "data" / "cache").glob("*.jsa"))
     for _ in range(1 if has_archive else 2):  # the first run leaves an archive of classes
         with outbox(folder, options):
-            started, before = time.perf_counter(), os.times()
-            done = subprocess.run(argv, env=os.environ | more, stdout=subprocess.PIPE, check=True)
-            seconds, after = time.perf_counter() - started, os.times()
+            output = folder / "output.json"  # of a pipe, Spark's JVM would keep an end open after the command's own
+            with output.open("wb") as file:
+                started, before = time.perf_counter(), os.times()
+                subprocess.run(argv, env=os.environ | more, stdout=file, check=True)
+                seconds, after = time.perf_counter() - started, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
-    return {"counts": json.loads(done.stdout), "seconds": seconds, "cpu": cpu, "python": 0}
+    return {"counts": json.loads(output.read_bytes()), "seconds": seconds, "cpu": cpu, "python": 0}
 
 
 def job(folder: Path, options: argparse.Namespace) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Run a click command as a program: exit codes, and one sentence on standard error instead of a stack trace."""
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +22,8 @@ def run_command(
     which the same command may succeed later, 130 interrupted. `describe` returns a sentence for errors that only the
     command knows, None for others. BUCKETWIRE_DEBUG=1 shows the stack trace.
     """
+    # Otherwise Python looks for garbage among all objects before it ends, which takes up to half a second.
+    atexit.register(gc.freeze)
     try:
         code = command.main(arguments, prog_name="bucketwire", standalone_mode=False)
     except click.exceptions.Exit as error:
