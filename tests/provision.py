@@ -223,7 +223,8 @@ def as_root() -> list[str]:
     return ["--user=root"] if os.geteuid() == 0 else []
 
 
-# What is stripped off the commands is not made; and the compiler, which ends soon, collects less of its garbage.
+# What is stripped off the commands is not made; and the compiler, which ends soon, collects less of its garbage. All
+# builds have the same flags, so that Go's own packages are compiled once.
 _GO_FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false", "-ldflags=-s -w")
 _GO_SETTINGS = {"CGO_ENABLED": "0", "GOGC": "400"}
 
@@ -260,8 +261,8 @@ def build_otelcol() -> None:
         shutil.copy(SOURCES / "otelcol.go", module)
         lines = [f"require go.opentelemetry.io/collector/{name} {OTELCOL_VERSION}" for name in modules]
         (module / "go.mod").write_text("\n".join(["module peers/otelcol", "go 1.25.0", *lines, ""]))
-        argv = [tool("go"), "build", "-trimpath", "-ldflags", "-s -w", "-o", f"{made}/otelcol", "."]
-        run(argv, cwd=module, CGO_ENABLED="0", GOFLAGS="-p=2 -buildvcs=false -mod=mod")
+        argv = [tool("go"), "build", *_GO_FLAGS, "-o", f"{made}/otelcol", "."]
+        run(argv, cwd=module, GOFLAGS="-p=2 -buildvcs=false -mod=mod", **_GO_SETTINGS)
 
 
 def kafka_jars(place: Path, version: str, scala: str = "2.13") -> Callable[[], None]:
