@@ -67,7 +67,8 @@ soak: $(VENV)/.developing servers
 explore: $(VENV)/.developing servers
 	$(BIN)/pytest -m heavy tests/integration/outbox/test_interleavings.py
 
-# Build both images and run them hardened; without a Docker engine by Debian's buildah and podman (as root).
+# Build both images and run them hardened, then run the compose file with each broker; without a Docker engine by Debian's
+# buildah and podman (as root).
 image-test: $(VENV)/.developing
 	$(BIN)/python -m tests.images
 

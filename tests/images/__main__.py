@@ -1,8 +1,9 @@
-"""Build both images and try them: `make image-test`. Takes about five minutes the first time, two when they are built.
+"""Build both images and try them: `make image-test`. Takes 15 minutes the first time, ten when they are built.
 
 They run as a user of their own, with a read-only root file system and without capabilities; the whole service delivers
 an event so. SIGTERM at any moment ends each part at once and with the exit code of a clean end. Events that are posted
-while parts are stopped and killed arrive, over either broker.
+while parts are stopped and killed arrive, over either broker. So do those that are posted to the containers of
+the compose file, which `python -m tests.images compose` tries alone.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from pathlib import Path
 from uuid import uuid4
 
 from tests import services
+from tests.images import compose
 from tests.images.engine import Docker, engine
 from tests.images.faults import EVENTS, deliver_under_faults
+from tests.images.report import check, say, until
 
 ROOT = Path(__file__).parents[2]
 IMAGES = {"docker.io/library/bucketwire:latest": [], "docker.io/library/bucketwire-spark:latest": ["--target", "spark"]}
@@ -48,18 +51,6 @@ print(urllib.request.urlopen(request, timeout=10).read().decode())
 """
 
 
-def say(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
-
-
-def check(holds: object, text: str) -> None:
-    """Print what holds; end where it does not."""
-    if not holds:
-        sys.exit(f"WRONG: {text}")
-    say(f"ok  {text}")
-
-
 @contextmanager
 def container(
     having: Docker, image: str, *command: str, settings: dict[str, str], network: str = "none"
@@ -87,23 +78,19 @@ def ended(having: Docker, name: str) -> tuple[int, float]:
     return code, time.monotonic() - began
 
 
-def until(condition: object, what: str, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():  # type: ignore[operator]
-        if time.monotonic() > deadline:
-            sys.exit(f"WRONG: not within {seconds:g} s: {what}")
-        time.sleep(0.5)
-
-
 def main() -> None:
+    if sys.argv[1:] not in ([], ["compose"]):
+        sys.exit(f"{' '.join(sys.argv[1:])}: only `compose` can be tried by itself")
     having = engine()
     build(having, SERVICE)
-    whole_service(having)
-    ends_at_any_moment(having, SERVICE)
-    for broker in (services.RabbitMQ(), services.Redis()):
-        loses_nothing(having, broker)
-    build(having, SPARK)
-    ends_at_any_moment(having, SPARK)
+    if not sys.argv[1:]:
+        whole_service(having)
+        ends_at_any_moment(having, SERVICE)
+        for broker in (services.RabbitMQ(), services.Redis()):
+            loses_nothing(having, broker)
+        build(having, SPARK)
+        ends_at_any_moment(having, SPARK)
+    compose_file(having)
 
 
 def build(having: Docker, tag: str) -> None:
@@ -145,6 +132,14 @@ def loses_nothing(having: Docker, broker: services.Redis | services.RabbitMQ) ->
     arrived = deliver_under_faults(having, start, broker)
     took = f"{time.monotonic() - began:.0f} s"
     check(arrived == EVENTS, f"{arrived} of {EVENTS} events over {broker.name} while parts are killed, {took}")
+
+
+def compose_file(having: Docker) -> None:
+    """Every container of the compose file runs, with each broker, and nothing is lost."""
+    having.have_servers(compose.SERVERS)
+    command = [*having.own_network, sys.executable, "-m", "tests.images.compose"]
+    if code := subprocess.run(command, check=False).returncode:
+        sys.exit(code)
 
 
 def whole_service(having: Docker) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from itertools import cycle, islice
+from itertools import cycle
 
 import httpx
 import redis
@@ -46,22 +46,35 @@ def deliver_under_faults(having: Docker, start: Container, broker: services.Redi
         store = {"address": f"{services.LOOPBACK}:{target.port}", "key": "objects", "format": "namespace"}
         ask(lambda: client.put("/v1/targets/redis/all", json=store))
         ask(lambda: client.post("/v1/rules", json={"bucket": "*", "events": ["*"], "target": "redis:all"}))
-        faults = cycle((part, signal) for signal in ("TERM", "KILL") for part in names)
-        for number in range(EVENTS // BATCH):
-            records = [event(f"k{number * BATCH + each}").record for each in range(BATCH)]
-            content = f'{{"Records":[{",".join(records)}]}}'.encode()
-            ask(lambda content=content: client.post("/v1/events", content=content))  # type: ignore[misc]
-            if number % EVERY == 0:
-                [(part, signal)] = islice(faults, 1)
-                having.run("kill", "--signal", signal, names[part])
-                having.run("wait", names[part])
-                having.run("start", names[part])
+
+        def disturb(part: str, signal: str) -> None:
+            having.run("kill", "--signal", signal, names[part])
+            having.run("wait", names[part])
+            having.run("start", names[part])
+
+        post_under_faults(client, names, disturb)
         objects = redis.Redis(port=target.port)
         stack.callback(objects.close)
-        deadline = time.monotonic() + PATIENCE
-        while objects.hlen("objects") < EVENTS and time.monotonic() < deadline:
-            time.sleep(0.5)
-        return int(objects.hlen("objects"))  # type: ignore[arg-type]
+        return arrived(lambda: int(objects.hlen("objects")), EVENTS)  # type: ignore[arg-type]
+
+
+def post_under_faults(client: httpx.Client, parts: Iterable[str], disturb: Callable[[str, str], None]) -> None:
+    """Post events with the keys k0, k1, …; every few requests `disturb` ends a part by a signal and starts it again."""
+    faults = cycle([(part, signal) for signal in ("TERM", "KILL") for part in parts])
+    for number in range(EVENTS // BATCH):
+        records = [event(f"k{number * BATCH + each}").record for each in range(BATCH)]
+        content = f'{{"Records":[{",".join(records)}]}}'.encode()
+        ask(lambda content=content: client.post("/v1/events", content=content))  # type: ignore[misc]
+        if number % EVERY == 0:
+            disturb(*next(faults))
+
+
+def arrived(count: Callable[[], int], expected: int) -> int:
+    """Wait until as many objects have arrived as are expected; return how many have."""
+    deadline = time.monotonic() + PATIENCE
+    while (number := count()) < expected and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return number
 
 
 def ask(request: Callable[[], httpx.Response]) -> None:

@@ -15,6 +15,8 @@ from app.config.settings import Settings
 from app.config.target_settings import load
 from app.config.targets.registry import TYPES
 from tests import provision
+from tests.images import compose
+from tests.images.engine import STAND_INS
 from tests.support.procfile import PROCESSES, ROOT, parses
 
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -174,6 +176,14 @@ def test_only_the_service_reaches_the_servers_of_targets_and_each_is_told_of_on_
         assert f"{name}:" in words or f"@{name}/" in words, "it goes to its own server"
         asks = "TARGET_PASSWORD" in str(TARGETS[name])
         assert asks == ("PASSWORD" in words), name
+
+
+def test_what_runs_the_whole_file_has_its_servers_and_the_commands_of_the_page() -> None:
+    """`make image-test`, which runs by hand."""
+    stages = re.findall(r"^FROM base AS (\S+)$", (STAND_INS / "Dockerfile").read_text(), re.MULTILINE)
+    assert stages == list(compose.SERVERS)
+    assert SERVICES[compose.TARGET]["image"] in compose.SERVERS.values()
+    assert [words[1:3] for words in compose.commands("secret")] == [["target", "set"], ["event", "add"]]
 
 
 def test_the_image_runs_as_a_user_of_its_own_and_has_what_is_imported() -> None:
