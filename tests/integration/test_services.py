@@ -393,3 +393,16 @@ def test_a_forked_child_that_ends_leaves_its_parents_servers_alone() -> None:
         argv, cwd=TOP, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_is_alive_until_its_last_thread_has_ended() -> None:
+    code = (
+        "import ctypes, threading, time; threading.Thread(target=time.sleep, args=(60,)).start();"
+        "ctypes.CDLL(None).pthread_exit(None)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as started:
+        process = psutil.Process(started.pid)
+        services.until(lambda: process.status() == psutil.STATUS_ZOMBIE, 30, what="the end of the main thread")
+        assert reaper.alive(process)
+        started.kill()
+        services.until(lambda: not reaper.alive(process), 30, what="the end of the thread")

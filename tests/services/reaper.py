@@ -31,9 +31,13 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def alive(process: psutil.Process) -> bool:
-    """Whether it still runs; a zombie that only waits for its parent does not."""
+    """Whether it still runs; a zombie that only waits for its parent does not.
+
+    A process that is killed is a zombie as soon as its main thread has ended, but its files stay open, and locked,
+    until the other threads have.
+    """
     try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and (process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1))
     except psutil.NoSuchProcess:
         return False
 
