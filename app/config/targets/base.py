@@ -95,7 +95,7 @@ class TargetSettings(Declared):
     def host_files(self) -> Iterator[tuple[str, str]]:
         """Yield each setting that names something of the host of the workers, with the name: a file, or a socket.
 
-        Whoever sets it acts with the rights of the workers there, so a token that is limited to targets cannot.
+        The workers open it with their own rights, so a token that is limited to targets may not set it.
         """
         for name, field in fields_of(type(self)).items():
             if isinstance(field.kind, Path) and name != "queue_dir" and (path := getattr(self, name)):

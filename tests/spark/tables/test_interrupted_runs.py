@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
+from app.events.model import Event
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from spark_jobs.iceberg.catalog import AlreadyUpdating, Warehouse
@@ -117,26 +119,33 @@ def test_of_two_runs_at_once_one_gives_up_and_no_row_is_doubled(
     assert update(tables, outbox, WEEK).events == 0
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("table", ["versions", "inventory"])
-def test_a_run_that_was_stopped_before_a_merge_and_goes_on_after_others_changes_nothing_for_the_worse(
-    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, table: str
+def update_overtaken(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, events: Sequence[Event], table: str = ""
 ) -> None:
-    """Another run has read more of the log meanwhile, and has removed what this one would add."""
-    events, original = histories(10, 120), IcebergTable.merge
-    Log(outbox).append([events[:60]])
-    once = iter([True])
+    """Update; before the first merge into the table, or into any, record events that another update takes."""
+    original, once = IcebergTable.merge, iter([True])
 
     def overtaken(self: IcebergTable, *arguments: Any) -> None:
         if self.name.endswith(table) and next(once, False):
-            Log(outbox).append([events[60:]])
-            assert update(tables, outbox, WEEK).events == 60
+            Log(outbox).append([events])
+            assert update(tables, outbox, WEEK).events == len(events)
         original(self, *arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(IcebergTable, "merge", overtaken)
         with suppress(AlreadyUpdating):
             update(tables, outbox, WEEK)
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize("table", ["versions", "inventory"])
+def test_a_run_that_was_stopped_before_a_merge_and_goes_on_after_others_changes_nothing_for_the_worse(
+    tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch, table: str
+) -> None:
+    """Another run has read more of the log meanwhile, and has removed what this one would add."""
+    events = histories(10, 120)
+    Log(outbox).append([events[:60]])
+    update_overtaken(tables, outbox, monkeypatch, events[60:], table)
     update(tables, outbox, WEEK)
     assert journal_ids(tables) == [one.id for one in events]
     rows = inventory(tables, "is_delete_marker", "is_latest", "log_position")
@@ -149,19 +158,8 @@ def test_an_event_without_a_sequencer_that_is_folded_again_stays_where_it_was(
     tables: Tables, outbox: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What happened after it was folded by another run, whose position this one has set back."""
-    original, once = IcebergTable.merge, iter([True])
     Log(outbox).append([[made("k", PUT, "", "A1", 1)]])
-
-    def overtaken(self: IcebergTable, *arguments: Any) -> None:
-        if next(once, False):
-            Log(outbox).append([[made("k", DELETE, number=2), made("k", PUT, "", "A5", 3)]])
-            assert update(tables, outbox, WEEK).events == 2
-        original(self, *arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(IcebergTable, "merge", overtaken)
-        with suppress(AlreadyUpdating):
-            update(tables, outbox, WEEK)
+    update_overtaken(tables, outbox, monkeypatch, [made("k", DELETE, number=2), made("k", PUT, "", "A5", 3)])
     update(tables, outbox, WEEK)
     Log(outbox).append([[made("k", PUT, "", "A2", 4)]])  # late: it changes nothing, but its key is looked at again
     update(tables, outbox, WEEK)
