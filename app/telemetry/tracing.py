@@ -49,7 +49,7 @@ class Tracing(Protocol):
     ) -> Span:
         """Start a span; without a parent it begins a trace.
 
-        `links` are contexts of other spans; those that are not sampled, repeated ones, and all but the first 8 are
+        `links` are contexts of other spans; those that are not sampled, repeated ones, and all but the first 4 are
         left out. `began` is its start in nanoseconds since 1970; None: now.
         """
 

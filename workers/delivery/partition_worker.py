@@ -31,7 +31,7 @@ from workers.targets.base import NO_LEASE, LeaseCheck, LeaseExpired, Target, Tar
 from workers.telemetry import metrics
 from workers.telemetry.attempt_recorder import AttemptRecorder
 from workers.telemetry.attempts import attempts_of
-from workers.telemetry.delivery_log import counted, counts_text, failed_attempts, log_batch, log_failed_attempt
+from workers.telemetry.delivery_log import BatchLog, counted, counts_text, failed_attempts, log_failed_attempt
 
 log = logging.getLogger("bucketwire.partitions")
 
@@ -116,6 +116,7 @@ class PartitionWorker:
         self._unsettled: tuple[Sequence[LoggedEvent], Sequence[Decision]] = ((), ())
         self._rng = Random()  # noqa: S311 - jitter, not a secret
         self._metrics = metrics.of(work.name)
+        self._batch_log = BatchLog(work.name)
         self._took = 0.0  # seconds that the target took for the current batch
         self._opinion = SecondOpinion(self._call, self._rng, probing=lease.probing)
         self._stop: Callable[[], bool] = lambda: False
@@ -137,16 +138,22 @@ class PartitionWorker:
         Raises `LeaseLost`, `LeaseExpired`.
         """
         self._stop = stop
+        try:
+            self._work_off(wait)
+        finally:
+            self._batch_log.write()
+        self.summary.answered = self._opinion.answered
+        return self.summary
+
+    def _work_off(self, wait: EventWait) -> None:
         with self._store.reading(self._lease, newest=self._work.policy is Policy.MIRROR) as reader:
             park_redeliveries(self._store.database, reader, self._lease, partial(self._newest_sent, reader))
-            while self._turn(reader) and self.summary.unavailable is None and not stop():
+            while self._turn(reader) and self.summary.unavailable is None and not self._stop():
                 # Without tokens there may be events that were not sent; if none arise, the next turn ends the lease.
                 at_end = self._at_end and not self._retried and self._allowed > 0
                 if not wait.goes_on(reader, self._events, at_end=at_end, shares=self._shares()):
                     break
                 reader.expect_changes()
-        self.summary.answered = self._opinion.answered
-        return self.summary
 
     def unsettled(self) -> dict[ObjectHash, int]:
         """Return the objects whose events may have been sent since the last settlement, with the seq of the oldest."""
@@ -407,4 +414,4 @@ class PartitionWorker:
         now = self._clock()
         for setback in failed_attempts(settlement, zip(events, results, strict=True)):
             log_failed_attempt(self._work.name, setback, self._took, now)
-        log_batch(self._work.name, settlement.progress, counts, time.monotonic() - began, call_trace.take())
+        self._batch_log.add(settlement.progress, counts, time.monotonic() - began, call_trace.take())

@@ -1,12 +1,14 @@
 """Log a worker's deliveries: one line for each settled batch, and one for each failed attempt.
 
-Each line is a sentence for people, with its values as structured members for programs. A batch without results is not
-logged. Events that wait because their target is unavailable did not fail; only the line about the target reports them.
+The batches of a backlog share a line each second. Each line is a sentence for people, with its values as structured
+members for programs. A batch without results is not logged. Events that wait because their target is unavailable did
+not fail; only the line about the target reports them.
 """
 
 import logging
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
@@ -19,6 +21,8 @@ from workers.delivery.outcomes import Failed, Rejected
 from workers.delivery.settlement import Result
 
 log = logging.getLogger("bucketwire.partitions")
+
+_SHARED = 1.0  # seconds whose batches share a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +84,47 @@ def failed_attempts(settlement: Settlement, results: Iterable[tuple[LoggedEvent,
         yield FailedAttempt(event, outcome, death.attempts, None, result.reason)
 
 
-def log_batch(
-    target: str, partitions: Iterable[int], counts: Mapping[str, int], seconds: float, trace: str = ""
-) -> None:
-    """Log the results of a batch, unless there are none; `trace` is the context of its last call to the target."""
-    if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
-        return
-    text = format_partitions(partitions)
-    traced = dict(fields(trace)[:1])
-    members = {"target": target, "partitions": text, **counts, "duration": round(seconds, 6), **traced}
-    log.info("%s partitions=%s %s in %.3f s", target, text, counts_text(counts), seconds, extra=members)
+class BatchLog:
+    """Logs the results of the batches of one lease: the first at once, then one line for all of a second.
+
+    `write` logs what is left. Batches without results are not logged. `clock` returns seconds, monotonically.
+    """
+
+    def __init__(self, target: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
+        self._clock = clock
+        self._written = float("-inf")
+        self._begin()
+
+    def _begin(self) -> None:
+        self._partitions: set[int] = set()
+        self._counts: Counter[str] = Counter()
+        self._batches, self._seconds, self._trace = 0, 0.0, ""
+
+    def add(self, partitions: Iterable[int], counts: Mapping[str, int], seconds: float, trace: str = "") -> None:
+        """Add the results of a batch; `trace` is the context of its last call to the target."""
+        if not any(counts.values()) or not log.isEnabledFor(logging.INFO):
+            return
+        self._partitions.update(partitions)
+        self._counts.update(counts)
+        self._batches += 1
+        self._seconds += seconds
+        self._trace = trace
+        if self._clock() - self._written >= _SHARED:
+            self.write()
+
+    def write(self) -> None:
+        """Log the batches that have no line yet."""
+        if not self._batches:
+            return
+        self._written = self._clock()
+        text, counts, batches = format_partitions(self._partitions), self._counts, self._batches
+        members = {"target": self._target, "partitions": text, **counts, "batches": batches}
+        members |= {"duration": round(self._seconds, 6), **dict(fields(self._trace)[:1])}
+        shared = f" ({batches} batches)" if batches > 1 else ""
+        results = counts_text(counts)
+        log.info("%s partitions=%s %s in %.3f s%s", self._target, text, results, self._seconds, shared, extra=members)
+        self._begin()
 
 
 def log_failed_attempt(target: str, setback: FailedAttempt, seconds: float, now: int) -> None:

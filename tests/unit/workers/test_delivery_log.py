@@ -15,11 +15,11 @@ from workers.delivery.retry import RetrySchedule
 from workers.delivery.second_opinion import RefusedAgain, Suspect
 from workers.delivery.settlement import Result, SettlementContext, settle_batch, settle_parked
 from workers.telemetry.delivery_log import (
+    BatchLog,
     FailedAttempt,
     counted,
     failed_attempts,
     format_partitions,
-    log_batch,
     log_failed_attempt,
 )
 
@@ -85,7 +85,7 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
     caplog.set_level(logging.INFO)
     events = [logged(1, "a"), logged(2, "b")]
     settlement = settle_batch(Batch(events, {3: 2}), [DELIVERED, Failed("x")], rules())
-    log_batch("arn:t", [0, 1, 3], counted(settlement), 0.0123)
+    BatchLog("arn:t").add([0, 1, 3], counted(settlement), 0.0123)
     first, second = (each.event._replace(id=name) for name, each in zip(("e1", "e2"), events, strict=True))
     parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
     second = second._replace(trace=f"{parent} vendor=x")
@@ -110,8 +110,28 @@ def test_a_line_for_people_has_all_that_its_members_have(caplog: pytest.LogCaptu
 def test_a_batch_that_came_to_nothing_is_not_told(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     events = [logged(1, "a")]
-    log_batch("arn:t", [3], counted(settle_batch(Batch(events, {3: 1}), [AWAY], rules())), 0.1)
+    batches = BatchLog("arn:t")
+    batches.add([3], counted(settle_batch(Batch(events, {3: 1}), [AWAY], rules())), 0.1)
+    batches.write()
     assert caplog.messages == []
+
+
+def test_the_batches_of_a_backlog_share_a_line_each_second(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    now = 100.0
+    batches = BatchLog("arn:t", clock=lambda: now)
+    for number in range(20):
+        batches.add([number % 2], {"delivered": 500, "parked": number // 19}, 0.125)
+        now += 0.125
+    batches.write()
+    batches.write()  # nothing is left
+    assert caplog.messages == [
+        "arn:t partitions=0 delivered=500 in 0.125 s",
+        "arn:t partitions=0-1 delivered=4000 in 1.000 s (8 batches)",
+        "arn:t partitions=0-1 delivered=4000 in 1.000 s (8 batches)",
+        "arn:t partitions=0-1 delivered=1500 parked=1 in 0.375 s (3 batches)",
+    ]
+    assert [vars(record)["batches"] for record in caplog.records] == [1, 8, 8, 3]
 
 
 def test_partitions_are_written_as_runs() -> None:
