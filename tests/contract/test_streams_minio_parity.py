@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ KEYS = (
     "quote'double\"back.txt",
     "/".join("k" * 200 for _ in range(4)),
 )
+
+_numbers = itertools.count(1)
 
 
 @dataclass
@@ -61,8 +64,7 @@ def stage(elastic: services.Elasticsearch, kafka_server: services.Kafka) -> Iter
     search, broker = elastic, kafka_server
     with services.receiver() as reference:
         topics, indices = kafka.Log(broker), elasticsearch.Access(search)
-        for name in ("direct", "ours"):
-            topics.create_topic(name, kafka.PARTITIONS)
+        topics.create_topic("direct", kafka.PARTITIONS)
         login = {"USERNAME": search.user_name, "PASSWORD": services.PASSWORD, "URL": search.url}
         targets = {"KAFKA": {"K": {"BROKERS": broker.brokers, "TOPIC": "direct"}}}
         targets["ELASTICSEARCH"] = {
@@ -82,19 +84,27 @@ def stage(elastic: services.Elasticsearch, kafka_server: services.Kafka) -> Iter
             yield made
 
 
+def unused(name: str) -> str:
+    """A name that no earlier run of a test has used: a test that is repeated finds the same servers."""
+    return f"{name}-{next(_numbers)}"
+
+
 def test_the_same_messages_are_on_the_same_partitions_of_a_topic(stage: Stage) -> None:
-    target = stage.topics.target({"brokers": stage.topics.server.brokers, "topic": "ours"})
-    assert set(target.deliver(stage.emitted(), 100)) == {DELIVERED}
+    topic = unused("ours")
+    stage.topics.create_topic(topic, kafka.PARTITIONS)
+    target = stage.topics.target({"brokers": stage.topics.server.brokers, "topic": topic})
+    events = stage.emitted()
+    assert set(target.deliver(events, 100)) == {DELIVERED}
     target.close()
-    ours, direct = (
-        [
-            (message.partition(), message.key(), message.value(), message.headers())
-            for message in stage.topics.messages(name)
-        ]
-        for name in ("ours", "direct")
-    )
-    assert len(direct) == len(stage.emitted())
-    assert ours == direct
+
+    def messages(name: str) -> list[tuple[Any, ...]]:
+        services.until(lambda: len(stage.topics.messages(name)) >= len(events), 20, what=f"all messages of {name}")
+        found = stage.topics.messages(name)
+        return [(message.partition(), message.key(), message.value(), message.headers()) for message in found]
+
+    direct = messages("direct")
+    assert len(direct) == len(events)
+    assert messages(topic) == direct
 
 
 def raw(stage: Stage, path: str) -> bytes:
@@ -105,7 +115,7 @@ def raw(stage: Stage, path: str) -> bytes:
 
 @pytest.mark.parametrize("window", [1, 100])
 def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window: int) -> None:
-    index = f"ours-n-{window}"
+    index = unused(f"ours-n-{window}")
     target = elasticsearch.Namespace(stage.indices.server).target(index=index)
     assert set(target.deliver(stage.emitted(), window)) == {DELIVERED}
     target.close()
@@ -123,10 +133,11 @@ def test_a_mirror_has_the_same_documents_under_the_same_ids(stage: Stage, window
 
 
 def test_a_journal_has_the_same_documents_in_the_same_order(stage: Stage) -> None:
-    target = stage.indices.target(index="ours-a")
+    index = unused("ours-a")
+    target = stage.indices.target(index=index)
     assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
     target.close()
-    ours, direct = ([hit["_source"] for hit in stage.indices.documents(name)] for name in ("ours-a", "direct-a"))
+    ours, direct = ([hit["_source"] for hit in stage.indices.documents(name)] for name in (index, "direct-a"))
 
     def by_key(hits: list[Any]) -> list[Any]:
         return sorted(hits, key=lambda hit: hit["Records"][0]["s3"]["object"]["key"])
@@ -135,11 +146,12 @@ def test_a_journal_has_the_same_documents_in_the_same_order(stage: Stage) -> Non
 
 
 def test_the_fields_of_both_indices_are_the_same(stage: Stage) -> None:
-    target = stage.indices.target(index="ours-f")
+    index = unused("ours-f")
+    target = stage.indices.target(index=index)
     assert set(target.deliver(stage.emitted(), 1)) == {DELIVERED}
     target.close()
     with stage.indices.client() as client:
-        ours, direct = (client.indices.get(index=name)[name] for name in ("ours-f", "direct-a"))
+        ours, direct = (client.indices.get(index=name)[name] for name in (index, "direct-a"))
     assert ours["mappings"] == direct["mappings"]
     for each in ("number_of_shards", "number_of_replicas"):
         assert ours["settings"]["index"][each] == direct["settings"]["index"][each]
