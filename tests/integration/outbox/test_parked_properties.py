@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -107,6 +107,7 @@ class History:
         self.now = now_ms()
         self.recorded: list[Event] = []
         self.early: list[Event] = []  # sent before the parked events of their object were due
+        self.rejected: set[str] = set()  # ids of events that were rejected, also where the call then failed as a whole
         self.replayed = False
 
     def take(self, step: Step) -> None:
@@ -141,6 +142,8 @@ class History:
             outcome = ANSWERS[next(answers, "delivered")]
             if outcome is None:
                 raise ZeroDivisionError
+            if isinstance(outcome, Rejected):
+                self.rejected.add(one.id)
             return outcome
 
         self.courier.scripted.script = script
@@ -167,8 +170,24 @@ class History:
         if not self.replayed:  # else older events rightly come after newer ones
             letters = DeadLetters(self.database).list(Filter(target=self.target), limit=10_000)
             dead = {letter.event_id for letter in letters}
-            got = [one for one in self.courier.scripted.got if one.id not in dead]
+            got = [one for one in self._got_after_lost_rejections(dead) if one.id not in dead]
             assert_in_order(self.recorded, got, [one for one in self.recorded if one.id in dead])
+
+    def _got_after_lost_rejections(self, dead: Collection[str]) -> list[Event]:
+        """What arrived, without what passed an event whose rejection was lost: it arrives once more, after the event.
+
+        A rejection is lost with its call, by a defect of the adapter or the worker's end.
+        """
+        place = {one.id: number for number, one in enumerate(self.recorded)}
+        got = list(self.courier.scripted.got)
+        for lost in [one for one in self.recorded if one.id in self.rejected and one.id not in dead]:
+            first = [one.id for one in got].index(lost.id)
+            got = [
+                one
+                for number, one in enumerate(got)
+                if number >= first or one.key != lost.key or place[one.id] < place[lost.id]
+            ]
+        return got
 
 
 def _killed(*_: object) -> None:
@@ -199,6 +218,15 @@ def explore(database: Database, examples: int) -> Callable[[], None]:
         live(database, schedule, batch, [first, *then])
 
     return property_holds
+
+
+def test_a_rejection_that_a_defect_loses_lets_later_events_arrive_once_more(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "bucketwire.partitions")
+    for killed in (False, True):
+        answers = ("rejected", "delivered", "delivered" if killed else "defect")
+        live(database, RetrySchedule(0, 60_000, 2, 0), 12, [Record(("a",) * 3), Work(answers, 1, 0, killed)])
 
 
 @pytest.mark.timeout(900)
