@@ -95,21 +95,35 @@ def _restore(connection: sa.Connection, target_id: int, key: ObjectHash, due: Se
 def first_due(connection: sa.Connection, cursors: Iterable[tuple[int, int]]) -> dict[tuple[int, int], int]:
     """Return when the first parked event of each target and partition is due (ms), if there is any.
 
-    Reads one index row for each. The numbers are literals, because MySQL and MariaDB read every parked event of the
-    partition if they come from a joined cursor.
+    Reads one index row for each.
     """
     quoted = connection.dialect.identifier_preparer.quote("partition")
+    search = _first_due_at_once if connection.dialect.name == "postgresql" else _first_due_of_each
     first: dict[tuple[int, int], int] = {}
     for part in _few(list(cursors)):
-        union = " UNION ALL ".join(
-            f"SELECT {target_id:d} AS target_id, {partition:d} AS in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608
-            f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d}) AS due"
-            for target_id, partition in part
-        )
-        for row in connection.exec_driver_sql(union, execution_options={"no_parameters": True}):
+        for row in connection.exec_driver_sql(search(part, quoted), execution_options={"no_parameters": True}):
             if row.due is not None:
                 first[row.target_id, row.in_partition] = row.due
     return first
+
+
+def _first_due_at_once(cursors: Iterable[tuple[int, int]], quoted: str) -> str:
+    """Plan one search and run it for each cursor: on PostgreSQL, planning 16 of them takes 2 ms."""
+    values = ", ".join(f"({target_id:d}, {partition:d})" for target_id, partition in cursors)
+    return (
+        "SELECT look.target_id, look.in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608 - numbers
+        f" WHERE parked.target_id = look.target_id AND parked.{quoted} = look.in_partition) AS due"
+        f" FROM (VALUES {values}) AS look (target_id, in_partition)"
+    )
+
+
+def _first_due_of_each(cursors: Iterable[tuple[int, int]], quoted: str) -> str:
+    """Search for each cursor: MySQL and MariaDB read every parked event if the numbers come from a joined cursor."""
+    return " UNION ALL ".join(
+        f"SELECT {target_id:d} AS target_id, {partition:d} AS in_partition, (SELECT MIN(not_before) FROM parked"  # noqa: S608
+        f" WHERE target_id = {target_id:d} AND {quoted} = {partition:d}) AS due"
+        for target_id, partition in cursors
+    )
 
 
 def oldest_parked(
