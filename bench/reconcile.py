@@ -4,9 +4,10 @@
 
 Spark creates a listing and the rows of a target, both as Parquet, with a known number of differences of every kind; the
 rows are copied to a PostgreSQL, too. Each measurement is a separate process: the whole command `bucketwire reconcile`
-against PostgreSQL; its job in a warm session on `local[2]`; the same steps with the rows from Parquet; a full outer
-join by pandas and one by pyarrow (`pip install pandas pyarrow`, skipped where they are not installed); and a merge of
-two sorted listings, as in `rclone check`. The last three compare ETags and sizes only, in the case `drift` alone. A
+against PostgreSQL; a PySpark script against it, as one would write by hand (`bench/plain_spark.py`); the job in a warm
+session on `local[2]`; the same steps with the rows from Parquet; a full outer join by pandas and one by pyarrow (`pip
+install pandas pyarrow`, skipped where they are not installed); and a merge of two sorted listings, as in `rclone
+check`. The script and the last three compare ETags and sizes only, in the case `drift` alone. A
 measurement with wrong counts ends the run. With `--data` the data are kept, for the next time; `--lock` is for a
 machine that is busy: each measurement has real-time priority while it holds that file, and so have its servers.
 """
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
+from psycopg2.extensions import parse_dsn
 
 from app.config.arn import TargetId
 from app.outbox.engine.database import Database, now_ms
@@ -48,6 +50,7 @@ from bench.reconcile_data import (
 from bench.reconcile_stores import STORES
 from bench.report import show
 from bench.turns import turn
+from spark_jobs import connectors
 from tests import provision, services
 from tests.support.builders import SECRET_KEY, add_target, migrated, registry
 
@@ -92,26 +95,45 @@ def command(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         "BUCKETWIRE_SPARK_MEMORY": options.heap,
         "BUCKETWIRE_SECRET_KEYS": SECRET_KEY,
     }
-    listed = ["--listing", str(folder / LISTING), "--listed-at", datetime.now(UTC).isoformat()]
-    argv = [
-        sys.executable,
-        "-m",
-        "spark_jobs",
-        "reconcile",
-        BUCKET,
-        "--target",
-        f"{options.store}:{NAME}",
-        *listed,
-        "--json",
-    ]
+    argv = [sys.executable, "-m", "spark_jobs", "reconcile", BUCKET, "--target", f"{options.store}:{NAME}", "--json"]
+    argv += ["--listing", str(folder / LISTING), "--listed-at", datetime.now(UTC).isoformat()]
     has_archive = any((folder / "data" / "cache").glob("*.jsa"))
     for _ in range(1 if has_archive else 2):  # the first run leaves an archive of classes
         with outbox(folder, options):
-            output = folder / "output.json"  # of a pipe, Spark's JVM would keep an end open after the command's own
-            with output.open("wb") as file:
-                started, before = time.perf_counter(), os.times()
-                subprocess.run(argv, env=os.environ | more, stdout=file, check=True)
-                seconds, after = time.perf_counter() - started, os.times()
+            result = from_shell(argv, more, folder)
+    return result
+
+
+def script(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Run a PySpark script that has nothing of ours from the shell."""
+    settings, findings = json.loads(options.settings), folder / "script"
+    dsn = parse_dsn(settings["connection_string"])
+    arguments = {
+        "listing": folder / LISTING,
+        "url": f"jdbc:postgresql://{dsn['host']}:{dsn['port']}/{dsn['dbname']}",
+        "user": dsn["user"],
+        "table": settings["table"],
+        "bucket": BUCKET,
+        "findings": findings,
+        "master": "local[2]",
+        "heap": options.heap,
+        "jar": provision.SPARK_JARS / connectors.jar_name(connectors.POSTGRESQL),
+    }
+    argv = [sys.executable, "-P", str(Path(__file__).with_name("plain_spark.py"))]
+    argv += [f"--{name}={value}" for name, value in arguments.items()]
+    try:
+        return from_shell(argv, {"PGPASSWORD": dsn["password"], "SPARK_LOCAL_IP": services.LOOPBACK}, folder)
+    finally:
+        shutil.rmtree(findings, ignore_errors=True)
+
+
+def from_shell(argv: list[str], more: Mapping[str, str], folder: Path) -> dict[str, Any]:
+    """Time a process that prints counts."""
+    output = folder / "output.json"  # of a pipe, Spark's JVM would keep an end open after the process's own
+    with output.open("wb") as file:
+        started, before = time.perf_counter(), os.times()
+        subprocess.run(argv, env=os.environ | more, stdout=file, check=True)
+        seconds, after = time.perf_counter() - started, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return {"counts": json.loads(output.read_bytes()), "seconds": seconds, "cpu": cpu, "python": 0}
 
@@ -251,6 +273,7 @@ def by_merge(folder: Path, _: argparse.Namespace) -> dict[str, Any]:
 Method = Callable[[Path, argparse.Namespace], dict[str, Any]]
 METHODS: dict[str, tuple[str, str, Method]] = {  # what it is called, its store
     "command": ("command, rows in PostgreSQL", "postgresql", command),
+    "script": ("plain PySpark script, rows in PostgreSQL", "postgresql", script),
     "postgresql": ("job, rows in PostgreSQL", "postgresql", job),
     "mysql": ("job, rows in MySQL", "mysql", job),
     "redis": ("job, rows in Redis", "redis", job),
@@ -325,7 +348,7 @@ def main() -> None:
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 5, 10], help="sizes, in millions of keys")
     parser.add_argument("--heap", nargs="+", default=["1g"], help="heaps of the job's JVM")
     parser.add_argument("--case", choices=CASES, default=CASES[0], help="what differs")
-    default = ["command", "postgresql", "parquet", "pandas", "pyarrow", "merge"]
+    default = ["command", "script", "postgresql", "parquet", "pandas", "pyarrow", "merge"]
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=default, help="what to measure")
     parser.add_argument("--data", default="", metavar="FOLDER", help="keep the data there")
     parser.add_argument("--lock", default="", metavar="FILE", help="measure in turns, at real-time priority")

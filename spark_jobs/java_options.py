@@ -20,9 +20,19 @@ _QUICK = (
     ("-XX:TieredStopAtLevel=1", re.compile(r"-XX:(TieredStopAtLevel|[+-]TieredCompilation)|-Xint|-Xcomp")),
     ("-XX:+UseSerialGC", _COLLECTOR),
 )
-# Java's own choice marks the heap in the background again and again, because Spark's sorts keep it half full, and finds
-# no room for large arrays in a small one.
-_LONG = (("-XX:+UseParallelGC", _COLLECTOR),)
+_COMPILER = re.compile(
+    r"-XX:(Tier4\w+Threshold|CompileThresholdScaling|TieredStopAtLevel|[+-]TieredCompilation)|-Xint|-Xcomp"
+)
+_LONG = (
+    # Java's own choice marks the heap in the background again and again, because Spark's sorts keep it half full, and
+    # finds no room for large arrays in a small one.
+    ("-XX:+UseParallelGC", _COLLECTOR),
+    # Four times Java's own: its optimizing compiler takes processor time from the tasks for code that soon is not used.
+    ("-XX:Tier4InvocationThreshold=20000", _COMPILER),
+    ("-XX:Tier4MinInvocationThreshold=2400", _COMPILER),
+    ("-XX:Tier4CompileThreshold=60000", _COMPILER),
+    ("-XX:Tier4BackEdgeThreshold=160000", _COMPILER),
+)
 _ARCHIVE = re.compile(r"-XX:(SharedArchiveFile|ArchiveClassesAtExit|[+-]UseSharedSpaces)|-Xshare")
 # Java's warnings about an archive go to standard output, where a job's result belongs.
 _SILENT = "-Xlog:cds*=off"

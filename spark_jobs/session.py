@@ -133,6 +133,11 @@ def _settings(master: str, jars: str, memory: str, libraries: Sequence[str]) -> 
     return settings
 
 
+def is_local(spark: SparkSession) -> bool:
+    """Return whether a session has no executors on other machines, so that every process of it has the same files."""
+    return _is_local(spark.sparkContext.master or "")
+
+
 def _is_local(master: str) -> bool:
     return master.startswith("local")
 

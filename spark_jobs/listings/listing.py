@@ -33,6 +33,7 @@ class Listing:
     problem: str = ""  # an error that the listing itself reports
     entries: DataFrame | None = None  # every version and delete marker: key, size, marker; None if not listed
     single: DataFrame | None = None  # the same objects if no key has two entries, which nobody has checked
+    counted: int | None = None  # the unreadable entries, if they have been counted
 
     @property
     def frame(self) -> DataFrame:
@@ -41,8 +42,8 @@ class Listing:
 
     @property
     def unreadable_count(self) -> int:
-        """The number of unreadable entries; reads the listing again."""
-        return self.unreadable.count()
+        """The number of unreadable entries; reads the listing again unless they have been counted."""
+        return self.unreadable.count() if self.counted is None else self.counted
 
     def describe_problem(self, unreadable: int) -> str:
         """Return why the listing may be incomplete, with the number of unreadable entries; "" for no reason."""
@@ -61,8 +62,9 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
     good &= _is_true(F.col("type").isin("file", "folder"))
     if versioned:
         good &= F.col("versionOrdinal").isNotNull()
-    failed = entries.where(F.col("status") == "error").select("line").head()
-    problem = "" if failed is None else f"mc reported an error: {failed['line'][:300]}"
+    failed = F.min(F.when(F.col("status") == "error", F.col("line")))
+    [checked] = entries.select(failed.alias("failed"), F.count_if(~good).alias("unreadable")).collect()
+    problem = "" if checked["failed"] is None else f"mc reported an error: {checked['failed'][:300]}"
     objects = entries.where(good).select(
         "key",
         etag(F.col("etag")).alias("etag"),
@@ -73,7 +75,8 @@ def from_mc(spark: SparkSession, path: str, *, versioned: bool) -> Listing:
         F.coalesce("versionOrdinal", F.lit(0)).alias("ordinal"),
     )
     single = None if versioned else objects.where("not marker").select(*LISTING.names)
-    return Listing(newest(objects), versioned, entries.where(~good).select("line"), problem, objects, single)
+    unreadable = entries.where(~good).select("line")
+    return Listing(newest(objects), versioned, unreadable, problem, objects, single, checked["unreadable"])
 
 
 def from_parquet(spark: SparkSession, path: str, *, versioned: bool) -> Listing:

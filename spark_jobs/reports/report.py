@@ -14,6 +14,7 @@ from spark_jobs.jobs.findings import DRIFT, UNMATCHED
 from spark_jobs.jobs.repair_events import format_time
 from spark_jobs.reports import html_report
 from spark_jobs.reports.html_report import Bars
+from spark_jobs.session import is_local
 
 PAGE, FINDINGS, LINES = "index.html", "findings.parquet", "findings.jsonl"
 _COLOURS = {"missing": "#4c78a8", "stale": "#f0a63a", "orphaned": "#b3352b", "malformed": "#7a5195"}
@@ -61,7 +62,8 @@ def write_parquet(frame: DataFrame, path: Path) -> DataFrame:
     counted = frame.observe(observation, F.count(F.lit(1)).alias("rows"))
     counted.write.mode("errorifexists").parquet(str(path))
     written = frame.sparkSession.read.schema(frame.schema).parquet(str(path))
-    check_complete(written, observation.get["rows"], str(path))
+    if not is_local(frame.sparkSession):
+        check_complete(written, observation.get["rows"], str(path))
     return written
 
 

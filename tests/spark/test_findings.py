@@ -17,6 +17,7 @@ from app.outbox.reconcile.runs import COUNTS
 from app.rules.filters import Filters, Pairs
 from app.rules.model import Rule
 from spark_jobs.jobs.findings import count_findings, documents, find_drift, namespace
+from spark_jobs.reports import report
 from spark_jobs.reports.report import FINDINGS as FOLDER
 from spark_jobs.reports.report import (
     NotShared,
@@ -25,9 +26,11 @@ from spark_jobs.reports.report import (
     check_complete,
     write_findings,
     write_page,
+    write_parquet,
 )
 from spark_jobs.rule_predicates import rule_predicates
 from spark_jobs.schemas import FINDINGS, LISTING, NAMESPACE, ROWS
+from spark_jobs.session import is_local
 from tests.support.comparison import HEAD, MARKER, PUT, T, kinds, row, rule, thing
 from tests.support.hostile_names import BUCKETS
 
@@ -201,6 +204,23 @@ def test_findings_that_are_lost_are_not_taken_for_less_drift(spark: SparkSession
     left = spark.read.schema(FINDINGS).parquet(str(tmp_path / FOLDER))
     with pytest.raises(NotShared, match="use a folder that all machines share"):
         check_complete(left, 3, str(tmp_path / FOLDER))
+
+
+@pytest.mark.parametrize(("has_executors", "jobs"), [(False, 1), (True, 2)])
+def test_what_is_written_is_counted_again_only_if_executors_may_have_written_it_elsewhere(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_executors: bool, jobs: int
+) -> None:
+    assert is_local(spark)
+    if has_executors:
+        monkeypatch.setattr(report, "is_local", lambda _: False)
+    group = f"written-{has_executors}"
+    spark.sparkContext.setJobGroup(group, "")
+    try:
+        written = write_parquet(spark.range(5), tmp_path / FOLDER)
+    finally:
+        spark.sparkContext.setJobGroup("", "")
+    assert len(spark.sparkContext.statusTracker().getJobIdsForGroup(group)) == jobs
+    assert written.count() == 5
 
 
 def test_a_report_shows_hostile_names_as_names(spark: SparkSession, tmp_path: Path) -> None:

@@ -18,6 +18,13 @@ from spark_jobs.java_options import (
 )
 
 QUICK = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
+PARALLEL = "-XX:+UseParallelGC"
+RARE = [  # four times Java's own
+    "-XX:Tier4InvocationThreshold=20000",
+    "-XX:Tier4MinInvocationThreshold=2400",
+    "-XX:Tier4CompileThreshold=60000",
+    "-XX:Tier4BackEdgeThreshold=160000",
+]
 
 
 @pytest.mark.parametrize(
@@ -35,9 +42,23 @@ def test_an_option_of_the_operator_excludes_its_counterpart(theirs: str, expecte
     assert quick_options(theirs) == expected
 
 
-def test_a_long_run_has_a_collector_that_does_not_run_beside_it_unless_the_operator_has_chosen_one() -> None:
-    assert long_options("-Xmx2g") == ["-XX:+UseParallelGC"]
-    assert long_options("-XX:+UseZGC") == long_options("-XX:-UseParallelGC") == []
+@pytest.mark.parametrize(
+    ("theirs", "expected"),
+    [
+        ("-Xmx2g", [PARALLEL, *RARE]),
+        ("-XX:+UseZGC", RARE),
+        ("-XX:-UseParallelGC", RARE),
+        ("-XX:Tier4InvocationThreshold=9000", [PARALLEL]),
+        ("-XX:CompileThresholdScaling=0.5", [PARALLEL]),
+        ("-XX:TieredStopAtLevel=1", [PARALLEL]),
+        ("-XX:-TieredCompilation", [PARALLEL]),
+        ("-Xint -XX:+UseSerialGC", []),
+    ],
+)
+def test_a_long_run_collects_in_parallel_and_compiles_rarely_unless_the_operator_has_chosen(
+    theirs: str, expected: list[str]
+) -> None:
+    assert long_options(theirs) == expected
 
 
 @pytest.mark.parametrize("theirs", ["-Xshare:off", "-XX:SharedArchiveFile=/a.jsa", "-XX:ArchiveClassesAtExit=/b.jsa"])

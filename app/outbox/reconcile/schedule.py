@@ -87,7 +87,10 @@ class Schedule:
             return bool(_expressions(connection)) or connection.execute(waiting).first() is not None
 
     def register(self, now: int) -> int:
-        """Register the runs that are due at `now` (ms) and neither wait nor run already; return their number."""
+        """Register the runs that are due at `now` (ms) and neither wait nor run already; return their number.
+
+        A requested run that only compares is no reason to leave one out.
+        """
         with self._database.reading() as connection:
             expressions = _expressions(connection)
             if not expressions:
@@ -186,12 +189,14 @@ def _expressions(connection: sa.Connection) -> dict[tuple[str, TargetId], str]:
 def _due(connection: sa.Connection, pairs: Iterable[tuple[str, TargetId, str, str]], now: int) -> Iterator[_Pair]:
     r = tables.reconciliations.c
     last_starts: dict[_Pair, int] = {}
+    # A requested run that only compares neither counts as the scheduled one, which may repair, nor delays it.
+    counts = r.repair != "no"
     # Earlier starts are before every time at which a run can be due.
-    recent = (r.started_at >= now - MAX_DELAY, r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)))
+    recent = (counts, r.started_at >= now - MAX_DELAY, r.state.not_in((BACKFILLING, BACKFILLED, UNFINISHED)))
     last = sa.select(r.job, r.type, r.name, r.bucket, sa.func.max(r.started_at).label("at")).where(*recent)
     for row in connection.execute(last.group_by(r.job, r.type, r.name, r.bucket)):
         last_starts[row.job, TargetId(row.type, row.name), row.bucket] = row.at
-    active = sa.select(r.job, r.type, r.name, r.bucket).where(r.finished_at == 0, r.alive_until > now)
+    active = sa.select(r.job, r.type, r.name, r.bucket).where(counts, r.finished_at == 0, r.alive_until > now)
     busy = {(row.job, TargetId(row.type, row.name), row.bucket) for row in connection.execute(active)}
     for job, target, bucket, expression in pairs:
         due = job, target, bucket

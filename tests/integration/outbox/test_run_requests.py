@@ -62,11 +62,40 @@ def test_of_several_requests_at_once_one_registers_a_run(database: Database) -> 
 def test_nothing_is_started_while_a_run_is_active_and_a_dead_one_hinders_nobody(database: Database) -> None:
     target, runs = mirror(database, reconcile="* * * * *"), Reconciliations(database)
     runs.begin(target, "images", lease=-1)
-    run = requests(database).start(target, "images", repair=False)
+    run = requests(database).start(target, "images", repair=True)
     assert Schedule(database).register(now_ms()) == 0, "the request counts for the schedule"
     runs.begin(target, "images", lease=MINUTE, run=run.run)
     with pytest.raises(AlreadyRunning, match="redis:rows with images is running already"):
         requests(database).start(target, "images", repair=False)
+
+
+def test_a_request_that_only_compares_replaces_no_scheduled_run(database: Database) -> None:
+    target, schedule, runs = mirror(database, reconcile="* * * * *"), Schedule(database), Reconciliations(database)
+    run = requests(database).start(target, "images", repair=False).run
+    due = now_ms() + MINUTE
+    assert schedule.register(due) == 1, "while the request waits"
+    assert schedule.register(due) == 0, "once"
+    requested, scheduled = schedule.waiting()
+    assert (requested.run, requested.repair, scheduled.repair) == (run, False, None)
+    runs.begin(target, "images", lease=MINUTE, run=scheduled.run)
+    runs.end(scheduled.run, "repaired", {})
+
+    runs.begin(target, "images", lease=3 * MINUTE, run=run)
+    assert schedule.register(due + MINUTE) == 1, "while the request runs"
+    schedule.fail(schedule.waiting()[0].run, "no worker", now_ms())
+    runs.end(run, "drift", {"missing": 1})
+    assert schedule.register(due + 2 * MINUTE) == 1
+
+
+@pytest.mark.parametrize(("repair", "registered"), [(True, 0), (False, 1)])
+def test_a_request_after_the_scheduled_time_counts_for_it_if_it_repairs(
+    database: Database, repair: bool, registered: int
+) -> None:
+    target, runs = mirror(database, reconcile="* * * * *"), Reconciliations(database)
+    run = requests(database).start(target, "images", repair=repair).run
+    runs.begin(target, "images", lease=MINUTE, run=run)
+    runs.end(run, "drift", {"missing": 1})
+    assert Schedule(database).register(runs.get(run).started_at) == registered
 
 
 def test_what_has_no_rows_and_what_is_no_bucket_is_not_compared(database: Database) -> None:
