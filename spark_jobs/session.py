@@ -8,6 +8,7 @@ executors' Python, which `PYSPARK_PYTHON` names. Neither looks for modules in th
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import threading
 import zipfile
@@ -44,6 +45,7 @@ def session(
     builder = SparkSession.builder.appName(name).master(master)
     for key, value in settings.items():
         builder = builder.config(key, value)
+    interrupted = signal.getsignal(signal.SIGINT)  # Spark's own handler fails when its session has ended
     spark = builder.getOrCreate()
     with TemporaryDirectory(prefix="bucketwire-") as folder:
         try:
@@ -55,6 +57,8 @@ def session(
             yield spark
         finally:
             spark.stop()
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGINT, interrupted)
 
 
 def launch(

@@ -6,7 +6,7 @@ import click
 import orjson
 
 from app.cli.context import CommandContext, with_context_or_url
-from app.cli.filter_options import filter_options, require_filter
+from app.cli.filter_options import filter_options, require_filter, require_found
 from app.cli_common.errors import CommandError
 from app.cli_common.output import count_noun, printable
 from app.cli_common.param_types import TARGET, TIME, iso
@@ -76,7 +76,7 @@ def show(context: CommandContext, number: int) -> None:
 @_filters
 def replay(context: CommandContext, which: Filter, everything: bool) -> None:
     """Deliver dead letters again, each object's in order. They keep their ids; attempts count from zero."""
-    number = context.dead_letters.replay(_require_filter(which, everything))
+    number = context.dead_letters.replay(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'dead letter')} queued for delivery again", replayed=number)
 
 
@@ -86,12 +86,17 @@ def replay(context: CommandContext, which: Filter, everything: bool) -> None:
 @_filters
 def purge(context: CommandContext, which: Filter, everything: bool) -> None:
     """Delete dead letters; the target's counters count them as purged."""
-    number = context.dead_letters.purge(_require_filter(which, everything))
+    number = context.dead_letters.purge(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'dead letter')} deleted", purged=number)
 
 
-def _require_filter(which: Filter, everything: bool) -> Filter:
-    return require_filter(which, everything, "dead letters: numbers, options such as --target or --reason")
+def _selected(context: CommandContext, which: Filter, everything: bool) -> Filter:
+    require_filter(which, everything, "dead letters: numbers, options such as --target or --reason")
+    if which.ids:
+        letters = context.dead_letters.list(Filter(ids=which.ids), limit=len(which.ids))
+        found = {letter.letter_id for letter in letters}
+        require_found(which.ids, found, "dead letter", "bucketwire dead-letter ls")
+    return which
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:

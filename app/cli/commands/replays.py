@@ -55,6 +55,11 @@ def replay(
     selection = Selection(since or 0, before or NEVER, bucket, prefix, plain_names(event_words))
     if everything == (selection != Selection()):
         raise click.UsageError("select events: options such as --since or --prefix, or only --all")
+    if since is not None and before is not None and since >= before:
+        raise click.BadParameter(f"is {iso(since)}, which is not before --before, {iso(before)}", param_hint="--since")
+    paused = context.chosen.target(target).paused
+    if paused and wait:
+        raise CommandError(f"{target} is paused, so the replay would not end; `bucketwire target resume {target}`")
     try:
         begun = replays.begin(target, checked(selection))
     except BadSelection as error:
@@ -65,7 +70,10 @@ def replay(
             f"replay {ended.replay_id}: {count_noun(ended.replayed, 'event')} delivered or parked", **_row(ended)
         )
         return
-    context.done(f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows its progress", **_row(begun))
+    follow = f"replay {begun.replay_id} has begun; `bucketwire replay --list` shows its progress"
+    if paused:
+        follow = f"replay {begun.replay_id} waits, as {target} is paused: `bucketwire target resume {target}`"
+    context.done(follow, **_row(begun))
 
 
 @replay.command()

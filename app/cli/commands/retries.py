@@ -5,10 +5,12 @@ from typing import Any
 import click
 
 from app.cli.context import CommandContext
-from app.cli.filter_options import filter_options, require_filter
+from app.cli.filter_options import filter_options, require_filter, require_found
 from app.cli_common.output import count_noun
 from app.cli_common.param_types import TARGET, iso
 from app.outbox.delivery.retries import Retry, RetryFilter
+
+_MOST = 100_000  # events to list
 
 _filters = filter_options(
     RetryFilter,
@@ -26,9 +28,7 @@ def retry() -> None:
 
 
 @retry.command()
-@click.option(
-    "--limit", default=100, show_default=True, type=click.IntRange(1, 100_000), help="The most events to show."
-)
+@click.option("--limit", default=100, show_default=True, type=click.IntRange(1, _MOST), help="The most events to show.")
 @_filters
 def ls(context: CommandContext, which: RetryFilter, limit: int) -> None:
     """List the events that are retried; later events of the same objects wait behind them."""
@@ -45,7 +45,7 @@ def ls(context: CommandContext, which: RetryFilter, limit: int) -> None:
 @_filters
 def now(context: CommandContext, which: RetryFilter, everything: bool) -> None:
     """Have retried events tried now. Those of an unavailable target wait until it is available."""
-    number = context.retries.try_now(_require_filter(which, everything))
+    number = context.retries.try_now(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'event')} due now", due=number)
 
 
@@ -55,7 +55,7 @@ def now(context: CommandContext, which: RetryFilter, everything: bool) -> None:
 @_filters
 def give_up(context: CommandContext, which: RetryFilter, everything: bool) -> None:
     """Make dead letters of retried events; the next event of each object is tried at once."""
-    number = context.retries.give_up(_require_filter(which, everything))
+    number = context.retries.give_up(_selected(context, which, everything))
     context.done(f"{count_noun(number, 'event')} given up; `bucketwire dead-letter ls` shows them", given_up=number)
 
 
@@ -68,8 +68,12 @@ def _listed(context: CommandContext, which: RetryFilter, limit: int) -> list[Ret
     return listed
 
 
-def _require_filter(which: RetryFilter, everything: bool) -> RetryFilter:
-    return require_filter(which, everything, "events: ids, options such as --target or --bucket")
+def _selected(context: CommandContext, which: RetryFilter, everything: bool) -> RetryFilter:
+    require_filter(which, everything, "events: ids, options such as --target or --bucket")
+    if which.ids:
+        found = {entry.event_id for entry in _listed(context, RetryFilter(ids=which.ids), _MOST)}
+        require_found(which.ids, found, "retried event", "bucketwire retry ls")
+    return which
 
 
 def _row(entry: Retry) -> dict[str, Any]:

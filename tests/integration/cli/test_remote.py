@@ -110,6 +110,17 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     done = there("replay", "--list", "--json").json[0]
     assert (done["replayed"], done["progress"], done["finished"]) == (4, 1, True)
     assert there("replay", "--target", "webhook:typo", "--all").code == 1
+    backwards = there("replay", "--target", "webhook:audit", "--since", "1h", "--before", "2h")
+    assert backwards.code == 2
+    assert "--since" in backwards.err
+    assert "not before --before" in backwards.err
+    there("target", "pause", "webhook:audit")
+    assert "would not end" in there("replay", "--target", "webhook:audit", "--all", "--wait").err
+    assert len(there("replay", "--list", "--json").json) == 1
+    waiting = there("replay", "--target", "webhook:audit", "--prefix", "none")
+    assert waiting.out == "replay 2 waits, as webhook:audit is paused: `bucketwire target resume webhook:audit`\n"
+    there("replay", "cancel", "2")
+    there("target", "resume", "webhook:audit")
     assert "was already finished" in there("replay", "cancel", str(done["number"])).out
     assert "there is no replay 99" in there("replay", "cancel", "99").err
 
@@ -129,6 +140,13 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
 
     assert there("dead-letter", "ls", "--before", "1h", "--json").json == []
     assert there("dead-letter", "show", "999").code == 1
+    for place in ((), ("--url", "")):
+        for verb in ("replay", "purge"):
+            refused = there("dead-letter", verb, "2", "998", "999", *place)
+            assert refused.code == 1
+            assert "there is no dead letter 998, 999, so nothing was changed" in refused.err
+        assert "there is no target webhook:typo" in there("dead-letter", "ls", "--target", "webhook:typo", *place).err
+        assert "there is no target webhook:typo" in there("retry", "now", "--target", "webhook:typo", *place).err
     assert there("dead-letter", "replay", "2", "--json").json == {"replayed": 1}
     assert there("dead-letter", "purge", "--bucket", "one", "--json").json == {"purged": 1}
     assert there("dead-letter", "replay", "--all", "--json").json == {"replayed": 1}
@@ -156,6 +174,11 @@ def test_retried_events_are_tried_and_given_up_from_afar(
     assert there("retry", "give-up", "--prefix", listed[0]["key"], "--json").json == {"given_up": 1}
     assert there("retry", "now", "--url", "", "--target", "webhook:audit", "--json").json == {"due": 2}
     assert there("retry", "give-up").code == 2
+    for place in ((), ("--url", "")):
+        for verb in ("now", "give-up"):
+            refused = there("retry", verb, listed[-1]["id"], "0" * 32, *place)
+            assert refused.code == 1
+            assert f"there is no retried event {'0' * 32}, so nothing was changed" in refused.err
     assert there("retry", "give-up", "--all", "--json").json == {"given_up": 2}
     assert there("retry", "ls").out == "nothing is retried\n"
 
