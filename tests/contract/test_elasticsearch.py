@@ -16,6 +16,7 @@ from tests import services
 from tests.contract.probes.base import attempt
 from tests.contract.probes.elasticsearch import Access, Namespace
 from tests.support import sample_events
+from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED, NOT_ATTEMPTED, Failed, NotAttempted, Outcome, Rejected, Unavailable
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -413,7 +414,7 @@ def stream(mirror: Namespace) -> str:
         client.indices.put_index_template(
             name="streams", index_patterns=["stream-*"], data_stream={}, template={"mappings": mappings}
         )
-    return "stream-events"
+    return unused("stream-events")
 
 
 def test_a_data_stream_takes_events_but_is_no_mirror(mirror: Namespace, stream: str) -> None:

@@ -63,7 +63,7 @@ def source(stack: ExitStack, *, sync: bool, buckets: Mapping[str, tuple[str, ...
     return Source(minio, receiver, folder, s3)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def asynchronous() -> Iterator[Source]:
     buckets = {
         "direct": ("direct",), "stored": ("stored",), "limited": ("stored_small",), "pair": ("one", "other"),
@@ -73,7 +73,7 @@ def asynchronous() -> Iterator[Source]:
         yield source(stack, sync=False, buckets=buckets)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def synchronous() -> Iterator[Source]:
     with ExitStack() as stack:
         yield source(stack, sync=True, buckets={"direct": ("direct",), "stored": ("stored",)})
@@ -139,7 +139,7 @@ def test_with_sync_events_a_put_returns_after_the_post_or_with_queue_dir_after_t
 
 
 def test_what_is_in_memory_is_lost_when_minio_stops(asynchronous: Source) -> None:
-    """The last test of this MinIO. It posts as many events at a time as it has processors."""
+    """MinIO posts as many events at a time as it has processors."""
     asynchronous.receiver.take()
     asynchronous.receiver.set(services.Answer(delay=60, path="/slow"))
     asynchronous.put("slow", *map(str, range(40)))

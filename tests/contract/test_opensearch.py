@@ -15,6 +15,7 @@ from app.events.highwayhash import document_ids
 from spark_jobs.stores import elasticsearch
 from tests.services.opensearch import OpenSearch, opensearch
 from tests.support import sample_events
+from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED, Rejected
 from workers.targets import payloads
 from workers.targets.base import Target, TargetUnavailable
@@ -79,11 +80,12 @@ def test_what_it_holds_is_read_whole_whatever_the_slices(server: OpenSearch) -> 
 
 
 def test_it_keeps_every_event(server: OpenSearch) -> None:
-    target = made(server, "journal", format="access")
+    index = unused("journal")
+    target = made(server, index, format="access")
     batch = [sample_events.put(f"object-{number % 5}") for number in range(20)]
     assert set(target.deliver(batch, 100)) == {DELIVERED}
     target.close()
-    assert len(documents(server, "journal")) == 20
+    assert len(documents(server, index)) == 20
 
 
 def test_what_it_cannot_parse_is_rejected_in_its_own_words(server: OpenSearch) -> None:

@@ -9,19 +9,21 @@ from tests import services
 from tests.contract.probes import elasticsearch, kafka
 from tests.support import sample_events
 from tests.support.doc_consumers import consumers, following, output
+from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def test_the_consumer_of_kafka_reads_what_was_delivered(kafka_server: services.Kafka) -> None:
-    server = kafka_server
+    server, topic, group = kafka_server, unused("minio_events"), unused("mine")
     probe = kafka.Log(server)
-    probe.create_topic("minio_events", kafka.PARTITIONS)
-    target = probe.target({"brokers": server.brokers, "topic": "minio_events"})
+    probe.create_topic(topic, kafka.PARTITIONS)
+    target = probe.target({"brokers": server.brokers, "topic": topic})
     assert list(target.deliver([sample_events.put("cat.jpg"), sample_events.delete("cat.jpg")], 1)) == [DELIVERED] * 2
     target.close()
-    (program,) = consumers("kafka", **{"localhost:9092": server.brokers})
+    places = {"localhost:9092": server.brokers, '"minio_events"': f'"{topic}"', '"mine"': f'"{group}"'}
+    (program,) = consumers("kafka", **places)
     with following(program) as lines:
         services.until(lambda: len(lines()) == 2, 30, what="two events")
         assert lines() == ["s3:ObjectCreated:Put images/cat.jpg", "s3:ObjectRemoved:Delete images/cat.jpg"]
@@ -48,7 +50,7 @@ def test_the_consumer_of_elasticsearch_reads_what_was_delivered(elastic: service
 
 
 def test_the_example_counts_events_by_the_hour_as_kibana_does(elastic: services.Elasticsearch) -> None:
-    server, index = elastic, "counted-by-the-hour"
+    server, index = elastic, unused("counted-by-the-hour")
     probe = elasticsearch.Access(server)
     target = probe.target(index=index, access_shape="guide")
     now = now_ms()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from app.events.model import Event
 from tests import services
 from tests.contract.probes import elasticsearch, kafka
 from tests.support import minio_life
+from tests.support.names import unused
 from workers.delivery.outcomes import DELIVERED
 
 KEYS = (
@@ -25,8 +25,6 @@ KEYS = (
     "quote'double\"back.txt",
     "/".join("k" * 200 for _ in range(4)),
 )
-
-_numbers = itertools.count(1)
 
 
 @dataclass
@@ -82,11 +80,6 @@ def stage(elastic: services.Elasticsearch, kafka_server: services.Kafka) -> Iter
             names = ("W:webhook", "K:kafka", "N:elasticsearch", "A:elasticsearch")
             minio_life.live(minio, names, KEYS, made.arrives)
             yield made
-
-
-def unused(name: str) -> str:
-    """A name that no earlier run of a test has used: a test that is repeated finds the same servers."""
-    return f"{name}-{next(_numbers)}"
 
 
 def test_the_same_messages_are_on_the_same_partitions_of_a_topic(stage: Stage) -> None:
