@@ -153,12 +153,12 @@ def test_a_full_disk_under_sqlite_is_507_and_everything_goes_on_when_there_is_ro
         assert {entry.difference for entry in whole.audits()} == {0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def clock() -> Clock:
     return Clock()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def whole(postgres_server: services.Postgres, clock: Clock) -> Iterator[System]:
     """The service by a clock of its own."""
     url = postgres_server.create_database(f"clock_{uuid4().hex[:12]}")
