@@ -15,6 +15,7 @@ from tests import provision, services
 
 ROOT = Path(__file__).parents[2]
 RUN = """
+import signal
 import sys
 from pathlib import Path
 from spark_jobs.session import launch, session
@@ -25,6 +26,7 @@ with session("start", **options) as spark:
     java = spark.sparkContext._jvm.java.lang.management.ManagementFactory
     print(spark.range(3).selectExpr("sum(id)").first()[0], *java.getRuntimeMXBean().getInputArguments(), sep="\\n")
 finish()
+assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "Spark's own fails without a session"
 """
 TOP = "source: shared objects file (top)"  # a class of the archive; those of Java's own are of another file
 
