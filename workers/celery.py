@@ -303,20 +303,20 @@ class TargetQueues(bootsteps.StartStopStep):
 app.steps["consumer"].add(TargetQueues)
 
 
-_figures: metrics.Server | None = None
+_metrics_server: metrics.Server | None = None
 
 
 @worker_ready.connect
 def _ready(**_: Any) -> None:
     """Serve and export the metrics of the pool's processes; called again after each reconnect."""
-    global _figures  # noqa: PLW0603 - one for each worker is the point
+    global _metrics_server  # noqa: PLW0603 - one for each worker is the point
     folder = os.environ.get(metrics.FOLDER)
     telemetry.start("worker")
     if folder and telemetry.exports_metrics():
         telemetry.send_metrics(metrics.pool_registry(folder).collect)
-    if _figures is None and folder and settings.metrics_listen.host:
-        _figures = metrics.Server(settings.metrics_listen, folder)
-        _figures.start()
+    if _metrics_server is None and folder and settings.metrics_listen.host:
+        _metrics_server = metrics.Server(settings.metrics_listen, folder)
+        _metrics_server.start()
 
 
 @worker_init.connect
@@ -348,8 +348,8 @@ def _forked(**_: Any) -> None:
     if getattr(own, "_parent_pid", None) not in (None, os.getppid()):
         os._exit(1)
     runtime.forget()
-    if _figures is not None:
-        _figures.forget()
+    if _metrics_server is not None:
+        _metrics_server.forget()
     index = getattr(own, "index", 0)
     metrics.begin(index)
     processes.begin(index)
@@ -367,8 +367,8 @@ def _child_ended(**_: Any) -> None:
 def _ended(**_: Any) -> None:
     runtime.forget()
     telemetry.stop()
-    if _figures is not None:
-        _figures.stop()
+    if _metrics_server is not None:
+        _metrics_server.stop()
         remove(Path(os.environ[metrics.FOLDER]), settings.folder)
 
 

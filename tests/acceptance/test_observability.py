@@ -60,8 +60,8 @@ class Watched:
     @property
     def place(self) -> str:
         """Where the worker tells its figures, as it says itself."""
-        until(lambda: "figures at" in self.worker.said(), PATIENCE, what="the address of the figures")
-        [found] = re.findall(r"figures at (http://127\.0\.0\.1:\d+/metrics)", self.worker.said())
+        until(lambda: "metrics at" in self.worker.said(), PATIENCE, what="the address of the metrics")
+        [found] = re.findall(r"metrics at (http://127\.0\.0\.1:\d+/metrics)", self.worker.said())
         return str(found)
 
     def figures(self, name: str = "", **labels: str) -> dict[str, float]:
@@ -260,7 +260,7 @@ def test_a_worker_that_ends_leaves_no_files_and_one_that_was_killed_only_until_t
     until(lambda: not watched.worker.orphans(), PATIENCE)
     assert folder.exists()
     watched.worker.start()
-    until(lambda: "figures at" in watched.worker.said(), PATIENCE)
+    until(lambda: "metrics at" in watched.worker.said(), PATIENCE)
     assert not folder.exists()
     watched.worker.stop()
     assert list(folder.parent.iterdir()) == []

@@ -55,14 +55,14 @@ class Bulk(Histogram):
 class TargetMetrics:
     """The metrics of one target in this process."""
 
-    def __init__(self, figures: "WorkerMetrics", target: TargetId) -> None:
+    def __init__(self, worker: "WorkerMetrics", target: TargetId) -> None:
         labels = (target.type, target.name)
-        self._attempts = {kind: figures.attempts.labels(*labels, word) for kind, word in _OUTCOMES.items()}
-        self._ages: Bulk = figures.ages.labels(*labels)
-        self._sizes = figures.sizes.labels(*labels)
-        self._calls = figures.calls.labels(*labels)
-        self._leases_lost = figures.leases_lost.labels(*labels)
-        self._openings = figures.openings.labels(*labels)
+        self._attempts = {kind: worker.attempts.labels(*labels, word) for kind, word in _OUTCOMES.items()}
+        self._ages: Bulk = worker.ages.labels(*labels)
+        self._sizes = worker.sizes.labels(*labels)
+        self._calls = worker.calls.labels(*labels)
+        self._leases_lost = worker.leases_lost.labels(*labels)
+        self._openings = worker.openings.labels(*labels)
 
     def called(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         """Record a call to the target, which took `seconds`."""
@@ -148,7 +148,7 @@ def begin(place: int) -> None:
         for kind in ("counter", "histogram"):
             _allocate(Path(folder) / f"{kind}_{place}.db")
     except OSError as error:
-        log.warning("no figures are recorded: %s: %s", folder, error.strerror)
+        log.warning("no metrics are recorded: %s: %s", folder, error.strerror)
         return
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]  # as the collector
     _recorded = WorkerMetrics()
@@ -174,7 +174,7 @@ class Server:
         self._registry = pool_registry(folder)
         self._server: WSGIServer | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="figures", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="metrics", daemon=True)
 
     def start(self) -> None:
         """Serve in a background thread; retry while the address is in use, and log the address once it listens."""
@@ -201,11 +201,11 @@ class Server:
                 self._server, _ = start_http_server(port, host, self._registry)
             except OSError as error:
                 if not refused:
-                    log.warning("the figures wait: nothing can listen on %s: %s", self._listen, error.strerror)
+                    log.warning("the metrics wait: nothing can listen on %s: %s", self._listen, error.strerror)
                 refused = True
                 self._over.wait(_PATIENCE)
             else:
-                log.info("figures at http://%s/metrics", HostPort(host, self._server.server_port))
+                log.info("metrics at http://%s/metrics", HostPort(host, self._server.server_port))
                 return
 
 

@@ -11,6 +11,8 @@ from app.config.errors import did_you_mean
 from app.outbox.audit import ACTIONS, KINDS, AuditFilter, Entry, actions_of
 from app.outbox.markers import NEVER
 
+_TIMES = ("since", "before")  # details that are milliseconds since 1970
+
 
 @click.command()
 @click.option("--since", type=TIME, help="Changes since this time, such as 2h or 2026-11-21T14:00:00Z.")
@@ -56,11 +58,13 @@ def _row(entry: Entry) -> dict[str, Any]:
         "action": entry.action,
         "resource": entry.resource,
         "details": dict(entry.details),
-        "summary": "; ".join(f"{name} {_summary(value)}" for name, value in entry.details.items()),
+        "summary": "; ".join(f"{name} {_summary(name, value)}" for name, value in entry.details.items()),
     }
 
 
-def _summary(value: object) -> str:
+def _summary(name: str, value: object) -> str:
+    if name in _TIMES and isinstance(value, int):
+        return str(iso(value))
     if isinstance(value, list):
         return ", ".join(map(str, value))
     return value if isinstance(value, str) else orjson.dumps(value).decode()

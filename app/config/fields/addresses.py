@@ -196,6 +196,8 @@ def check_host(host: str) -> None:
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):
         raise BadValue("has no valid host", "a host consists of labels of letters, digits and -, separated by dots")
+    if host.isdecimal():
+        raise BadValue("has only a number, and no host", f"write the host before the port, such as 127.0.0.1:{host}")
     if labels[-1].isdigit():
         try:
             ipaddress.IPv4Address(host)

@@ -110,6 +110,7 @@ def test_histories_dead_letters_and_replays_are_those_of_the_service(
     done = there("replay", "--list", "--json").json[0]
     assert (done["replayed"], done["progress"], done["finished"]) == (4, 1, True)
     assert there("replay", "--target", "webhook:typo", "--all").code == 1
+    assert "; since 20" in there("audit", "--action", "replay.begin", "--json").json[0]["summary"]
     backwards = there("replay", "--target", "webhook:audit", "--since", "1h", "--before", "2h")
     assert backwards.code == 2
     assert "--since" in backwards.err

@@ -143,6 +143,11 @@ def test_tokens_that_cannot_be_are_refused(tokens: str) -> None:
     assert set(problems({f"{B}API_TOKENS": tokens})) == {f"{B}API_TOKENS"}
 
 
+def test_an_address_that_is_only_a_port_is_told_what_is_missing() -> None:
+    found = problems({f"{B}LISTEN": "8730"})[f"{B}LISTEN"]
+    assert "has only a number, and no host; write the host before the port, such as 127.0.0.1:8730" in found
+
+
 @pytest.mark.parametrize(
     ("listen", "place", "loopback"),
     [
