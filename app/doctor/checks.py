@@ -125,6 +125,8 @@ def _check_targets(service: Service) -> Iterator[Finding]:
             continue
         if state == "broken":
             yield Finding(subject, "problem", f"its settings are invalid: {reason}; its events wait")
+        elif state == "unavailable":
+            yield Finding(subject, "problem", f"unavailable: {reason}; its events wait, and a worker tries it again")
         elif state != "running":
             yield Finding(subject, "note", f"{state}: {reason}" if reason else state)
         elif stored.opening == OPENING_FAILED:

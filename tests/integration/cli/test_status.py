@@ -200,7 +200,13 @@ def test_the_doctor_tells_a_target_that_waits_from_one_that_is_broken(cli: Cli, 
     with database.writing() as connection:
         broken = sa.and_(tables.targets.c.name == "broken")
         connection.execute(tables.targets.update().where(broken).values(settings='{"endpoint": "nowhere"}'))
+    add_target(database, "away")
+    with database.writing() as connection:
+        away = tables.targets.update().where(tables.targets.c.name == "away")
+        connection.execute(away.values(breaker="open", reason="connection refused"))
     found = {one["subject"]: one for one in cli("doctor", "--json").json["findings"]}
+    assert found["webhook:away"]["grade"] == "problem"
+    assert found["webhook:away"]["text"].startswith("unavailable: connection refused; its events wait")
     assert (found["webhook:waits"]["grade"], found["webhook:waits"]["text"]) == ("note", "paused: a new disk")
     assert found["webhook:broken"]["grade"] == "problem"
     assert "endpoint" in found["webhook:broken"]["text"]
