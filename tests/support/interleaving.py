@@ -132,10 +132,11 @@ class Side:
         if self._thread is not None:
             self._thread.join(_PATIENCE)
 
-    def _alone(self, statement: str, values: Sequence[Any]) -> int:
+    def _alone(self, statement: str, values: Sequence[Any], **options: Any) -> int:
         if threading.current_thread() is self._thread:
             self._stop(replace(parsed(statement), both=True))
-        return self._execute_and_commit(statement, values)
+            self.backend = self.database.direct.backend or self.backend
+        return self._execute_and_commit(statement, values, **options)
 
     def _checked_out(self, driver: Any, *_: object) -> None:
         if threading.current_thread() is self._thread:

@@ -11,6 +11,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.stored_size import UNLIMITED
 from app.outbox.engine import db_errors, pg_timeouts
+from app.outbox.engine.pg_direct import DirectConnection, Prepared
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
 # PostgreSQL raises InternalError after it has become a read-only standby.
@@ -68,6 +69,7 @@ class Database:
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
                 sa_event.listen(engine, "handle_error", self._replace_lost)
+        self.direct = DirectConnection(self._reader, self._dispose)  # used on PostgreSQL
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -111,28 +113,19 @@ class Database:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
 
-    def execute_and_commit(self, statement: str, values: Sequence[Any]) -> int:
+    def execute_and_commit(
+        self,
+        statement: str,
+        values: Sequence[Any],
+        *,
+        prepared: Prepared | None = None,
+        patience: float | None = None,
+    ) -> int:
         """Execute one statement in a transaction of its own, and return the number of its rows; PostgreSQL only.
 
-        It takes one round trip, and none of SQLAlchemy's work, which can take as long. Raises what SQLAlchemy would.
+        It is `DirectConnection.execute`: one round trip, and none of SQLAlchemy's work, which can take as long.
         """
-        dbapi = self._reader.dialect.loaded_dbapi
-        try:
-            pooled = self._reader.raw_connection()
-        except dbapi.Error as error:  # without the statement: it was not sent
-            raise sa.exc.DBAPIError.instance(None, None, error, dbapi.Error) from error
-        driver: Any = pooled.driver_connection
-
-        def lost(error: BaseException) -> None:
-            pooled.invalidate(error)
-            self._dispose()
-
-        try:
-            with db_errors.as_sqlalchemy(driver, statement, lost), driver.cursor() as cursor:
-                cursor.execute(statement, values)
-                return int(cursor.rowcount)
-        finally:
-            pooled.close()
+        return self.direct.execute(statement, values, prepared=prepared, patience=patience)
 
     def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
         """After a lost connection, open new ones for both engines: SQLAlchemy does so for the one of the statement."""
@@ -143,6 +136,7 @@ class Database:
         """Close every connection that is not in use, because all were most likely lost together."""
         for engine in (self.engine, self._reader):
             engine.dispose()
+        self.direct.close()
 
     def _learn_limit(self, connection: Any, _entry: ConnectionPoolEntry) -> None:
         with connection.cursor() as cursor:
@@ -158,9 +152,10 @@ class Database:
         """Discard the connections inherited from the parent process, without closing the parent's sockets."""
         for engine in (self.engine, self._reader):
             engine.dispose(close=False)
+        self.direct.forked()
 
     def close(self) -> None:
-        """Close every pooled connection."""
+        """Close every connection that is not in use."""
         self._dispose()
 
 

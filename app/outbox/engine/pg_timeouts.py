@@ -22,18 +22,19 @@ class _Watchdog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._until: dict[int, float] = {}  # file descriptor of each waiting connection, and its deadline
+        # The deadline of each waiting connection, by file descriptor, and whether the server counts as lost after it.
+        self._until: dict[int, tuple[float, bool]] = {}
         self._running = False
         self.last_cut = float("-inf")
 
     @contextlib.contextmanager
-    def over(self, descriptor: int, seconds: float) -> Iterator[None]:
-        """Shut the connection down if the block takes longer than this."""
+    def over(self, descriptor: int, seconds: float, *, lost: bool) -> Iterator[None]:
+        """Shut the connection down if the block takes longer than this; `lost` says that the server is gone then."""
         with self._lock:
-            self._until[descriptor] = time.monotonic() + seconds
             if not self._running:
+                threading.Thread(target=self._run, name="pg-timeouts", daemon=True).start()
                 self._running = True
-                threading.Thread(target=self._run, name="silence", daemon=True).start()
+            self._until[descriptor] = (time.monotonic() + seconds, lost)
         try:
             yield
         finally:
@@ -45,11 +46,22 @@ class _Watchdog:
             time.sleep(_CHECK_INTERVAL)
             with self._lock:  # else another connection could reuse the descriptor before the shutdown
                 now = time.monotonic()
-                for descriptor in [one for one, until in self._until.items() if until < now]:
-                    del self._until[descriptor]
-                    self.last_cut = now
-                    with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as wire:
-                        wire.shutdown(socket.SHUT_RDWR)
+                for descriptor, (until, lost) in self._until.items():
+                    if until < now:
+                        if lost:
+                            self.last_cut = now
+                        # Again after a second, if it could not be done: a hanging connection must not hang for ever.
+                        with contextlib.suppress(OSError):
+                            _shut_down(descriptor)
+
+
+def _shut_down(descriptor: int) -> None:
+    """Shut a socket down that its owner is going to close. (A duplicate would need a free descriptor.)"""
+    wire = socket.socket(fileno=descriptor)
+    try:
+        wire.shutdown(socket.SHUT_RDWR)
+    finally:
+        wire.detach()
 
 
 _watch = _Watchdog()
@@ -73,9 +85,13 @@ def opened_before_last_timeout(opened: float) -> bool:
 
 
 class Connection(extensions.connection):
-    """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit."""
+    """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit.
+
+    `hurry` is the limit of a caller who cannot wait as long: after it, the server does not count as lost.
+    """
 
     patience: float | None = None
+    hurry: float | None = None
 
     def commit(self) -> None:
         """Commit within `patience` seconds."""
@@ -93,9 +109,10 @@ class Connection(extensions.connection):
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
         """Return the context manager in which every call that waits for the server must run."""
-        if self.patience is None or self.closed:
+        limits = [limit for limit in (self.patience, self.hurry) if limit is not None]
+        if not limits or self.closed:
             return contextlib.nullcontext()
-        return _watch.over(self.fileno(), self.patience)
+        return _watch.over(self.fileno(), min(limits), lost=min(limits) == self.patience)
 
 
 class Cursor(extensions.cursor):

@@ -20,7 +20,7 @@ from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import Database
 from app.outbox.engine.db_errors import Unstorable
 from app.outbox.log.batch import BatchBuilder, QueueFull, Receipt
-from app.outbox.log.pg_append import append_at_once
+from app.outbox.log.pg_append import MOST_VALUES, append_at_once
 from app.outbox.log.routing import Routing, load_routing
 
 _Value = TypeVar("_Value")
@@ -82,7 +82,25 @@ class Log:
                 return answers
         return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action)
 
-    def _append_at_once(self, batch: BatchBuilder, promised: bool) -> bool:
+    def append_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
+        """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
+
+        None means that nothing was recorded, because more is needed, and so does `ConnectionBusy`. Raises what `append`
+        raises, but after an error it is unknown whether the events were recorded.
+        """
+        if not self._usual or self._database.dialect != "postgresql" or not 0 < len(events) <= MOST_VALUES:
+            return None
+        if (now := self._clock.cached()) is None:
+            return None
+        self._check_sizes([events])
+        batch = BatchBuilder(self._routing, {}, (), {}, 0, self._partitions, now)
+        answer = batch.add(events)
+        if self._append_at_once(batch, promised=False, patience=seconds):
+            return answer
+        self._usual = False  # no other attempt before the lock
+        return None
+
+    def _append_at_once(self, batch: BatchBuilder, promised: bool, patience: float | None = None) -> bool:
         """Record a batch for which every event was taken to be new, and every queue to have room, if that is so."""
         if not self._buckets.include(batch.buckets):
             return False
@@ -97,6 +115,7 @@ class Log:
             version=self._routing.version,
             recorded=batch.recorded,
             ceilings=ceilings,
+            patience=patience,
         )
 
     def _append_under_lock(

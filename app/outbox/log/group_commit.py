@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Sequence
 from queue import Empty, SimpleQueue
 
@@ -11,6 +12,7 @@ from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
 
 _GROUP_BYTES = 1 << 24  # of the records in one transaction
+_SPARE = 1.2  # seconds; a statement that takes too long is ended up to so much later
 
 
 class _Waiting:
@@ -40,58 +42,98 @@ class _Waiting:
         return self._answer
 
 
+class _Committing:
+    """What the threads of one process share."""
+
+    def __init__(self, database: Database) -> None:
+        self.pid = os.getpid()
+        self.queue: SimpleQueue[_Waiting] = SimpleQueue()
+        self.lock = threading.Lock()  # held by whoever uses the recorder
+        self.recorder = Recorder(database)
+        self.thread_waits = False  # for the lock
+
+
 class GroupCommit:
     """Record all requests of a process. Create one object for each process; its thread starts at the first use.
 
+    A request that comes while nothing is committed commits itself, if it can in one round trip: no other thread has to
+    wake up for it. Those that come meanwhile wait for a thread, which commits them together, and so does whatever takes
+    more than one round trip: a request gets its answer in time even if the database hangs.
+
     A transaction takes requests until it has `most_events` events or 16 MiB of records; a request is never split. With
-    `most_events=1`, every request has its own commit. A request that the database refuses fails alone. A thread of its
-    own commits, so that a request gets its answer in time even if the database hangs.
+    `most_events=1`, every request has its own commit. A request that the database refuses fails alone.
     """
 
     def __init__(self, database: Database, *, most_events: int = 10_000) -> None:
         self._database = database
         self._most_events = most_events
-        self._lock = threading.Lock()
-        self._pid = 0
-        self._queue: SimpleQueue[_Waiting] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._committing: _Committing | None = None
 
     def append(self, events: Sequence[Event], timeout: float = 30.0) -> Receipt | QueueFull:
         """Record one request's events, and return after the commit.
 
-        Raises `DatabaseUnavailable` if nothing was recorded because the database is unavailable, `Unstorable` if it
-        refuses these events but accepts others, and `TimeoutError` after `timeout` seconds. After a `TimeoutError` it
-        is unknown whether the events were or will be recorded; sending them again is safe.
+        Raises `DatabaseUnavailable` if the database is unavailable, and nothing was recorded as far as is known,
+        `Unstorable` if it refuses these events but accepts others, and `TimeoutError` after `timeout` seconds, when it
+        is unknown whether the events were or will be recorded. Sending them again is safe in any case.
         """
+        began = time.monotonic()
+        committing = self._started()
+        answer = self._append_now(committing, events, timeout - _SPARE)
+        if answer is not None:
+            return answer
         waiting = _Waiting(events)
-        self._started().put(waiting)
-        return waiting.result(timeout)
+        committing.queue.put(waiting)
+        return waiting.result(max(0.0, timeout - (time.monotonic() - began)))
 
-    def _started(self) -> SimpleQueue[_Waiting]:
-        if self._pid != os.getpid():
-            with self._lock:
-                if self._pid != os.getpid():
-                    self._queue = SimpleQueue()
-                    threading.Thread(target=self._run, args=(self._queue,), name="group-commit", daemon=True).start()
-                    self._pid = os.getpid()
-        return self._queue
+    def _append_now(
+        self, committing: _Committing, events: Sequence[Event], seconds: float
+    ) -> Receipt | QueueFull | None:
+        """Record the events in this thread, unless others commit or wait to, or it may take longer than that."""
+        if seconds <= 0 or committing.thread_waits or not committing.queue.empty():
+            return None
+        if not committing.lock.acquire(blocking=False):
+            return None
+        try:
+            return committing.recorder.record_within(events, seconds)
+        finally:
+            committing.lock.release()
 
-    def _run(self, queue: SimpleQueue[_Waiting]) -> None:
-        recorder = Recorder(self._database)
+    def _started(self) -> _Committing:
+        committing = self._committing
+        if committing is None or committing.pid != os.getpid():
+            with self._starting:
+                committing = self._committing
+                if committing is None or committing.pid != os.getpid():
+                    committing = _Committing(self._database)
+                    threading.Thread(target=self._run, args=(committing,), name="group-commit", daemon=True).start()
+                    self._committing = committing
+        return committing
+
+    def _run(self, committing: _Committing) -> None:
         while True:
-            group = self._group(queue)
-            for waiting, answer in zip(group, recorder.record([each.events for each in group]), strict=True):
-                waiting.answer(answer)
+            first = committing.queue.get()
+            committing.thread_waits = True
+            with committing.lock:
+                committing.thread_waits = False
+                group = self._group(first, committing.queue)
+                answers = committing.recorder.record([each.events for each in group])
+                for waiting, answer in zip(group, answers, strict=True):
+                    waiting.answer(answer)
 
-    def _group(self, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
+    def _group(self, first: _Waiting, queue: SimpleQueue[_Waiting]) -> list[_Waiting]:
+        """Take this request and those that wait behind it, as many as one transaction takes."""
         group: list[_Waiting] = []
         count = size = 0
-        while not group or (count < self._most_events and size < _GROUP_BYTES):
-            try:
-                waiting = queue.get(block=not group)
-            except Empty:
-                break
+        waiting = first
+        while True:
             if waiting.take():
                 group.append(waiting)
                 count += len(waiting.events)
                 size += waiting.size
-        return group
+            if count >= self._most_events or size >= _GROUP_BYTES:
+                return group
+            try:
+                waiting = queue.get_nowait()
+            except Empty:
+                return group

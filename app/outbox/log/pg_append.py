@@ -5,9 +5,12 @@ from functools import lru_cache
 from itertools import chain
 from typing import Any
 
+from sqlalchemy.dialects import postgresql
+
 from app.outbox import tables
 from app.outbox.engine.copy_insert import copy, copy_line
 from app.outbox.engine.database import Database
+from app.outbox.engine.pg_direct import Prepared
 
 # The migration creates it. It locks the log's head and returns the first of the reserved sequence numbers. It returns
 # NULL, and counts nothing, if the rules have changed, an event is recorded already, or a queue has not enough room.
@@ -37,10 +40,13 @@ END
 $$
 """
 
-_MOST_VALUES = 48  # rows; more are faster by COPY, in spite of its three round trips
+MOST_VALUES = 48  # rows; more are faster by COPY, in spite of its three round trips
+_MOST_PREPARED = 4  # rows; for more, planning is a small part of the time
 _NAMES = [column.name for column in tables.events.columns]
 _SEQ, _ID = _NAMES.index("seq"), _NAMES.index("id")  # only the partition precedes seq
-_CALL = "begin_append(%s, %s, %s, %s, %s, %s)"
+_ARGUMENTS = ("bigint", "bigint", "bpchar[]", "integer[]", "bigint[]", "bigint[]")  # of begin_append
+_BEGIN = f"SELECT begin_append({', '.join(['%s'] * len(_ARGUMENTS))})"
+_TYPES = [column.type.compile(postgresql.dialect()) for column in tables.events.columns]  # type: ignore[no-untyped-call]  # SQLAlchemy's
 
 
 def append_at_once(
@@ -50,12 +56,14 @@ def append_at_once(
     version: int,
     recorded: Mapping[int, int],
     ceilings: Mapping[int, int],
+    patience: float | None = None,
 ) -> bool:
     """Insert the rows of the log, whose `seq` counts from 0, add `recorded` to the targets' counters, and commit.
 
     Returns False, and has recorded nothing, if `version` is not that of the log's head, if one of the ids is in the log
-    already, or if the number recorded for a target would exceed the target's value in `ceilings`. The log's head is
-    locked as for any other append, and so are the targets.
+    already, if the number recorded for a target would exceed the target's value in `ceilings`, or if the head is locked
+    for long. The log's head is locked as for any other append, and so are the targets. `patience` (seconds) is that of
+    `DirectConnection.execute`, and affects only up to `MOST_VALUES` rows.
     """
     arguments = (
         version,
@@ -65,11 +73,13 @@ def append_at_once(
         _array(recorded.values()),
         _array(ceilings.get(target, "NULL") for target in recorded) if ceilings else None,
     )
-    if len(rows) <= _MOST_VALUES:
-        return bool(database.execute_and_commit(_statement(len(rows)), [*arguments, *chain.from_iterable(rows)]))
+    if len(rows) <= MOST_VALUES:
+        statement, prepared = _statement(len(rows))
+        values = [*arguments, *chain.from_iterable(rows)]
+        return bool(database.execute_and_commit(statement, values, prepared=prepared, patience=patience))
     lines = [copy_line(row[_SEQ + 1 :]) for row in rows]  # before the head is locked
     with database.writing() as connection:
-        first = connection.exec_driver_sql(f"SELECT {_CALL}", arguments).scalar_one()
+        first = connection.exec_driver_sql(_BEGIN, arguments).scalar_one()
         if first is None:
             return False
         numbered = [f"{row[0]}\t{first + row[_SEQ]}\t{line}" for row, line in zip(rows, lines, strict=True)]
@@ -82,12 +92,27 @@ def _array(values: Any) -> str:
     return f"{{{','.join(map(str, values))}}}"
 
 
-@lru_cache(maxsize=_MOST_VALUES)
-def _statement(rows: int) -> str:
+@lru_cache(maxsize=MOST_VALUES)
+def _statement(rows: int) -> tuple[str, Prepared | None]:
+    """Return the statement that inserts so many rows, and its prepared form if planning takes much of its time."""
+    types = [*_ARGUMENTS, *_TYPES * rows]
+    parameters = ["%s"] * len(types)
+    statement = _insert(rows, parameters)
+    if rows > _MOST_PREPARED:
+        return statement, None
+    numbered = _insert(rows, [f"${number}" for number in range(1, len(types) + 1)])
+    name = f"append_{rows}"
+    prepare = f"PREPARE {name} ({', '.join(types)}) AS {numbered}"
+    return statement, Prepared(prepare, f"EXECUTE {name} ({', '.join(parameters)})")
+
+
+def _insert(rows: int, parameters: Sequence[str]) -> str:
     names = ", ".join(f'"{name}"' for name in _NAMES)
     selected = ", ".join('head.first_seq + added."seq"' if name == "seq" else f'added."{name}"' for name in _NAMES)
-    values = ", ".join([f"({', '.join(['%s'] * len(_NAMES))})"] * rows)
+    call, width = len(_ARGUMENTS), len(_NAMES)
+    values = [", ".join(parameters[call + row * width : call + (row + 1) * width]) for row in range(rows)]
     return (
-        f"INSERT INTO events ({names}) SELECT {selected} FROM {_CALL} AS head (first_seq),"  # noqa: S608 - columns' names
-        f" (VALUES {values}) AS added ({names}) WHERE head.first_seq IS NOT NULL"
+        f"INSERT INTO events ({names}) SELECT {selected}"  # noqa: S608 - columns' names
+        f" FROM begin_append({', '.join(parameters[:call])}) AS head (first_seq),"
+        f" (VALUES {', '.join(f'({value})' for value in values)}) AS added ({names}) WHERE head.first_seq IS NOT NULL"
     )

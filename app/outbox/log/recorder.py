@@ -4,11 +4,14 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from uuid import uuid4
 
+import sqlalchemy as sa
+
 from app.config.arn import TargetId
 from app.events.model import Event
 from app.outbox import log_head, tables
-from app.outbox.engine.database import Database, describe_error, now_ms
+from app.outbox.engine.database import VALUE_ERRORS, Database, describe_error, now_ms
 from app.outbox.engine.db_errors import Unstorable, may_be_a_value
+from app.outbox.engine.pg_direct import ConnectionBusy
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt
 
@@ -29,7 +32,9 @@ class Recorder:
     ) -> None:
         """`only_target`, `guard` and `action` are those of `Log.append`, for every request."""
         self._database = database
-        self._append = partial(Log(database).append, only_target=only_target, guard=guard, action=action)
+        self._log = Log(database)
+        self._follows_rules = only_target is None and guard is None and not action
+        self._append = partial(self._log.append, only_target=only_target, guard=guard, action=action)
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.
@@ -58,6 +63,17 @@ class Recorder:
                 except Exception as error:  # noqa: BLE001 - as above
                     unavailable = error
             yield unavailable
+
+    def record_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
+        """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
+
+        None means that `record` has to be called with them, whatever the reason is. If they are in the log already, it
+        records nothing.
+        """
+        try:
+            return self._log.append_within(events, seconds) if self._follows_rules else None
+        except (sa.exc.SQLAlchemyError, *VALUE_ERRORS, ConnectionBusy):  # `record` finds out whose fault it is
+            return None
 
     def record_most(
         self, events: Sequence[Event], *, promised: bool = False

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import psycopg2
 import pytest
 import sqlalchemy as sa
 
-from app.outbox import tables
+from app.outbox import log_head, tables
+from app.outbox.engine import clock, pg_direct
 from app.outbox.engine.copy_insert import insert
 from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailable
 from app.outbox.log.append import Log
@@ -18,6 +22,12 @@ from app.outbox.log.group_commit import GroupCommit
 from tests import services
 from tests.integration.api.conftest import keys, records
 from tests.support.builders import event
+
+
+@pytest.fixture(autouse=True)
+def _clock_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database's clock is read once, because a request that finds it due is committed by the thread."""
+    monkeypatch.setattr(clock, "_MEASURE_EVERY", 3600.0)
 
 
 @pytest.mark.parametrize("size", [1, 20])
@@ -73,6 +83,107 @@ def test_a_request_that_gave_up_before_its_turn_is_not_recorded_later(log: Datab
         assert working.result() == Receipt(recorded=1)
         assert commits.append([event("after")]) == Receipt(recorded=1)
     assert keys(log) == ["first", "in work", "after"]
+
+
+def test_a_request_that_commits_itself_gives_up_in_time_and_can_be_sent_again(log: Database) -> None:
+    commits = ready(log)
+    backend = log.direct.backend
+    locked, done = threading.Event(), threading.Event()
+
+    def hold_the_head() -> None:
+        with log.writing() as connection:
+            log_head.lock(connection)
+            locked.set()
+            done.wait(30)
+
+    events = [event("late")]
+    with ThreadPoolExecutor(1) as threads:
+        holding = threads.submit(hold_the_head)
+        assert locked.wait(10)
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            commits.append(events, 2.5)
+        assert time.monotonic() - began < 10
+        done.set()
+        holding.result()
+    services.until(lambda: waiting_for_the_head(log) == 0)
+    again = commits.append(events)
+    assert isinstance(again, Receipt)
+    assert again.recorded + again.repeated == 1
+    assert keys(log)[2:] == ["late"]
+    assert log.direct.backend == backend  # a lock is no reason to give a connection up
+
+
+def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are_committed_together(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pg_direct, "_LOCK_TIMEOUT", "SET lock_timeout = '60s'")
+    commits = ready(log)
+    threads_used: list[str] = []
+    execute = log.execute_and_commit
+
+    def noting(statement: str, values: Sequence[Any], **options: Any) -> int:
+        threads_used.append(threading.current_thread().name)
+        return execute(statement, values, **options)
+
+    log.execute_and_commit = noting  # type: ignore[method-assign]
+    for number in range(3):
+        assert commits.append([event(f"one {number}")]) == Receipt(recorded=1)
+    assert threads_used == [threading.current_thread().name] * 3
+    with log.writing() as connection:
+        log_head.lock(connection)
+        threads = ThreadPoolExecutor(9)
+        first = threads.submit(commits.append, [event("first")])
+        services.until(lambda: waiting_for_the_head(log) == 1)
+        others = [threads.submit(commits.append, [event(f"other {number}")]) for number in range(8)]
+        services.until(lambda: commits._started().thread_waits and commits._started().queue.qsize() == 7)
+    assert [one.result() for one in (first, *others)] == [Receipt(recorded=1)] * 9
+    assert threads_used[4:] == ["group-commit"]
+    threads.shutdown()
+
+
+@pytest.mark.parametrize("what", ["killed", "closed", "its prepared statements are gone", "they are there already"])
+def test_a_connection_that_was_lost_or_does_not_keep_what_is_prepared_is_no_reason_to_refuse_an_event(
+    log: Database, postgres_server: services.Postgres, what: str
+) -> None:
+    commits = ready(log)
+    if what == "killed":
+        with postgres_server.connection() as other, other.cursor() as cursor:
+            name = log.url.database
+            cursor.execute("SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datname = %s", (name,))
+    elif what == "closed":
+        log.close()
+    elif what == "its prepared statements are gone":  # as with a pooler that gives out another server connection
+        log.direct.execute("DEALLOCATE ALL", ())
+    else:
+        log.direct._prepared.clear()
+        commits._started().thread_waits = True  # only the thread prepares
+    for number in range(3):
+        assert commits.append([event(f"after {number}")]) == Receipt(recorded=1)
+    assert keys(log)[2:] == ["after 0", "after 1", "after 2"]
+
+
+def test_a_thread_that_cannot_be_started_fails_one_request_and_not_all_later_ones(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = GroupCommit(log)
+
+    def no_threads(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as without:
+        without.setattr(threading.Thread, "start", no_threads)
+        with pytest.raises(RuntimeError):
+            commits.append([event("refused")])
+    assert commits.append([event("recorded")]) == Receipt(recorded=1)
+
+
+def ready(log: Database) -> GroupCommit:
+    """Commits of which the next single request commits itself: the second one has opened the connection for that."""
+    commits = GroupCommit(log)
+    for number in range(2):
+        assert commits.append([event(f"before {number}")]) == Receipt(recorded=1)
+    return commits
 
 
 def waiting_for_the_head(database: Database) -> int:

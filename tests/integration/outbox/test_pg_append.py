@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from random import Random
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -24,7 +25,7 @@ from app.outbox.log.recorder import Recorder
 from tests import services
 from tests.support.builders import add_target, event, migrated
 
-MANY = pg_append._MOST_VALUES + 1  # rows that are copied
+MANY = pg_append.MOST_VALUES + 1  # rows that are copied
 
 
 @pytest.fixture
@@ -43,9 +44,9 @@ def statements(database: Database) -> Iterator[list[str]]:
     def note(_connection: object, _cursor: object, statement: str, *_: object) -> None:
         found.append(" ".join(statement.split()[:3]))
 
-    def alone(statement: str, values: Sequence[object]) -> int:
+    def alone(statement: str, values: Sequence[object], **options: Any) -> int:
         note(None, None, statement)
-        return execute_and_commit(statement, values)
+        return execute_and_commit(statement, values, **options)
 
     execute_and_commit = database.execute_and_commit
     database.execute_and_commit = alone  # type: ignore[method-assign]
