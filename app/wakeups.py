@@ -263,8 +263,8 @@ class _Sender:
         if self._channel is None:
             self._channel = self._connection.channel()
         try:
-            if requested.drain_at == math.inf and self._wake_workers(requested):
-                return _WORKERS_APART
+            if requested.drain_at == math.inf and (pause := self._wake_workers(requested)):
+                return pause
             ahead = waiting(self._channel, SERVICE_QUEUE)
         except self._connection.channel_errors:  # no such queue: no worker has ever served it
             self._channel = None
@@ -273,8 +273,8 @@ class _Sender:
             self._publish(SERVICE_QUEUE, "drain", ())
         return float(_DRAINS_APART * 4**ahead)
 
-    def _wake_workers(self, requested: _Requested) -> bool:
-        """Wake the workers of each target that has none at work; return False if the drain is needed now, too.
+    def _wake_workers(self, requested: _Requested) -> float:
+        """Wake the workers of each target that has none at work, and return the pause; 0 if the drain is needed, too.
 
         A worker that has the partitions reads them once more after their release, so it needs no wake-up.
         """
@@ -285,8 +285,11 @@ class _Sender:
         if waits := [each.wait for each in ready.values() if each.wait]:
             self.request_drain(min(waits))
         free = {target: each for target, each in ready.items() if each.partitions}
-        if free and (requested.events > _MOST_EVENTS or len(free) > _MOST_TARGETS):
-            return False
+        if not free:
+            # They keep their leases for a while after the last event, so they will most likely have the next ones, too.
+            return _MOST_APART
+        if requested.events > _MOST_EVENTS or len(free) > _MOST_TARGETS:
+            return 0
         complete = True
         for target, each in free.items():
             if waiting(self._channel, queue_name(target)) >= _MOST_WAITING:
@@ -294,7 +297,7 @@ class _Sender:
             else:
                 text = ",".join(map(str, sorted(each.partitions)))
                 self._publish(queue_name(target), "deliver", (each.arn, text), each.time_limit)
-        return complete
+        return _WORKERS_APART if complete else 0
 
     def _publish(self, queue: str, task: str, arguments: tuple[Any, ...], time_limit: int | None = None) -> None:
         number = str(uuid4())

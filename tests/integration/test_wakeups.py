@@ -8,7 +8,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,22 @@ def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> No
         until(lambda: waiting(connection.channel(), queue_name(other)), 30, what="a wake-up of the other's worker")
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
         assert count(broker_url) == 0
+
+
+def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_often() -> None:
+    asked: list[Mapping[TargetId, Collection[int]]] = []
+
+    def ready(due: Mapping[TargetId, Collection[int]]) -> Mapping[TargetId, Ready]:
+        asked.append({target: set(partitions) for target, partitions in due.items()})
+        return {TARGET: Ready("the:arn", 400, [])}
+
+    with contextlib.closing(WakeUps("memory://", ready)) as made:
+        began = time.monotonic()
+        for number in range(200):
+            made.request_delivery({TARGET: {number}})
+            time.sleep(0.002)
+        until(lambda: set().union(*(each[TARGET] for each in asked)) == set(range(200)), 30, what="all to be asked for")
+        assert len(asked) <= 2 + (time.monotonic() - began) / wakeups._MOST_APART
 
 
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
