@@ -1,6 +1,7 @@
 """Measure the way from a real MinIO: its stored events, and a MinIO without a store that is as busy as it can be.
 
-    python -m bench.minio [--events 5000] [--rounds 3] [--seconds 180] [--sync-seconds 60] [--connections 8]
+    python -m bench.minio [--events 5000] [--rounds 3] [--seconds 180] [--sync-seconds 60] [--view-seconds 15]
+        [--connections 8]
 
 Stored: `queue_dir` is filled with events in MinIO's own form (§5), and a real MinIO sends them to a webhook, which is
 Bucketwire's, from which a worker delivers to a Redis hash; and the same MinIO sends them to a Redis hash itself. The
@@ -8,7 +9,8 @@ rate is that of the arrivals in the hash, from the first to the last. The sides 
 
 Without a store MinIO drops what it cannot send (§6): so many connections put objects of 100 bytes as fast as MinIO
 answers, for so many seconds, while the whole service records and delivers. Every put has to be an event in the log.
-With `sync_events=on` a put waits for the answer to its event's POST, so that MinIO cannot outrun the API.
+With `sync_events=on` a put waits for the answer to its event's POST, so that MinIO cannot outrun the API. How many
+events MinIO posts while it is busy is also measured beside a Flask view that inserts a row and commits, by turns.
 """
 
 import argparse
@@ -19,15 +21,19 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import redis
+import sqlalchemy as sa
 
 from app.cli.frontend_metrics import fetch, metrics_url
+from app.outbox import tables
 from app.outbox.delivery.counters import read_counters
 from app.outbox.engine.database import Database
 from bench.end_to_end import compare, ratio
+from bench.ingest import start
 from bench.load import drive
 from bench.report import Aim, show
 from bench.service import KEY, Service, arrival_rate
@@ -90,8 +96,16 @@ def puts() -> Callable[[], bytes]:
     return put
 
 
-def busy(stack: ExitStack, seconds: float, connections: int, sync: str) -> dict[str, Any]:
-    """Put objects into a MinIO without a store, and return what became of the events."""
+@dataclass(frozen=True)
+class Receiver:
+    """What MinIO's webhook posts to: its address, and how many events it has recorded."""
+
+    endpoint: str
+    recorded: Callable[[], int]
+
+
+def bucketwire(stack: ExitStack) -> Receiver:
+    """Start the whole service, which delivers to a Redis hash."""
     outbox = stack.enter_context(services.postgres(durable=True))
     url = outbox.create_database("outbox")
     service = Service(stack, url, target_format="namespace")
@@ -103,23 +117,46 @@ def busy(stack: ExitStack, seconds: float, connections: int, sync: str) -> dict[
         with database.reading() as connection:
             return sum(counters.recorded for counters in read_counters(connection, oldest=False))
 
-    endpoint = {"ENDPOINT": f"{service.apis[0].url}/v1/events"}
+    return Receiver(f"{service.apis[0].url}/v1/events", recorded)
+
+
+def inserting_view(stack: ExitStack) -> Receiver:
+    """Start a Flask view that inserts one row for each request and commits, and nothing else."""
+    outbox = stack.enter_context(services.postgres(durable=True))
+    url = outbox.create_database("outbox")
+    api = start(stack, url, "bench.insert_view:app")
+    database = Database(url, pool_size=1)
+    stack.callback(database.close)
+
+    def recorded() -> int:
+        with database.reading() as connection:
+            return int(connection.execute(sa.select(sa.func.count()).select_from(tables.events)).scalar_one())
+
+    return Receiver(f"http://127.0.0.1:{api.port}/v1/events", recorded)
+
+
+def busy(
+    stack: ExitStack, seconds: float, connections: int, sync: str, receiver: Callable[[ExitStack], Receiver]
+) -> dict[str, Any]:
+    """Put objects into a MinIO without a store, and return what became of the events."""
+    started = receiver(stack)
     server = {"MINIO_PROMETHEUS_AUTH_TYPE": "public", "MINIO_API_SYNC_EVENTS": sync}
-    minio = stack.enter_context(services.minio(extra_env=settings("B", endpoint) | server))
+    minio = stack.enter_context(services.minio(extra_env=settings("B", {"ENDPOINT": started.endpoint}) | server))
     services.until(lambda: "SQS ARNs:" in minio.log.read_text(), 60, what="MinIO's targets")
     open_bucket(minio)
     count, took, latencies = drive(minio.port, connections, puts(), seconds, status=200)
-    began, at_end = time.perf_counter(), recorded()
+    began, at_end = time.perf_counter(), started.recorded()
     last, changed = at_end, began
     while last < count and time.perf_counter() - changed < _SETTLES:
         time.sleep(0.1)
-        if (now := recorded()) > last:
+        if (now := started.recorded()) > last:
             last, changed = now, time.perf_counter()
     time.sleep(_METRICS_AGE)
     metrics = fetch(metrics_url(minio.url), "")
     failed = sum(webhook.failed for webhook in metrics.webhooks.values())
     return {
-        "sync_events": sync, "puts": count, "puts/s": count / took,
+        "receiver": receiver.__name__, "sync_events": sync, "puts": count, "puts/s": count / took,
+        "recorded/s meanwhile": at_end / took,
         "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)], "recorded": last, "lost": count - last,
         "skipped": metrics.skipped, "failed": failed,
         "in MinIO's memory at the end": count - at_end, "seconds until recorded": changed - began,
@@ -140,9 +177,10 @@ def open_bucket(minio: services.MinIO) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=5_000, help="that MinIO has stored; 0: do not measure")
-    parser.add_argument("--rounds", type=int, default=3, help="of the stored events")
+    parser.add_argument("--rounds", type=int, default=3, help="of the stored events, and of the view")
     parser.add_argument("--seconds", type=float, default=180, help="of a busy MinIO; 0: do not")
     parser.add_argument("--sync-seconds", type=float, default=60, help="the same with sync_events=on")
+    parser.add_argument("--view-seconds", type=float, default=15, help="beside a view with an INSERT, each round")
     parser.add_argument("--connections", type=int, default=8, help="of a busy MinIO")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -166,9 +204,19 @@ def main() -> None:
     for sync, seconds in (("off", options.seconds), ("on", options.sync_seconds)):
         if seconds:
             with ExitStack() as stack:
-                rows.append(row := busy(stack, seconds, options.connections, sync))
+                rows.append(row := busy(stack, seconds, options.connections, sync, bucketwire))
             what = f"MinIO, no store, sync_events={sync}, {options.connections} connections, {seconds:g} s: lost"
             aims.append(Aim(row["lost"], 0, what, f"{row['puts']:,} puts", "events", most=True))
+    if options.view_seconds:
+        meanwhile: list[list[float]] = [[], []]
+        for side, receiver in zip(
+            meanwhile * options.rounds, (bucketwire, inserting_view) * options.rounds, strict=True
+        ):
+            with ExitStack() as stack:
+                rows.append(row := busy(stack, options.view_seconds, options.connections, "off", receiver))
+            side.append(row["recorded/s meanwhile"])
+        what = "a busy MinIO without a store, recorded meanwhile"
+        aims.append(Aim(ratio(*meanwhile), None, what, "a Flask view with an INSERT"))
     if rows:
         show("minio_busy", "A busy MinIO without a store, and the whole service", rows, aims=aims)
 
