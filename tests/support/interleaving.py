@@ -85,8 +85,8 @@ class Side:
         self.backend = 0
         self.failure: BaseException | None = None
         self.refused: list[str] = []  # errors of the database, also those that the operation overcame
-        self._execute_and_commit = database.execute_and_commit
-        database.execute_and_commit = self._alone  # type: ignore[method-assign]
+        self._execute_directly = database.direct.execute
+        database.direct.execute = self._alone  # type: ignore[method-assign]
         for engine in (database.engine, database._reader):
             sa.event.listen(engine, "checkout", self._checked_out)
             sa.event.listen(engine, "before_cursor_execute", self._before_statement)
@@ -136,7 +136,7 @@ class Side:
         if threading.current_thread() is self._thread:
             self._stop(replace(parsed(statement), both=True))
             self.backend = self.database.direct.backend or self.backend
-        return self._execute_and_commit(statement, values, **options)
+        return self._execute_directly(statement, values, **options)
 
     def _checked_out(self, driver: Any, *_: object) -> None:
         if threading.current_thread() is self._thread:

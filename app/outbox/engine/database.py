@@ -11,7 +11,7 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from app.events.stored_size import UNLIMITED
 from app.outbox.engine import db_errors, pg_timeouts
-from app.outbox.engine.pg_direct import DirectConnection, Prepared
+from app.outbox.engine.pg_direct import DirectConnection
 
 # Driver errors which mean that the database cannot be reached or cannot write now; nothing was committed.
 # PostgreSQL raises InternalError after it has become a read-only standby.
@@ -69,7 +69,8 @@ class Database:
             self._reader = _open(self.url, pool_size, patience, autocommit=True)
             for engine in (self.engine, self._reader):
                 sa_event.listen(engine, "handle_error", self._replace_lost)
-        self.direct = DirectConnection(self._reader, self._dispose)  # used on PostgreSQL
+        # On PostgreSQL, for single statements that commit by themselves: one round trip, and none of SQLAlchemy's work.
+        self.direct = DirectConnection(self._reader, self._dispose)
         self._largest_event: int | None = None if self.dialect == "mysql" else UNLIMITED
         if self.dialect == "mysql":
             sa_event.listen(self.engine, "connect", self._learn_limit)
@@ -112,20 +113,6 @@ class Database:
                 # For this transaction only: resetting the connection when it is returned could fail.
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             yield connection
-
-    def execute_and_commit(
-        self,
-        statement: str,
-        values: Sequence[Any],
-        *,
-        prepared: Prepared | None = None,
-        patience: float | None = None,
-    ) -> int:
-        """Execute one statement in a transaction of its own, and return the number of its rows; PostgreSQL only.
-
-        It is `DirectConnection.execute`: one round trip, and none of SQLAlchemy's work, which can take as long.
-        """
-        return self.direct.execute(statement, values, prepared=prepared, patience=patience)
 
     def _replace_lost(self, context: sa.engine.ExceptionContext) -> None:
         """After a lost connection, open new ones for both engines: SQLAlchemy does so for the one of the statement."""

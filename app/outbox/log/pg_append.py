@@ -76,7 +76,7 @@ def append_at_once(
     if len(rows) <= MOST_VALUES:
         statement, prepared = _statement(len(rows))
         values = [*arguments, *chain.from_iterable(rows)]
-        return bool(database.execute_and_commit(statement, values, prepared=prepared, patience=patience))
+        return bool(database.direct.execute(statement, values, prepared=prepared, patience=patience))
     lines = [copy_line(row[_SEQ + 1 :]) for row in rows]  # before the head is locked
     with database.writing() as connection:
         first = connection.exec_driver_sql(_BEGIN, arguments).scalar_one()

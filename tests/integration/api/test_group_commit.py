@@ -120,13 +120,13 @@ def test_requests_one_by_one_commit_themselves_and_those_that_come_meanwhile_are
     monkeypatch.setattr(pg_direct, "_LOCK_TIMEOUT", "SET lock_timeout = '60s'")
     commits = ready(log)
     threads_used: list[str] = []
-    execute = log.execute_and_commit
+    execute = log.direct.execute
 
     def noting(statement: str, values: Sequence[Any], **options: Any) -> int:
         threads_used.append(threading.current_thread().name)
         return execute(statement, values, **options)
 
-    log.execute_and_commit = noting  # type: ignore[method-assign]
+    log.direct.execute = noting  # type: ignore[method-assign]
     for number in range(3):
         assert commits.append([event(f"one {number}")]) == Receipt(recorded=1)
     assert threads_used == [threading.current_thread().name] * 3

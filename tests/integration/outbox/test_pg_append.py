@@ -46,14 +46,14 @@ def statements(database: Database) -> Iterator[list[str]]:
 
     def alone(statement: str, values: Sequence[object], **options: Any) -> int:
         note(None, None, statement)
-        return execute_and_commit(statement, values, **options)
+        return execute(statement, values, **options)
 
-    execute_and_commit = database.execute_and_commit
-    database.execute_and_commit = alone  # type: ignore[method-assign]
+    execute = database.direct.execute
+    database.direct.execute = alone  # type: ignore[method-assign]
     sa.event.listen(database.engine, "before_cursor_execute", note)
     yield found
     sa.event.remove(database.engine, "before_cursor_execute", note)
-    database.execute_and_commit = execute_and_commit  # type: ignore[method-assign]
+    database.direct.execute = execute  # type: ignore[method-assign]
 
 
 def used(database: Database) -> Log:
