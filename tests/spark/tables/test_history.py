@@ -1,5 +1,6 @@
 """The tables over time: earlier states, maintenance, new columns, and the queries of the documentation."""
 
+import os
 import re
 from pathlib import Path
 
@@ -42,6 +43,27 @@ def test_an_earlier_state_is_queried_and_maintenance_forgets_it_and_nothing_else
     Log(outbox).append([[made("last", number=99)]])
     assert update(tables, outbox, WEEK).events == 1
     assert len(journal_ids(tables)) == 13
+
+
+def test_maintenance_deletes_what_a_killed_run_has_left_and_spares_what_may_belong_to_one_under_way(
+    tables: Tables, outbox: Database
+) -> None:
+    Log(outbox).append([[made("k", number=1)]])
+    update(tables, outbox, WEEK)
+    rows = journal_ids(tables), inventory(tables, "size")
+    left, young = [], []
+    for table in tables.all:
+        [path, *_] = [row["file_path"] for row in tables.spark.table(f"{table.name}.files").collect()]
+        folder = Path(path.removeprefix("file:")).parent
+        for days, files in ((4, left), (2, young)):
+            files.append(folder / f"written-{days}-days-ago.parquet")
+            files[-1].write_bytes(b"not in any snapshot")
+            at = now_ms() / 1000 - days * 86_400
+            os.utime(files[-1], (at, at))
+    maintain(tables, WEEK)
+    assert not any(file.exists() for file in left)
+    assert all(file.exists() for file in young)
+    assert (journal_ids(tables), inventory(tables, "size")) == rows
 
 
 def test_a_column_is_added_and_old_snapshots_stay_readable(

@@ -12,7 +12,11 @@ from pathlib import Path
 import orjson
 import psutil
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from app import telemetry
 from app.cli import bucketwire
 from app.cli.commands import reconcile as reconcile_command
 from app.config.arn import TargetId
@@ -21,6 +25,7 @@ from app.outbox.engine.database import now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
 from app.outbox.reconcile.schedule import Schedule, WaitingRun
+from app.telemetry.otlp.spans import OtelTracing
 from spark_jobs.__main__ import jobs as spark_commands
 from tests.services import reaper, until
 from tests.support.builders import add_target, event, migrated
@@ -134,6 +139,30 @@ def test_a_run_with_an_invalid_bucket_name_fails(tmp_path: Path, name: str) -> N
     assert reconcile_jobs.reconcile(database, target, name, "arn") == "the bucket's name is invalid"
     [run] = Reconciliations(database).list()
     assert (run.state, Schedule(database).waiting()) == ("failed", [])
+    database.close()
+
+
+@pytest.mark.parametrize("result", [JobResult(0, "no drift"), JobResult(1, "the bucket does not answer")])
+def test_a_reconciliation_is_a_span_that_fails_with_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, result: JobResult
+) -> None:
+    exporter, provider = InMemorySpanExporter(), TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    monkeypatch.setattr(telemetry, "_tracing", OtelTracing(provider.get_tracer("x"), None))
+    monkeypatch.setattr(reconcile_jobs.jobs, "run", lambda _command: result)
+    database = migrated(f"sqlite:///{tmp_path}/outbox.db")
+    schedule = {"reconcile": "* * * * *", "address": "127.0.0.1:9", "key": "rows"}
+    target = add_target(database, "x", type_name="redis", values=schedule, bucket="images")
+    Schedule(database).register(now_ms())
+    [waiting] = Schedule(database).waiting()
+    assert reconcile_jobs.reconcile(database, target, "images", "the:arn") == result.message
+    [span] = exporter.get_finished_spans()
+    assert (span.name, span.status.is_ok) == ("reconcile", result.code == 0)
+    assert dict(span.attributes or {}) == {
+        "bucketwire.target": "the:arn", "aws.s3.bucket": "images", "bucketwire.run": waiting.run,
+        "bucketwire.exit_code": result.code,
+    } | ({"error.type": "failed"} if result.code else {})  # fmt: skip
+    assert span.status.description == (result.message if result.code else None)
     database.close()
 
 
