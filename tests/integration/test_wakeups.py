@@ -192,10 +192,10 @@ def test_while_workers_have_the_partitions_the_database_is_asked_for_them_less_o
 
     with contextlib.closing(WakeUps("memory://", ready)) as made:
         began = time.monotonic()
-        for number in range(200):
+        for number in range(40):
             made.request_delivery({TARGET: {number}})
-            time.sleep(0.002)
-        until(lambda: set().union(*(each[TARGET] for each in asked)) == set(range(200)), 30, what="all to be asked for")
+            time.sleep(wakeups._WORKERS_APART * 1.3)
+        until(lambda: set().union(*(each[TARGET] for each in asked)) == set(range(40)), 30, what="all to be asked for")
         assert len(asked) <= 2 + (time.monotonic() - began) / wakeups._MOST_APART
 
 

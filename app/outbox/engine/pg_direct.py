@@ -130,13 +130,15 @@ class DirectConnection:
         driver = pooled.driver_connection
         pooled.detach()
         self._driver, self._opened, self._prepared = driver, opening, set()
-        self._send(driver, _LOCK_TIMEOUT)
+        try:
+            self._send(driver, _LOCK_TIMEOUT)
+        except BaseException:
+            self._close()  # a statement must not wait for a lock for longer
+            raise
 
     def _drop(self, _error: BaseException) -> None:
-        hurried = self._driver is not None and self._driver.hurry is not None
         self._close()
-        if not hurried:  # otherwise the server was only too slow for this caller
-            self._lost()
+        self._lost()
 
     def _close(self) -> None:
         driver, self._driver = self._driver, None

@@ -46,12 +46,12 @@ class _Watchdog:
             time.sleep(_CHECK_INTERVAL)
             with self._lock:  # else another connection could reuse the descriptor before the shutdown
                 now = time.monotonic()
-                for descriptor, (until, lost) in self._until.items():
+                for descriptor, (until, lost) in list(self._until.items()):
                     if until < now:
+                        del self._until[descriptor]
                         if lost:
                             self.last_cut = now
-                        # Again after a second, if it could not be done: a hanging connection must not hang for ever.
-                        with contextlib.suppress(OSError):
+                        with contextlib.suppress(OSError, ValueError):
                             _shut_down(descriptor)
 
 
@@ -87,7 +87,7 @@ def opened_before_last_timeout(opened: float) -> bool:
 class Connection(extensions.connection):
     """A connection that raises `OperationalError` if an answer takes longer than `patience` seconds; None: no limit.
 
-    `hurry` is the limit of a caller who cannot wait as long: after it, the server does not count as lost.
+    `hurry` is the limit of a caller who cannot wait as long: that it is over does not mean that the server is lost.
     """
 
     patience: float | None = None

@@ -72,7 +72,8 @@ def test_a_database_that_is_away_is_503_and_nothing_is_claimed(
     assert "lost" not in read(outbox)
 
 
-# A first event is committed by the thread for groups; those that follow one by one commit themselves.
+# A first event is committed by the thread for groups. Those that follow one by one commit themselves, unless the
+# database's clock was last read a second ago.
 @pytest.mark.parametrize("before", [["before"], ["before", "by itself", "by itself, too"]], ids=["thread", "itself"])
 def test_a_database_that_hangs_is_503_in_time_for_the_sender(
     server: services.Postgres, outbox: Database, start: Start, before: list[str]
