@@ -10,7 +10,7 @@ Events are MinIO's, 1.1 KB each, all different; one target has a rule for everyt
 - a bare view: Flask reads the body and answers, under gunicorn with the same options;
 - a view with an INSERT: Flask inserts one row and commits before it answers, under gunicorn with the same options. An
   API in Flask that commits before its answer cannot do less;
-- a commit for each request: the same API without group commit;
+- a commit for each request: the same API without group commit, one request after the other over one connection;
 - COPY and `execute_values` of 1,000 such rows and a commit, into that table.
 
 The same API over MySQL and SQLite, which wait for the disk as well, is measured beside the one over PostgreSQL.

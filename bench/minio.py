@@ -159,7 +159,7 @@ def busy(
         "recorded/s meanwhile": at_end / took,
         "p99 ms": 1000 * latencies[int(len(latencies) * 0.99)], "recorded": last, "lost": count - last,
         "skipped": metrics.skipped, "failed": failed,
-        "in MinIO's memory at the end": count - at_end, "seconds until recorded": changed - began,
+        "not recorded at the last put": count - at_end, "seconds until recorded": changed - began,
     }  # fmt: skip
 
 
