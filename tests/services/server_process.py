@@ -137,7 +137,7 @@ class _Session:
                 server.kill()
         assert self.watch.stdin is not None
         self.watch.stdin.close()
-        self.watch.wait(30)
+        self.watch.wait(300)  # a benchmark's folder may have hundreds of thousands of files
 
 
 @cache
