@@ -48,7 +48,7 @@ class _Committing:
     def __init__(self, database: Database) -> None:
         self.pid = os.getpid()
         self.queue: SimpleQueue[_Waiting] = SimpleQueue()
-        self.lock = threading.Lock()  # held by whoever uses the recorder
+        self.lock = threading.Lock()  # held by the thread that uses the recorder
         self.recorder = Recorder(database)
         self.thread_waits = False  # for the lock
 
