@@ -14,9 +14,11 @@ from pathlib import Path
 import sqlalchemy as sa
 from pyspark.sql import SparkSession
 
+from app.config.errors import BadValue
 from app.config.settings import Settings
 from app.outbox.reconcile.runs import AlreadyRunning
 from spark_jobs import connectors
+from spark_jobs.jdbc import postgresql_url
 from spark_jobs.listings.s3_listing import Bucket
 
 CATALOG, NAMESPACE = "bucketwire", "s3"
@@ -120,8 +122,12 @@ def _jdbc(url: sa.URL) -> dict[str, str]:
     host, port = url.host or query.get("host", ""), url.port or query.get("port", 5432)
     if not host or host.startswith("/"):
         raise BadCatalog("BUCKETWIRE_DATABASE_URL names a unix socket; Spark needs the host of PostgreSQL")
+    try:
+        uri = postgresql_url(host, int(port or 5432), url.database or "")
+    except BadValue as error:
+        raise BadCatalog(f"BUCKETWIRE_DATABASE_URL {error.problem}; {error.hint}") from None
     options = {
-        "uri": f"jdbc:postgresql://{f'[{host}]' if ':' in host else host}:{port}/{url.database}",
+        "uri": uri,
         "jdbc.user": url.username or "",
         "jdbc.password": url.password or "",
         "jdbc.ApplicationName": "bucketwire",

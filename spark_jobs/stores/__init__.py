@@ -4,6 +4,7 @@ import re
 
 from pyspark.sql import DataFrame, SparkSession
 
+from app.config.errors import BadValue
 from app.config.targets.base import NamespaceSettings, TargetSettings
 from app.config.targets.elasticsearch import ElasticsearchSettings
 from app.config.targets.mysql import MysqlSettings
@@ -29,6 +30,8 @@ def rows(spark: SparkSession, settings: TargetSettings, bucket: str, *, tasks: i
         return _rows(spark, settings, bucket, tasks)
     except NoTable:
         return spark.createDataFrame([], ROWS)
+    except BadValue as error:
+        raise CannotRead(f"{settings.title}: the address {error.problem}; {error.hint}") from None
 
 
 def has_single_rows(settings: TargetSettings) -> bool:

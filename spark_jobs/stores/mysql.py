@@ -6,6 +6,7 @@ from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]  # py4j 
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.mysql import MysqlSettings
+from spark_jobs.jdbc import MYSQL_SAFE, mysql_url
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
 
@@ -22,10 +23,9 @@ def rows(spark: SparkSession, settings: MysqlSettings, bucket: str, *, tasks: in
     if settings.tls_ca or settings.client_cert:
         raise CannotRead("MySQL: Spark's JDBC driver reads no PEM files; add the certificates to Java's trust store")
     table = ".".join("`" + name.replace("`", "``") + "`" for name in settings.table_name if name)
-    host = f"[{dsn.host}]" if ":" in dsn.host else dsn.host
-    options = {
+    options = MYSQL_SAFE | {
         # Never a URL of MariaDB's: see spark_jobs.connectors.
-        "url": f"jdbc:mysql://{host}:{dsn.port}/{dsn.database}",
+        "url": mysql_url(dsn.host, dsn.port, dsn.database),
         "driver": "com.mysql.cj.jdbc.Driver",
         "dbtable": f"({_query(table, bucket, tasks)}) AS selected",
         "fetchsize": "10000",

@@ -11,6 +11,7 @@ from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
+from spark_jobs.jdbc import postgresql_url
 from spark_jobs.jobs.findings import documents
 from spark_jobs.schemas import PATHS
 from spark_jobs.stores.base import CannotRead, NoTable
@@ -56,7 +57,7 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
     if host.startswith("/"):
         raise CannotRead("PostgreSQL: Spark reads by TCP, not by a unix socket; give the server's host and port")
     options = {
-        "url": f"jdbc:postgresql://{f'[{host}]' if ':' in host else host}:{port}/{database}",
+        "url": postgresql_url(host, port, database),
         "driver": "org.postgresql.Driver",
         "dbtable": f"({text}) AS selected",
         "fetchsize": _FETCH,

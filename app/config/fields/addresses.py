@@ -9,6 +9,7 @@ from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_PARAMETER = re.compile(
     r"(^|&)([^=&]*(?:pass|pwd|token|secret|key|sig|auth|cred|code)[^=&]*)=[^&]*", re.IGNORECASE
 )
@@ -188,10 +189,13 @@ def check_host(host: str) -> None:
     if not host:
         raise BadValue("has no host", "write the name or address of a server")
     if ":" in host:
+        address, percent, zone = host.partition("%")  # Python takes any text for a zone
         try:
-            ipaddress.IPv6Address(host)
+            ipaddress.IPv6Address(address)
         except ValueError:
             raise BadValue("has no valid host: too many colons", "write an IPv6 address as [::1]:port") from None
+        if percent and not _ZONE.fullmatch(zone):
+            raise BadValue("has no valid host: its zone is no interface's name", "write it as [fe80::1%eth0]:port")
         return
     labels = host.removesuffix(".").split(".")
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in labels):

@@ -8,10 +8,9 @@ from app.config.fields.addresses import check_host
 from app.config.fields.field_types import FieldType, Number, Path, Text
 from app.config.fields.fields import declared, setting
 from app.config.targets.base import NamespaceSettings, check_certificate_pair
-from app.config.targets.mysql_dsn import MYSQL_PORT, Dsn, parse_dsn
+from app.config.targets.mysql_dsn import MYSQL_PORT, Dsn, check_name, parse_dsn
 
 _NAME = r"(?:[\w$]+|`(?:[^`]|``)+`)"
-_LONGEST_NAME = 64
 
 
 class DsnString(FieldType[str]):
@@ -42,10 +41,7 @@ class MysqlTable(FieldType[str]):
         for name, quoted in _names(text):
             if name.isdigit() and not quoted:
                 raise BadValue("consists of digits only", "put the name in backticks")
-            if len(name) > _LONGEST_NAME:
-                raise BadValue(f"is longer than the {_LONGEST_NAME} characters a name can have", "shorten it")
-            if name.endswith(" ") or any(ord(letter) > 0xFFFF for letter in name):
-                raise BadValue("ends with a space or contains an emoji, which no name may", "choose another name")
+            check_name(name)
         return text
 
 
@@ -128,3 +124,7 @@ class MysqlSettings(NamespaceSettings, type_name="mysql", title="MySQL"):
         for name in ("username", "database"):
             if not getattr(self, name):
                 yield Problem(name, "", "is required with host", "set it, or write everything into dsn_string")
+        try:
+            check_name(self.database)
+        except BadValue as error:
+            yield Problem("database", self.database, error.problem, error.hint)
