@@ -11,6 +11,7 @@ from psycopg2 import extensions, sql
 from pyspark.sql import DataFrame, SparkSession
 
 from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.postgresql_dsn import parameters
 from spark_jobs.jdbc import postgresql_url
 from spark_jobs.jobs.findings import documents
 from spark_jobs.schemas import PATHS
@@ -31,9 +32,9 @@ _TLS = {"sslmode": "sslmode", "sslrootcert": "sslrootcert", "sslcert": "sslcert"
 
 def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks: int) -> DataFrame:
     """Return the ROWS of the bucket. Raises `CannotRead`."""
-    parameters = _parameters(settings)
+    given = parameters(settings.dsn)
     try:
-        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | parameters)))
+        connection = psycopg2.connect(extensions.make_dsn(**({"connect_timeout": "10"} | given)))
     except psycopg2.Error as error:
         raise CannotRead(f"PostgreSQL: {' '.join(str(error).split())}") from None
     try:
@@ -68,17 +69,10 @@ def rows(spark: SparkSession, settings: PostgresSettings, bucket: str, *, tasks:
         "user": user,
         "password": password or "",
         "ApplicationName": "bucketwire",
-        **{name: parameters[key] for key, name in _TLS.items() if key in parameters},
+        **{name: given[key] for key, name in _TLS.items() if key in given},
     }
     selected = spark.read.format("jdbc").options(**options).load().drop("part")
     return selected if is_json else documents(selected)
-
-
-def _parameters(settings: PostgresSettings) -> dict[str, str]:
-    try:
-        return dict(extensions.parse_dsn(settings.dsn))
-    except psycopg2.Error:  # its message quotes the part that it cannot parse, perhaps a password
-        raise CannotRead("connection_string: libpq cannot parse it") from None
 
 
 def _query(table: sql.Identifier, bucket: str, tasks: int, *, is_json: bool) -> sql.Composable:

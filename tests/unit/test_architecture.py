@@ -21,6 +21,8 @@ DRIVERS = {
 KNOWS_THE_EMBEDDED_REDIS = {"app/supervisor/embedded_redis.py"}
 # What the drivers of SQLAlchemy lack is made good there.
 KNOWS_THE_OUTBOX_SERVER = {"app/outbox/engine/mysql_connection.py", "app/outbox/engine/pg_timeouts.py"}
+# Which keywords a connection string has is libpq's to say.
+KNOWS_LIBPQ = {"app/config/targets/postgresql_dsn.py"}
 KNOWS_CELERY = {"workers/celery.py", "workers/tasks.py"}
 
 
@@ -71,7 +73,7 @@ def test_one_module_of_app_knows_the_broker() -> None:
 
 
 def test_app_knows_no_targets_driver() -> None:
-    assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS | KNOWS_THE_OUTBOX_SERVER) == []
+    assert crossings("app", *DRIVERS, allowed=KNOWS_THE_EMBEDDED_REDIS | KNOWS_THE_OUTBOX_SERVER | KNOWS_LIBPQ) == []
 
 
 @pytest.mark.parametrize(

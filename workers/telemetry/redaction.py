@@ -13,7 +13,7 @@ from app.config.fields.fields import Field, fields_of
 from app.config.targets.base import TargetSettings
 from app.config.targets.mysql import MysqlSettings
 from app.config.targets.postgresql import PostgresSettings
-from app.config.targets.postgresql_dsn import is_url, keywords
+from app.config.targets.postgresql_dsn import secrets_in
 from app.config.targets.webhook import WebhookSettings
 from app.events.model import Event
 from workers.delivery.outcomes import Delivered, NotAttempted, Outcome
@@ -87,8 +87,8 @@ def secrets_of(settings: TargetSettings) -> Iterator[str]:
             yield from value.split()
     if isinstance(settings, MysqlSettings):
         yield settings.dsn.password
-    if isinstance(settings, PostgresSettings) and not is_url(settings.dsn):
-        yield keywords(settings.dsn).get("password", "")
+    if isinstance(settings, PostgresSettings):
+        yield from secrets_in(settings.dsn)
 
 
 def _within(key: Field, value: str) -> Iterator[str]:

@@ -9,11 +9,11 @@ from app.config.targets.base import NamespaceSettings
 from app.config.targets.postgresql_dsn import (
     ConnectionString,
     PostgresTable,
+    connection_string,
     host_files,
     identifier,
     is_url,
-    keywords,
-    written_keywords,
+    parameters,
 )
 
 
@@ -44,7 +44,7 @@ class PostgresSettings(NamespaceSettings, type_name="postgresql", short="postgre
         parts = self._parts()
         if is_url(self.connection_string) or not parts:
             return self.connection_string
-        return written_keywords(keywords(self.connection_string) | parts)
+        return connection_string(parameters(self.connection_string) | parts)
 
     @property
     def table_name(self) -> str:

@@ -1,19 +1,16 @@
-"""Parse PostgreSQL's connection strings and table names (reference §4.10)."""
+"""Parse PostgreSQL's connection strings as libpq does, and its table names (reference §4.10)."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import ClassVar
-from urllib.parse import parse_qsl, unquote
 
 from app.config.errors import BadValue, nearest
 from app.config.fields.field_types import FieldType, Text
 
-_PAIR = re.compile(
-    r"\s*([A-Za-z_][A-Za-z0-9_]*)\s*=\s*(?:'((?:[^'\\]|\\.)*)'|((?!')(?:[^\s\\]|\\.)*))(?=\s|$)", re.DOTALL
-)
 _NAME = re.compile(r"[^\W\d][\w$]*")
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"')
 _LONGEST_NAME = 63
+# Only to find the end of a connection string without quotes in a line of `key=value`: what they mean is libpq's.
 _LIBPQ = """
     application_name channel_binding client_encoding connect_timeout dbname fallback_application_name gssdelegation
     gssencmode gsslib host hostaddr keepalives keepalives_count keepalives_idle keepalives_interval krbsrvname
@@ -23,9 +20,17 @@ _LIBPQ = """
     ssl_min_protocol_version sslcert sslcertmode sslcompression sslcrl sslcrldir sslkey sslkeylogfile sslmode
     sslnegotiation sslpassword sslrootcert sslsni target_session_attrs tcp_user_timeout user
 """
-_FILES = (
-    "passfile", "service", "servicefile", "sslcert", "sslcrl", "sslcrldir", "sslkey", "sslkeylogfile", "sslrootcert",
-)  # fmt: skip
+# What concerns the server and the connection only. Everything else that libpq knows, now or in a later version, may
+# name a file, a ticket or a service of the client's own host.
+_OF_SERVER = {
+    "application_name", "channel_binding", "client_encoding", "connect_timeout", "dbname",
+    "fallback_application_name", "host", "hostaddr", "keepalives", "keepalives_count", "keepalives_idle",
+    "keepalives_interval", "load_balance_hosts", "options", "password", "port", "require_auth",
+    "ssl_max_protocol_version", "ssl_min_protocol_version", "sslcompression", "sslmode", "sslnegotiation",
+    "sslpassword", "sslsni", "target_session_attrs", "tcp_user_timeout", "user",
+}  # fmt: skip
+_OF_SERVER_TOO = {("sslrootcert", "system"), ("gssencmode", "disable")}
+_SECRETS = ("password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key")
 # What MinIO's guides and other drivers call libpq's keywords.
 _LIBPQS_WORD = {"username": "user", "database": "dbname", "db": "dbname", "hostname": "host", "pass": "password"}
 
@@ -38,30 +43,19 @@ class ConnectionString(FieldType[str]):
     pairs: ClassVar[frozenset[str]] = frozenset(_LIBPQ.split())
 
     def parse(self, text: str) -> str:
-        """Check the syntax and the keywords, and return the text."""
+        """Check that libpq can parse the text, and return it."""
         Text().parse(text)
-        if "://" not in text.partition("=")[0]:
-            self._check(keywords(text))
-        elif not is_url(text) or re.search(r"\s", text):
+        if re.search(r"[^\S ]", text):
+            raise BadValue(
+                "contains a space that is not ASCII's, which libpq takes for a letter", "write a plain space"
+            )
+        is_like_url = "://" in text.partition("=")[0]
+        if is_like_url and (not is_url(text) or " " in text):
             raise BadValue(
                 "is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, without spaces"
             )
-        else:
-            self._check(name for name, _ in parse_qsl(text.partition("?")[2], keep_blank_values=True) if name != "ssl")
+        parameters(text)
         return text
-
-    def _check(self, names: Iterable[str]) -> None:
-        """Refuse what libpq would refuse when it connects. An unknown word is not quoted: it may be of a password."""
-        for number, name in enumerate(names, 1):
-            if name in self.pairs:
-                continue
-            if name in _LIBPQS_WORD:
-                raise BadValue(f"has {name}, which libpq calls {_LIBPQS_WORD[name]}", f"write {_LIBPQS_WORD[name]}=…")
-            close = nearest(name, self.pairs)
-            raise BadValue(
-                f"has a keyword (number {number}) that libpq does not know",
-                f"did you mean {close}?" if close else "put values with spaces in single quotes",
-            )
 
 
 class PostgresTable(FieldType[str]):
@@ -99,45 +93,58 @@ def is_url(text: str) -> bool:
     return text.startswith(("postgres://", "postgresql://"))
 
 
-def keywords(text: str) -> dict[str, str]:
-    """Parse a libpq connection string; of repeated keywords the last one counts, as in libpq. Raises `BadValue`."""
-    pairs: dict[str, str] = {}
-    position = 0
-    text = text.rstrip()
-    while position < len(text):
-        match = _PAIR.match(text, position)
-        if not match:
-            raise BadValue(
-                "is not a connection string",
-                "write keyword=value pairs, values with spaces in single quotes, or a URL",
-            )
-        value = match[2] if match[2] is not None else match[3]
-        pairs[match[1]] = re.sub(r"\\(.)", r"\1", value, flags=re.DOTALL)
-        position = match.end()
-    return pairs
+def parameters(text: str) -> dict[str, str]:
+    """Return what libpq reads in a connection string. Raises `BadValue`, which never quotes the string."""
+    from psycopg2 import Error, extensions  # noqa: PLC0415 - most commands need no driver
+
+    try:
+        return dict(extensions.parse_dsn(text))
+    except (Error, ValueError) as error:
+        raise _explain(str(error)) from None
+
+
+def connection_string(values: Mapping[str, str]) -> str:
+    """Write parameters as a connection string."""
+    from psycopg2 import extensions  # noqa: PLC0415 - as above
+
+    return str(extensions.make_dsn(**values))
+
+
+def secrets_in(text: str) -> list[str]:
+    """Return the passwords and keys in a connection string."""
+    values = parameters(text)
+    return [values[name] for name in _SECRETS if values.get(name)]
 
 
 def host_files(text: str) -> list[str]:
-    """Return what a connection string names of the client's own host: files, a service of a file, and unix sockets.
+    """Return the parameters that may name something of the client's own host: a file, a unix socket, a Kerberos ticket.
 
     Without a host libpq connects to a socket, too.
     """
-    values = _url_keywords(text) if is_url(text) else keywords(text)
-    found = [value for name in _FILES if (value := values.get(name, "")) not in ("", "system")]
-    if not all(values.get("hostaddr", "").split(",")):  # otherwise `host` is but a name to verify
-        found += [host for host in values.get("host", "").split(",") if not host or host[0] in "/@"]
+    values = {name: value for name, value in parameters(text).items() if value}
+    found = [
+        f"{name}={value}"
+        for name, value in values.items()
+        if name not in _OF_SERVER and (name, value) not in _OF_SERVER_TOO
+    ]
+    hosts, addresses = values.get("host", "").split(","), values.get("hostaddr", "").split(",")
+    if not all(addresses):  # otherwise `host` is but a name to verify
+        found += [f"host={host}" for host in hosts if not host or host[0] in "/@"]
     return found
 
 
-def _url_keywords(text: str) -> dict[str, str]:
-    address, _, query = text.partition("://")[2].partition("?")
-    servers = address.partition("/")[0].rpartition("@")[2]
-    hosts = (unquote(server if server.startswith("[") else server.partition(":")[0]) for server in servers.split(","))
-    return {"host": ",".join(hosts)} | dict(parse_qsl(query))
-
-
-def written_keywords(values: dict[str, str]) -> str:
-    """Write these keywords as a libpq connection string."""
-    return " ".join(
-        f"{key}='{value}'" for key, value in ((k, re.sub(r"(['\\])", r"\\\1", v)) for k, v in values.items())
+def _explain(message: str) -> BadValue:
+    """Explain why libpq refuses a string. What it quotes is not repeated: it may be a part of a password."""
+    quoted = re.search(r"option[^\w]+(\w+)\W*$|parameter\W+(\w+)\W*$", message)
+    name = (quoted[1] or quoted[2]) if quoted else ""
+    if name in _LIBPQS_WORD:
+        return BadValue(f"has {name}, which libpq calls {_LIBPQS_WORD[name]}", f"write {_LIBPQS_WORD[name]}=…")
+    if name:
+        close = nearest(name, ConnectionString.pairs)
+        return BadValue(
+            "has a keyword that libpq does not know",
+            f"did you mean {close}?" if close else "put values with spaces in single quotes",
+        )
+    return BadValue(
+        "is not a connection string", "write keyword=value pairs, values with spaces in single quotes, or a URL"
     )

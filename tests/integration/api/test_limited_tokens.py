@@ -174,9 +174,15 @@ HOSTS_OWN: dict[str, list[tuple[dict[str, str], dict[str, str]]]] = {
         ({"connection_string": text, "table": "t"}, {"connection_string": "host=127.0.0.1 dbname=d", "table": "t"})
         for text in (
             "user=u dbname=d", "host=/run/postgresql user=u dbname=d", "host=127.0.0.1,/run user=u dbname=d",
-            "host=127.0.0.1 passfile=/etc/other dbname=d", "host=127.0.0.1 sslkeylogfile=/etc/passwd dbname=d",
+            "host=127.0.0.1 passfile=/etc/other dbname=d", "host=127.0.0.1 sslcrldir=/etc dbname=d",
             "service=other", "postgresql:///d", "postgresql://u@%2Frun%2Fpostgresql/d",
             "postgresql://u@127.0.0.1/d?host=/run", "postgresql://u@127.0.0.1/d?sslkey=/etc/k",
+            # What libpq reads differently from a reader of URLs or of words.
+            "postgresql://u:p?host=127.0.0.1@%2Frun/d", "postgresql://u@%2Frun/d?hostaddr=127.0.0.1&hostaddr=",
+            "host=@abstract user=u dbname=d",
+            # Tickets of the host, and a helper of its system.
+            "host=127.0.0.1 gssdelegation=1", "host=127.0.0.1 krbsrvname=other", "host=127.0.0.1 gssencmode=require",
+            "host=127.0.0.1 requirepeer=root",
         )
     ],
 }  # fmt: skip
@@ -198,6 +204,11 @@ def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
             changed = client.put(path, json=beyond | {"comment": "mine"})
             assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
             assert client.put(path, json=allowed).status_code == 200
+    path, stored = "/v1/targets/postgresql/own", "host=127.0.0.1 sslcert=/etc/c"
+    settings = {"connection_string": stored, "table": "t"}
+    assert client.put(path, json=settings, headers=admin).status_code == 200
+    other = settings | {"connection_string": stored.replace("sslcert", "passfile")}
+    problem(client.put(path, json=other), 403, "forbidden")  # a stored file in another place
 
 
 def _of_other(content: dict[str, str]) -> dict[str, str]:

@@ -27,7 +27,7 @@ def test_the_old_file_gives_todays_targets() -> None:
     assert webhook == {"enable": "on", "endpoint": "http://localhost:3000/", "queue_dir": "", "queue_limit": "0"}
     postgres = load(PostgresSettings, found.targets[TargetId("postgresql", "1")])
     assert postgres.dsn == (
-        "sslmode='disable' host='127.0.0.1' port='5432' user='postgres' password='password' dbname='minio_events'"
+        "sslmode=disable host=127.0.0.1 port=5432 user=postgres password=password dbname=minio_events"
     )
 
 

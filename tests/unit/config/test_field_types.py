@@ -8,7 +8,7 @@ from app.config.fields.field_types import Choice, Duration, FieldType, Number, P
 from app.config.fields.fields import texts_of
 from app.config.formats.notify_lines import parse_line
 from app.config.targets.elasticsearch import split_urls
-from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, keywords, written_keywords
+from app.config.targets.postgresql_dsn import ConnectionString, PostgresTable, identifier, parameters
 from app.config.targets.webhook import SigningSecrets, WebhookSettings
 
 TOGGLE, NUMBER, DURATION = Toggle(), Number(1, 50), Duration()
@@ -114,7 +114,11 @@ NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
     (Text(), "a\nb", "control"),
     (Text(), "x" * 8193, "longer"),
     (Text(ascii_only=True), "tökén", "ASCII"),
-    *((STRING, text, "not a connection string") for text in ("localhost", "host='h", "host=a b", "=x")),
+    *(
+        (STRING, text, "not a connection string")
+        for text in ("localhost", "host='h", "host=a b", "h=é\udcff", "postgresql://me:pw%zz@db/e")
+    ),
+    *((STRING, f"host=h{blank}sslkey=/k", "space that is not ASCII") for blank in "\u00a0\u2003\u3000\x85"),
     *((STRING, text, "PostgreSQL URL") for text in ("mysql://h/db", "postgresql://h/db x", "http://h")),
     *((TABLE, text, "not a table name") for text in ("schema.t", "a-b", "1a", "", '"', '""', '"a"b"', "$a")),
     *((TABLE, text, "catalogue") for text in ("pg_namespace", "PG_x", '"pg_x"')),
@@ -161,8 +165,7 @@ def test_a_quoted_name_is_kept() -> None:
     ],
 )
 def test_libpq_keywords_are_read_as_libpq_reads_them(text: str, found: dict[str, str]) -> None:
-    assert keywords(text) == found
-    assert keywords(written_keywords(found)) == found
+    assert parameters(text) == found
 
 
 @pytest.mark.parametrize(

@@ -224,13 +224,13 @@ def test_a_value_that_is_wrong_by_itself_is_not_also_blamed_for_what_it_would_ha
 DSNS = [
     ({"connection_string": "host=db user=me"}, "host=db user=me"),
     ({"connection_string": "postgresql://u@h/db"}, "postgresql://u@h/db"),
-    ({"host": "db"}, "host='db'"),
+    ({"host": "db"}, "host=db"),
     (
         {"connection_string": "sslmode=disable", "host": "127.0.0.1", "port": "5432", "user": "postgres",
          "password": "it's \\", "database": "minio_events"},
-        "sslmode='disable' host='127.0.0.1' port='5432' user='postgres' password='it\\'s \\\\' dbname='minio_events'",
+        "sslmode=disable host=127.0.0.1 port=5432 user=postgres password='it\\'s \\\\' dbname=minio_events",
     ),
-    ({"connection_string": "host=a dbname=b", "host": "c"}, "host='c' dbname='b'"),
+    ({"connection_string": "host=a dbname=b", "host": "c"}, "dbname=b host=c"),
 ]  # fmt: skip
 
 
@@ -247,8 +247,8 @@ GUIDE_OF_2020 = "host=hostname port=2832 username=psqluser password=psqlpass dat
     [
         (GUIDE_OF_2020, "has username, which libpq calls user; write user=…"),
         ("host=h database=d", "has database, which libpq calls dbname"),
-        ("host=h usr=me", "has a keyword (number 2) that libpq does not know; did you mean user?"),
-        ("host=h password=two hushhush=words", "has a keyword (number 3) that libpq does not know"),
+        ("host=h usr=me", "has a keyword that libpq does not know; did you mean user?"),
+        ("host=h password=two hushhush=words", "has a keyword that libpq does not know"),
         ("postgresql://me@h/d?sslmode=require&username=x", "has username, which libpq calls user"),
     ],
 )
@@ -267,7 +267,7 @@ def test_the_line_of_the_guide_of_2020_works_without_its_quotes_as_the_old_keys(
     """A shell removes the quotes, and what is left after `port` are keys of the target from before 2020."""
     _, values = parse_line(f"notify_postgres:1 connection_string={GUIDE_OF_2020} table=t")
     assert load(PostgresSettings, values).dsn == (
-        "host='hostname' port='2832' user='psqluser' password='psqlpass' dbname='bucketevents'"
+        "host=hostname port=2832 user=psqluser password=psqlpass dbname=bucketevents"
     )
 
 

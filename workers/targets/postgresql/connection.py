@@ -7,23 +7,14 @@ import psycopg2
 from psycopg2 import extensions
 
 from app.config.targets.postgresql import PostgresSettings
+from app.config.targets.postgresql_dsn import parameters as libpq_parameters
 from workers.targets import socket_deadline
 from workers.targets.base import TargetUnavailable
 
 
 def parameters(settings: PostgresSettings) -> dict[str, str]:
-    """Return libpq's parameters from the settings, with defaults for missing ones.
-
-    Raises `TargetUnavailable` without quoting the connection string, which may hold a password.
-    """
-    try:
-        given = dict(extensions.parse_dsn(settings.dsn))
-    except psycopg2.Error:
-        # libpq's message quotes the part that it cannot parse.
-        raise TargetUnavailable(
-            "connection_string: not understood by libpq; "
-            "write 'host=… port=… dbname=… user=… password=…' or postgresql://user:password@host:port/dbname"
-        ) from None
+    """Return libpq's parameters from the settings, with defaults for missing ones."""
+    given = libpq_parameters(settings.dsn)
     seconds = math.ceil(settings.timeout)
     defaults = {
         "connect_timeout": str(max(2, seconds)),  # libpq treats 1 as 2
