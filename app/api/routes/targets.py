@@ -30,6 +30,7 @@ from app.outbox.targets import StoredTarget, UnknownTarget
 
 routes = Blueprint("targets", __name__)
 _OF_ALL = {"allow_private": True, "queue_full": "reject"}  # values that concern more than their target
+_SCHEDULES = ("reconcile", "reconcile_repair", "scan")  # runs over every bucket in the target's events
 
 
 @routes.get("/v1/targets")
@@ -325,6 +326,9 @@ def _check_tenant(type_name: str, before: Mapping[str, str], after: Mapping[str,
     for name, value in _OF_ALL.items():
         if _parsed(cls, after, name) == value != _parsed(cls, before, name):
             raise _beyond_target(f"{name} is {after[name]}, which concerns more than this target")
+    for name in _SCHEDULES:
+        if (schedule := _parsed(cls, after, name)) and schedule != _parsed(cls, before, name):
+            raise _beyond_target(f"{name} schedules runs over every bucket in this target's events")
 
 
 def _check_host_files(type_name: str, before: Mapping[str, str], wanted: TargetSettings) -> None:

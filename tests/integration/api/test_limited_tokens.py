@@ -211,6 +211,26 @@ def test_a_limited_token_names_no_file_and_no_socket_of_the_host(
     problem(client.put(path, json=other), 403, "forbidden")  # a stored file in another place
 
 
+def test_a_limited_token_schedules_nothing_that_it_may_not_request(
+    log: Database, limited: Callable[..., httpx.Client]
+) -> None:
+    client, path = limited(targets=[TargetId("redis", "own")]), "/v1/targets/redis/own"
+    admin = token(log, "admin")
+    until(lambda: client.get("/v1/tokens", headers=admin).status_code == 200, 60)
+    plain = {"address": "127.0.0.1:9", "key": "k"}
+    nightly, repairing = {"reconcile": "0 3 * * *"}, {"reconcile_repair": "on"}
+    stored: dict[str, str] = {}
+    for more in (nightly, repairing, {"scan": "0 4 * * *"}):
+        refused = problem(client.put(path, json=plain | stored | more), 403, "forbidden")
+        assert f"{next(iter(more))} schedules runs over every bucket" in refused["detail"]
+        stored |= more
+        assert client.put(path, json=plain | stored, headers=admin).status_code in (200, 201)
+        problem(client.put(path, json=plain | stored | {"reconcile": "0 5 * * *"}), 403, "forbidden")
+    changed = client.put(path, json=plain | stored | {"comment": "mine"})
+    assert changed.status_code == 200, f"what is stored may stay: {changed.text}"
+    assert client.put(path, json=plain).status_code == 200, "and may end"
+
+
 def _of_other(content: dict[str, str]) -> dict[str, str]:
     return {name: value.replace("mine", "other") for name, value in content.items()}
 
