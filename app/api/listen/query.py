@@ -21,7 +21,9 @@ NO_TARGET = TargetId("listener", "_")  # a rule needs a target; only its filter 
 class StreamQuery:
     """The requested events, the ping interval (seconds; 0: as MinIO before 2023), and the event to resume after.
 
-    With `target_id` (a row's id) only events for that target. `is_allowed` returns whether the listener may still
+    With `target_id` (a row's id) only events for that target. With `resume_bucket` that event has to be of this bucket.
+    With `seal` the ids of events that the listener does not get are sealed with it, to resume after them without
+    knowing them. `is_allowed` returns whether the listener may still
     listen; it is asked every few seconds, in the thread that reads the log.
     """
 
@@ -30,6 +32,8 @@ class StreamQuery:
     resume_after: str = ""
     wire_format: JsonLines = JSON_LINES
     target_id: int | None = None
+    resume_bucket: str = ""
+    seal: Callable[[str], str] | None = None
     is_allowed: Callable[[], bool] | None = None
 
 

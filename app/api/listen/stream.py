@@ -22,6 +22,7 @@ class Stream(asyncio.Protocol):
 
     __slots__ = (
         "_after",
+        "_after_sealed",
         "_chunked",
         "_closed",
         "_due",
@@ -60,6 +61,7 @@ class Stream(asyncio.Protocol):
         self._closed = closed
         self._transport: Any = None
         self._after = query.resume_after
+        self._after_sealed = False
         self._due = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -84,12 +86,12 @@ class Stream(asyncio.Protocol):
             if self.waiting > MOST_WAITING:
                 return sent
             self._write(self._format.event(line))
-            self._after = line.event_id
+            self._after, self._after_sealed = line.event_id, False
         return len(lines)
 
     def send_gap_marker(self, missed: int) -> None:
         """Send the marker of a gap."""
-        self._write(self._format.gap(missed, self._after))
+        self._write(self._format.gap(missed, self._resume_id()))
 
     def keep_alive(self, now: float) -> None:
         """Send a ping, or MinIO's space, if it is due; end a stream that has lasted as long as its format allows."""
@@ -100,11 +102,15 @@ class Stream(asyncio.Protocol):
             return
         self._due = now + (self.query.ping or LEGACY_PING)
         if self.waiting <= MOST_WAITING:
-            self._write(self._format.ping(self.query.ping, self._after))
+            self._write(self._format.ping(self.query.ping, self._resume_id()))
 
     def passed(self, event_id: str) -> None:
         """Remember that the listener has got everything that it wants up to this event of the log."""
+        self._after_sealed = self.query.seal is not None and (self._after_sealed or event_id != self._after)
         self._after = event_id
+
+    def _resume_id(self) -> str:
+        return self.query.seal(self._after) if self.query.seal and self._after_sealed and self._after else self._after
 
     def wants(self, row: Any) -> bool:
         """Return whether an event of the log goes to the target of the query, if it has one."""

@@ -35,15 +35,15 @@ class Streams:
         The stream has the events from now on, or those after the query's `resume_after`. Raises `S3Error` if the log
         does not contain that event, or if there are too many streams.
         """
-        position = self._position_after(query.resume_after) if query.resume_after else log_end(self._database).last_seq
+        position = self._position_after(query) if query.resume_after else log_end(self._database).last_seq
         broadcaster = self._get_broadcaster()
         if len(broadcaster) >= self._most:
             raise S3Error("SlowDown")
         stream = broadcaster.stream(query, position, chunked=chunked, number=number)
         return SocketHandedOver(lambda connection: broadcaster.admit(connection, stream))
 
-    def _position_after(self, event_id: str) -> int:
-        position = position_of(self._database, event_id)
+    def _position_after(self, query: StreamQuery) -> int:
+        position = position_of(self._database, query.resume_after, query.resume_bucket)
         if position is None:
             raise S3Error("InvalidArgument", f"{RESUME}: the event log does not contain this event (any more).")
         return position

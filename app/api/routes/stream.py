@@ -2,11 +2,12 @@
 
 import secrets
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Flask, Response, current_app, request
 
-from app.api.auth import READ, needs, require_bucket, require_target, watch_token
+from app.api.auth import READ, is_limited, needs, require_bucket, require_target, watch_token
 from app.api.errors import ApiProblem
 from app.api.listen.gunicorn_worker import SocketHandedOver
 from app.api.listen.query import LONGEST_FILTER, NO_TARGET, StreamQuery
@@ -15,6 +16,8 @@ from app.api.listen.wire_format import SERVER_SENT_EVENTS
 from app.api.s3.errors import S3Error
 from app.api.serialization import bad_value, parsed_target, parsed_text, refuse_unknown
 from app.api.services import services
+from app.config.errors import BadValue
+from app.config.secrets import Sealer
 from app.events.model import EVENT_ID
 from app.events.names import EVERY, UnknownEventName, expand
 from app.outbox.engine.database import Database
@@ -23,6 +26,7 @@ from app.rules.model import EVERY_BUCKET, Rule
 routes = Blueprint("stream", __name__)
 _STREAMS = "bucketwire_streams"
 _PING = 15  # seconds
+_SEALED_ID = "event:"  # before a sealed id, so that nothing else that is sealed is taken for one
 
 
 class _HandOver(Response):
@@ -81,14 +85,18 @@ def stream() -> Response:
     target_id = None if target is None else services().registry.target(target).row_id
     rule = Rule(bucket=bucket or EVERY_BUCKET, events=_names(events), target=NO_TARGET, prefix=prefix, suffix=suffix)
     after = parsed_text("after", request.args.get("after"))
-    if after and not EVENT_ID.fullmatch(after):
-        raise bad_value("after", "is not the id of an event", "give 32 hexadecimal digits")
+    after_id, after_sealed = _event_id(after)
+    if after and not after_id:
+        raise bad_value("after", "is not the id of an event", "give 32 hexadecimal digits, or an id of a stream")
     last = request.headers.get("Last-Event-ID", "")
-    resume = last if EVENT_ID.fullmatch(last) else after
+    last_id, last_sealed = _event_id(last)
+    resume, sealed = (last_id, last_sealed) if last_id else (after_id, after_sealed)
     if request.method == "HEAD":
         return Response(mimetype="text/event-stream")
     response = _HandOver()
-    query = StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, watch_token())
+    query = StreamQuery(rule, _PING, resume, SERVER_SENT_EVENTS, target_id, is_allowed=watch_token())
+    if is_limited():  # it learns no event of another bucket, nor whether there is one of an id
+        query = replace(query, seal=partial(_seal, services().sealer), resume_bucket="" if sealed else bucket)
     try:
         response.handed_over = _begin(query)
     except S3Error as error:
@@ -107,6 +115,26 @@ def _begin(query: StreamQuery) -> SocketHandedOver:
     streams: Streams = current_app.extensions[_STREAMS]
     chunked = request.environ.get("SERVER_PROTOCOL") != "HTTP/1.0"
     return streams.begin(query, chunked=chunked, number=secrets.token_hex(8).upper())
+
+
+def _seal(sealer: Sealer, event_id: str) -> str:
+    return sealer.seal(_SEALED_ID + event_id)
+
+
+def _event_id(text: str) -> tuple[str, bool]:
+    """Return the id of an event in a text that a stream has sent or a client knows, "" for none; whether it was sealed.
+
+    A sealed one was sent by a stream, which had looked at that event.
+    """
+    try:
+        event_id = services().sealer.unseal(text)
+    except BadValue:
+        return "", False
+    sealed = event_id != text
+    if sealed != event_id.startswith(_SEALED_ID):
+        return "", False
+    event_id = event_id.removeprefix(_SEALED_ID)
+    return (event_id, sealed) if EVENT_ID.fullmatch(event_id) else ("", False)
 
 
 def _names(text: str) -> tuple[str, ...]:

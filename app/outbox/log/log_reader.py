@@ -13,7 +13,7 @@ from app.outbox.engine.database import Database
 from app.outbox.log_head import LogHead
 
 _e = tables.events.c
-_PLACE = sa.select(_e.seq).where(_e.id == sa.bindparam("event_id"))
+_PLACE = sa.select(_e.seq, _e.bucket).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
 _BETWEEN = (
     sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.targets, _e.record)
@@ -32,11 +32,11 @@ def log_end(database: Database) -> LogHead:
         return log_head.read(connection)
 
 
-def position_of(database: Database, event_id: str) -> int | None:
-    """Return the seq of an event, None if the log does not (or no longer) contain it."""
+def position_of(database: Database, event_id: str, bucket: str = "") -> int | None:
+    """Return the seq of an event, None if the log does not (or no longer) contain it, or it is of another bucket."""
     with database.reading() as connection:
-        seq: int | None = connection.execute(_PLACE, {"event_id": event_id}).scalar_one_or_none()
-    return seq
+        row = connection.execute(_PLACE, {"event_id": event_id}).one_or_none()
+    return None if row is None or (bucket and row.bucket != bucket) else row.seq
 
 
 def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:

@@ -25,6 +25,7 @@ from tests.services import until
 from tests.support.builders import DELETE, add_target, event, migrated
 
 URL = "/v1/events/stream"
+OF_IMAGES = {"bucket": "images"}
 
 
 @contextmanager
@@ -131,6 +132,30 @@ def test_a_stream_needs_the_scope_and_the_bucket(log: Database, start: Start) ->
         with listening(api, headers, **params) as stream:
             Log(log).append([[event("secret", bucket="films"), event("mine")]])
             assert next(stream)[1] == ("mine" if params else "secret")
+
+
+def test_a_stream_limited_to_a_bucket_learns_no_id_of_another_buckets_events(log: Database, start: Start) -> None:
+    headers = {"Authorization": f"Bearer {Tokens(log).create('l', ['read'], buckets=['images'])}"}
+    mine, other = event("mine"), event("secret", bucket="films")
+    api = start(url_of(log))
+    until(lambda: all(api.client.head(URL, headers=headers, params=OF_IMAGES).status_code == 200 for _ in range(8)), 60)
+    with (
+        httpx.Client(base_url=api.url, timeout=60) as client,
+        client.stream("GET", URL, params=OF_IMAGES, headers=headers) as response,
+    ):
+        Log(log).append([[other]])
+        for line in response.iter_lines():
+            if line.startswith("id: "):
+                last = line.removeprefix("id: ")
+                break
+    assert other.id not in last
+    Log(log).append([[mine]])
+    for place, begins in (({"Last-Event-ID": last}, {}), ({}, {"after": last})):
+        with listening(api, headers | place, **OF_IMAGES, **begins) as stream:
+            assert next(stream) == (mine.id, "mine"), "it resumes after an event that it does not know"
+    for unknown in (other.id, "0" * 32):
+        refused = problem(api.client.get(URL, headers=headers, params=OF_IMAGES | {"after": unknown}), 400, "bad-value")
+        assert "is not in the event log" in refused["detail"], "whether there is such an event is not said either"
 
 
 def test_a_stream_ends_after_some_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
