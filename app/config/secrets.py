@@ -55,8 +55,8 @@ class Sealer:
     def seal_all(self, target: TargetId | str, values: Mapping[str, str]) -> dict[str, str]:
         """Return a target's texts as they may be stored.
 
-        Everything that is redacted is sealed: secrets, URLs with a password, and unknown keys, because they may be
-        misspelt secrets. A reference to a secret is not sealed.
+        Everything that is redacted is sealed: secrets, URLs with a password, a webhook's address of which a part is not
+        shown, and unknown keys, because they may be misspelt secrets. A reference to a secret is not sealed.
         """
         redacted = _redact_all(target if isinstance(target, str) else target.type, values)
         return {

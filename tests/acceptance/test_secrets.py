@@ -133,7 +133,10 @@ def bad_targets(remotes: Remotes, planted: Planted) -> dict[str, dict[str, str]]
             "sentinel_password": new("redis sentinel_password"),
         },
         "webhook:refused": {
-            "endpoint": f"http://me:{new('webhook endpoint')}@{refusing}/in?token={new('webhook query')}",
+            "endpoint": (
+                f"http://me:{new('webhook endpoint')}@{refusing}/in/{new('webhook path')}"
+                f"?token={new('webhook query')}&k={new('another webhook query')}"
+            ),
             "auth_token": new("webhook auth_token"), "signing_secret": planted.signing("webhook signing_secret"),
             "headers": f"X-Key: Token {new('webhook header')}; X-Other: {new('another webhook header')}",
         },

@@ -9,6 +9,7 @@ from dataclasses import replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from app.config.errors import REDACTED
+from app.config.fields.addresses import WebhookUrl
 from app.config.fields.fields import Field, fields_of
 from app.config.targets.base import TargetSettings
 from app.config.targets.mysql import MysqlSettings
@@ -97,6 +98,8 @@ def _within(key: Field, value: str) -> Iterator[str]:
         for word in value.split():
             yield word
             yield word.removeprefix("whsec_")
+    if isinstance(key.kind, WebhookUrl):
+        yield from key.kind.secrets_in(value)
     if "://" in value and (key.refers or key.kind.shown(value) != value):
         parts = urlsplit(value)
         if parts.password:

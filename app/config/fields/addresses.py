@@ -2,13 +2,15 @@
 
 import ipaddress
 import re
+from itertools import takewhile
 from typing import NamedTuple
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 from app.config.errors import REDACTED, BadValue
 from app.config.fields.field_types import FieldType
 
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_PLAIN = re.compile(r"(?:v[0-9]{1,2}|[a-z]{1,16}(?:[-_][a-z]{1,16}){0,3}|)")  # a segment of a path that is no secret
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
 _SECRET_PARAMETER = re.compile(
     r"(^|&)([^=&]*(?:pass|pwd|token|secret|key|sig|auth|cred|code)[^=&]*)=[^&]*", re.IGNORECASE
@@ -141,6 +143,36 @@ class HttpUrl(FieldType[str]):
         return redacted_url(text)
 
 
+class WebhookUrl(HttpUrl):
+    """The address of a webhook. Who knows Slack's may post there, so a path and a query may be secrets.
+
+    Shown are the host and the path's first segments as long as they are plain words, such as
+    `https://hooks.slack.com/services/*redacted*`, and of a query the names.
+    """
+
+    def shown(self, text: str) -> str:
+        parts, segments, _ = _split_webhook(text)
+        if parts is None:
+            return text if _PLAIN.fullmatch(text.removesuffix("://")) else REDACTED
+        user, colon, _ = parts.netloc.rpartition("@")[0].partition(":")
+        login = f"{user if colon else REDACTED}{colon and colon + REDACTED}@" if "@" in parts.netloc else ""
+        path = "/".join(segments) + (f"/{REDACTED}" if "/".join(segments) != parts.path else "")
+        names = (pair.partition("=") for pair in parts.query.split("&") if parts.query)
+        query = "&".join(f"{name}={REDACTED}" if equals else REDACTED for name, equals, _ in names)
+        return urlunsplit((parts.scheme, login + parts.netloc.rpartition("@")[2], path, query, ""))
+
+    def secrets_in(self, text: str) -> list[str]:
+        """Return what `shown` leaves out, but for the password: parts of the path and values of the query."""
+        parts, _, hidden = _split_webhook(text)
+        if parts is None:
+            return []
+        values = [pair.rpartition("=")[2] for pair in parts.query.split("&")]
+        found = [*hidden, *(value for value in values if not _PLAIN.fullmatch(value))]
+        if parts.password is None and parts.username:
+            found.append(parts.username)
+        return [form for part in found for form in (part, unquote(part)) if part]
+
+
 class PageUrl(HttpUrl):
     """The address of a page that people open in a browser; it has no password."""
 
@@ -182,6 +214,19 @@ def redacted_url(text: str) -> str:
     query = _SECRET_PARAMETER.sub(rf"\1\2={REDACTED}", parts.query)
     unchanged = (netloc, query) == (parts.netloc, parts.query)
     return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
+
+
+def _split_webhook(text: str) -> tuple[SplitResult | None, list[str], list[str]]:
+    """Split a webhook's URL; return also the segments of its path that are shown, and the others that are no words."""
+    try:
+        parts = urlsplit(text)
+    except ValueError:
+        return None, [], []
+    if not parts.netloc or ("@" in parts.path and "@" not in parts.netloc and ":" in parts.netloc):
+        return None, [], []  # no URL, or a stray / in the password ends the authority
+    segments = parts.path.split("/")
+    shown = list(takewhile(_PLAIN.fullmatch, segments))
+    return parts, shown, [each for each in segments[len(shown) :] if not _PLAIN.fullmatch(each)]
 
 
 def check_host(host: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from app.config.errors import BadValue, Problem
-from app.config.fields.addresses import HttpUrl
+from app.config.fields.addresses import WebhookUrl
 from app.config.fields.field_types import Duration, FieldType, Number, Path, Text, Toggle
 from app.config.fields.fields import declared, setting
 from app.config.fields.http_headers import Headers, HttpHeaders
@@ -38,7 +38,9 @@ class SigningSecrets(FieldType[str]):
 class WebhookSettings(MessageSettings, type_name="webhook", title="Webhook"):
     """Webhook (reference §4.2)."""
 
-    endpoint: str = setting(HttpUrl(), about="the URL that receives the events by POST")
+    endpoint: str = setting(
+        WebhookUrl(), about="the URL that receives the events by POST; shown without what may be secret"
+    )
     auth_token: str = setting(
         Text(ascii_only=True),
         default="",

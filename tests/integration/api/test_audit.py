@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
+import sqlalchemy as sa
+
+from app.outbox import tables
 from app.outbox.engine.database import Database
 from app.outbox.log.append import Log
 from tests.integration.api.conftest import S3, Api, Start, problem, token, url_of
@@ -45,6 +49,30 @@ def test_a_change_is_attributed_to_its_token_route_and_address(log: Database, st
     assert {entry["address"] for entry in by_request} == {"127.0.0.1"}
     assert len({entry["operation"] for entry in by_request}) == 4
     problem(api.client.get("/v1/audit", headers=reader), 403, "forbidden")
+
+
+def test_what_lets_anybody_post_to_a_webhook_is_neither_shown_nor_stored(plain: Api, plain_log: Database) -> None:
+    """The path of Slack's and Teams's addresses: sealed, shown without it, and kept when it is sent back so."""
+    path, shown = "/v1/targets/webhook/chat", "https://hooks.example/services/*redacted*"
+
+    def stored() -> str:
+        with plain_log.reading() as connection:
+            return str(connection.execute(sa.select(tables.targets.c.settings)).scalar_one())
+
+    settings = {"endpoint": f"https://hooks.example/services/T0/{SECRET}"}
+    assert plain.client.put(path, json=settings).json()["settings"] == {"endpoint": shown}
+    assert SECRET not in stored()
+    changed = plain.client.put(path, json={"endpoint": shown, "comment": "x"})
+    assert changed.json()["settings"] == {"endpoint": shown, "comment": "x"}
+    refused = problem(plain.client.put(path, json={"endpoint": shown.replace("hooks", "other")}), 400, "bad-settings")
+    assert "contains the placeholder of a secret" in refused["detail"]
+    # As a version before this one has left it.
+    with plain_log.writing() as connection:
+        connection.execute(tables.targets.update().values(settings=orjson.dumps(settings).decode()))
+    assert plain.client.get(path).json()["settings"] == {"endpoint": shown}
+    assert plain.client.put(path, json={"endpoint": shown}).status_code == 200
+    assert SECRET not in stored(), "it is sealed when it is written"
+    assert SECRET not in str([entries(plain), plain.client.get("/v1/targets").json()])
 
 
 def test_pages_and_filters(plain: Api, plain_log: Database) -> None:

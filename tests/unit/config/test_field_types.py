@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from app.config.errors import REDACTED, BadSettings, BadValue
-from app.config.fields.addresses import Host, HostPort, HttpUrl, redacted_url
+from app.config.fields.addresses import Host, HostPort, HttpUrl, WebhookUrl, redacted_url
 from app.config.fields.field_types import Choice, Duration, FieldType, Number, Path, Size, Switch, Text, Toggle
 from app.config.fields.fields import texts_of
 from app.config.formats.notify_lines import parse_line
@@ -14,6 +14,7 @@ from app.config.targets.webhook import SigningSecrets, WebhookSettings
 TOGGLE, NUMBER, DURATION = Toggle(), Number(1, 50), Duration()
 HOST, BARE_HOST, SOCKET, URL, PATH = Host(6379), Host(), Host(6379, socket=True), HttpUrl(), Path()
 FORMAT, SWITCH, SIZE = Choice("namespace", "access"), Switch(), Size(1024, 2**40)
+WEBHOOK_URL = WebhookUrl()
 STRING, TABLE, SIGNING = ConnectionString(), PostgresTable(), SigningSecrets()
 SECRET = "whsec_" + "c2VjcmV0" * 4
 
@@ -206,3 +207,28 @@ def test_a_long_text_takes_no_long_time() -> None:
 def test_parameters_that_may_be_secrets_are_not_shown() -> None:
     url = "https://a.example/api?code=KEY&pwd=P&cred=C&page=2"
     assert redacted_url(url) == f"https://a.example/api?code={REDACTED}&pwd={REDACTED}&cred={REDACTED}&page=2"
+
+
+@pytest.mark.parametrize(
+    ("url", "printed"),
+    [
+        ("https://hooks.slack.com/services/T012AB/B01/xyzABC", f"https://hooks.slack.com/services/{REDACTED}"),
+        (
+            "https://x.webhook.office.com/webhookb2/1-2@3/IncomingWebhook/aa/bb",
+            f"https://x.webhook.office.com/{REDACTED}",
+        ),
+        ("https://api.telegram.org/bot123:AA/sendMessage", f"https://api.telegram.org/{REDACTED}"),
+        ("https://discord.com/api/webhooks/123/abc-DEF", f"https://discord.com/api/webhooks/{REDACTED}"),
+        ("http://app.example:3000/v1/minio-events/", "http://app.example:3000/v1/minio-events/"),
+        ("http://[::1]:3000", "http://[::1]:3000"),
+        ("http://h/x?k=v&flag&sig=a%3D", f"http://h/x?k={REDACTED}&{REDACTED}&sig={REDACTED}"),
+        ("http://me:pw@h/x", f"http://me:{REDACTED}@h/x"),
+        ("http://key@h/x", f"http://{REDACTED}@h/x"),
+        ("http://me:12/3@h/x", REDACTED),  # the / ends the authority too early
+        ("https//hooks.slack.com/services/T012AB", REDACTED),
+        ("http://[x", REDACTED),
+    ],
+)
+def test_a_webhooks_address_is_shown_without_what_lets_anybody_post(url: str, printed: str) -> None:
+    assert WEBHOOK_URL.shown(url) == printed
+    assert WEBHOOK_URL.shown(printed) == printed, "what is shown is shown again by a form"
