@@ -26,6 +26,7 @@ from app.outbox.markers import NEVER
 
 # Every action, by the kind of what it changes.
 ACTIONS = (
+    "bucket.create",
     "bucket.remove",
     "dead_letter.purge",
     "dead_letter.replay",

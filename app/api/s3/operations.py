@@ -106,7 +106,7 @@ def create_bucket(call: Operation) -> Response:
         raise S3Error("InvalidBucketName", BucketName=call.bucket)
     if is_bucket(call.parts.database, call.bucket):
         raise S3Error("BucketAlreadyOwnedByYou", BucketName=call.bucket)
-    _record_event(call, CREATED)
+    _record_event(call, CREATED, "bucket.create")
     return Response(status=200, headers={"Location": f"/{call.bucket}"})
 
 
@@ -174,9 +174,9 @@ def _is_valid(bucket: str) -> bool:
     return bool(_BUCKET.fullmatch(bucket)) and ".." not in bucket and not _ADDRESS.fullmatch(bucket)
 
 
-def _record_event(call: Operation, name: str) -> None:
+def _record_event(call: Operation, name: str, action: str = "") -> None:
     """Record a bucket event. It is sent to no target: such events are for listeners only (as MinIO: §1.1)."""
-    Log(call.parts.database).append([[bucket_event(call, name, now_ms())]], routed=False)
+    Log(call.parts.database).append([[bucket_event(call, name, now_ms())]], routed=False, action=action)
 
 
 def bucket_event(call: Operation, name: str, now: int) -> Event:

@@ -66,8 +66,8 @@ class Log:
         answered with 2xx and are not rejected: a target with `queue_full=reject` exceeds its limit for them. Without
         `routed`, the events go to no target, independent of the rules: only listeners receive them. With `only_target`,
         they go to this target alone, independent of the rules, or to none if it is removed or disabled; a request for
-        which its queue has no room is rejected as a whole; `action` is then what the audit log calls it. An event that
-        the `guard` refuses counts as overtaken.
+        which its queue has no room is rejected as a whole. An event that the `guard` refuses counts as overtaken. With
+        an `action` the audit log has an entry of this name for that target, or for each of the buckets.
 
         Raises `DatabaseUnavailable` or one of `VALUE_ERRORS`, and then nothing was recorded.
         """
@@ -148,8 +148,12 @@ class Log:
             insert(connection, tables.events, batch.rows)
             _count(connection, batch)
             if action and batch.rows:
-                facts = {"events": len(batch.rows), "buckets": sorted({event.bucket for event in fresh})}
-                audit.record(connection, action, f"target:{only_target}", facts)
+                names = sorted({event.bucket for event in fresh})
+                if only_target is None:
+                    audit.record_all(connection, action, [(f"bucket:{name}", {}) for name in names])
+                else:
+                    facts = {"events": len(batch.rows), "buckets": names}
+                    audit.record(connection, action, f"target:{only_target}", facts)
             buckets = self._buckets.new(connection, batch.buckets, now)
         self._buckets.add(buckets)
         self._usual = len(batch.rows) == wanted and not batch.discarded
