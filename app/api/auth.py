@@ -193,7 +193,7 @@ def _beyond_limits(token: ApiToken, kind: str, allowed: Sequence[str]) -> ApiPro
 def _actor(request: Request, token: ApiToken | None) -> audit.Actor:
     route = request.url_rule.rule if request.url_rule else ""
     via = ("console " if SESSION in request.environ else "") + f"{request.method} {route}"
-    return audit.Actor(f"{token.kind}:{token.name}" if token else "local", request.remote_addr or "", via)
+    return audit.Actor(token.actor if token else "local", request.remote_addr or "", via)
 
 
 def check(request: Request, scope: str) -> ApiToken | None:

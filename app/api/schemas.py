@@ -339,7 +339,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
             at=_TIME,
             actor={
                 **_TEXT,
-                "description": "`token:NAME`, `openid:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local` (no token yet)",
+                "description": "`token:NAME`, `key:NAME` (S3), `user:NAME@HOST`, `local`, `openid:ISSUER#SUB (NAME)`",
             },
             address={**_TEXT, "description": "of the client that sent the request; empty for a command"},
             via={**_TEXT, "description": "the route or the command"},

@@ -41,7 +41,8 @@ class ApiToken(NamedTuple):
     """A bearer token by its SHA-256; the token itself is not kept.
 
     With `buckets` or `targets` (as type:name) it is limited to events of these buckets, and to these targets. `kind` is
-    `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has.
+    `openid` for a person who has signed in with OpenID Connect: such a session stands for a token that nobody has. Its
+    `name` is what the person is called, and `person` who it is.
     """
 
     name: str
@@ -50,6 +51,12 @@ class ApiToken(NamedTuple):
     buckets: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     kind: str = "token"
+    person: str = ""
+
+    @property
+    def actor(self) -> str:
+        """What the audit log calls whoever uses it. A person's name is last: people choose it."""
+        return f"{self.kind}:{self.person} ({self.name})" if self.person else f"{self.kind}:{self.name}"
 
     @property
     def is_limited(self) -> bool:

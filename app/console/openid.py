@@ -5,13 +5,16 @@ the sign-in page to the provider and back is in a sealed cookie of ten minutes, 
 one has begun.
 """
 
+import hashlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from app.config.settings import ApiToken, Settings
 
 ADMIN, READ, EVERYBODY = "admin", "read", "*"
+_LONGEST_KEY = 200  # characters
 CALLBACK = "openid-callback"  # in the console's folder, whose cookies a page below it would not get
 
 
@@ -27,11 +30,22 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Person:
-    """Who has signed in, and those of the claim's values that the settings name."""
+    """Who has signed in, and those of the claim's values that the settings name.
+
+    Only issuer and subject together are one person's for ever: two people can have the same `name`, one after the other
+    or at once, and choose it themselves.
+    """
 
     issuer: str
+    subject: str
     name: str
     values: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        """Return issuer and subject as one text without spaces, of at most 200 characters."""
+        key = f"{self.issuer}#{quote(self.subject, safe='@:|~')}"
+        return key if len(key) <= _LONGEST_KEY else hashlib.sha256(key.encode()).hexdigest()
 
 
 def granted(settings: Settings, claims: Mapping[str, Any]) -> tuple[str, ...]:
@@ -59,4 +73,4 @@ def identity(settings: Settings, person: Person) -> ApiToken | None:
     if not settings.oidc_issuer or person.issuer != settings.oidc_issuer:
         return None
     has = scopes(settings, person.values)
-    return ApiToken(person.name, has, "", kind="openid") if has else None
+    return ApiToken(person.name, has, "", kind="openid", person=person.key) if has else None

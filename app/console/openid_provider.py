@@ -71,8 +71,9 @@ class Provider:
             raise ProviderProblem(f"the provider refused the sign-in: {error.error}") from error
         except (JoseError, ValueError, KeyError, TypeError) as error:
             raise ProviderProblem(f"the provider's answer is not valid: {_kind(error)}") from error
-        name = str(claims.get("preferred_username") or claims.get("email") or claims["sub"])
-        return Person(self._settings.oidc_issuer, _printable(name), granted(self._settings, claims)), claims
+        subject = str(claims["sub"])
+        name = _printable(str(claims.get("preferred_username") or claims.get("email") or subject))
+        return Person(self._settings.oidc_issuer, subject, name, granted(self._settings, claims)), claims
 
     def _claims(self, begun: Begun, code: str) -> dict[str, Any]:
         description = self._describe()

@@ -51,7 +51,7 @@ class Session:
         """Return the SHA-256 digest of the token or the person, "" before the sign-in."""
         if self.person is None:
             return self.digest
-        return hashlib.sha256(orjson.dumps([self.person.issuer, self.person.name])).hexdigest()
+        return hashlib.sha256(self.person.key.encode()).hexdigest()
 
 
 def new_session(digest: str = "", person: Person | None = None) -> Session:
@@ -71,7 +71,11 @@ class Seals:
         if held is None:
             return None
         values = tuple(filter(None, held.get("values", "").split(_DIVIDER)))
-        person = Person(held["issuer"], held["name"], values) if held.get("issuer") else None
+        person = None
+        if held.get("issuer"):
+            if not held.get("subject"):  # of a version that knew a person by the name
+                return None
+            person = Person(held["issuer"], held["subject"], held["name"], values)
         return Session(held["number"], held["digest"], person)
 
     def write_session(self, response: Response, session: Session, *, secure: bool) -> None:
@@ -79,7 +83,8 @@ class Seals:
         held = {"number": session.number, "digest": session.digest}
         if session.person is not None:
             values = _DIVIDER.join(session.person.values)
-            held |= {"issuer": session.person.issuer, "name": session.person.name, "values": values}
+            person = session.person
+            held |= {"issuer": person.issuer, "subject": person.subject, "name": person.name, "values": values}
         text = self._seal(_SESSION, LIFETIME, **held)
         response.set_cookie(COOKIE, text, max_age=LIFETIME, path=None, httponly=True, samesite="Strict", secure=secure)
 

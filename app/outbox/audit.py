@@ -60,7 +60,9 @@ _PURGED_AT_ONCE = 1000
 
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """Who acts: `token:NAME`, `openid:NAME`, `key:NAME` (an S3 key), `local` (no token exists yet) or `user:NAME@HOST`.
+    """Who acts: `token:NAME`, `key:NAME` (an S3 key), `local` (no token exists yet), `user:NAME@HOST` or a person.
+
+    A person is `openid:ISSUER#SUBJECT (NAME)`.
 
     `address` is that of the client of a request, "" for a command; `via` is the route or the command, without any
     argument; `operation` is the same for all entries of one request or command.
@@ -176,7 +178,9 @@ def entries(database: Database, which: AuditFilter, *, limit: int, after: int = 
     if which.before < NEVER:
         query = query.where(a.at < which.before)
     if which.actor:
-        query = query.where(a.actor == which.actor)
+        # A person's entries are found by issuer and subject, whatever the person was called.
+        named = a.actor.startswith(f"{which.actor} (", autoescape=True)
+        query = query.where(sa.or_(a.actor == which.actor, named if which.actor.startswith("openid:") else sa.false()))
     if which.actions:
         query = query.where(a.action.in_(which.actions))
     if which.resource:

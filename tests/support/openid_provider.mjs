@@ -12,6 +12,7 @@ const people = {
   bob: { groups: ["auditors"] },
   carol: { groups: ["sales", "platform "] },
   dave: {},
+  "another alice": { groups: ["platform"], preferred_username: "alice" },
   "eve<script>": { groups: "platform auditors" },
 };
 const provider = new Provider(issuer, {

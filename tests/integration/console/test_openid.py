@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
+import sqlalchemy as sa
 from joserfc import jwt
 from joserfc.errors import JoseError
 from joserfc.jwk import RSAKey
@@ -21,6 +22,8 @@ from app.config.settings import Settings
 from app.console.openid import Person, granted, identity, scopes
 from app.console.openid_provider import Provider
 from app.console.session import FLOW_COOKIE
+from app.outbox import tables
+from app.outbox.audit import AuditFilter, entries
 from app.outbox.engine.database import Database
 from tests.integration.console.conftest import ADMIN, TOKENS, Browser, Opened, Page
 from tests.services.openid import OpenIdProvider, openid_provider
@@ -89,7 +92,7 @@ def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
     assert "read only" not in page.text
     assert browser.post("targets/webhook/audit/pause", "targets/webhook/audit").status == 303
     assert registry(database).targets()[0].state == "paused"
-    assert "openid:alice" in browser.get("audit").text
+    assert f"openid:{provider.issuer}#alice (alice)" in browser.get("audit").text
     assert browser.get("tokens").status == 200
     thief = browser.presenting(browser.cookie)
     assert thief.get("").status == 200
@@ -98,6 +101,35 @@ def test_an_administrator_signs_in_and_the_audit_log_names_the_person(
     assert browser.post("sign-out", "").status == 303
     assert browser.get("").status == 303
     assert thief.get("").status == 303
+
+
+def test_two_people_who_are_called_the_same_are_two(
+    provider: OpenIdProvider, browse: Opened, database: Database
+) -> None:
+    add_target(database, "audit")
+    people = "alice", "another alice"
+    for person in people:
+        browser = browse(**settings_of(provider))
+        assert sign_in(provider, browser, person).status == 200
+        assert "user alice" in browser.get("").text
+        assert browser.post("targets/webhook/audit/pause", "targets/webhook/audit").status == 303
+    with database.reading() as connection:
+        assert len(set(connection.execute(sa.select(tables.console_sessions.c.subject)).scalars())) == len(people)
+    found = [one.actor.name for one in entries(database, AuditFilter(actions=["target.pause"]), limit=10)]
+    keys = [f"openid:{provider.issuer}#{subject}" for subject in ("another%20alice", "alice")]
+    assert found == [f"{key} (alice)" for key in keys]
+    for key in keys:
+        assert len(entries(database, AuditFilter(actor=key), limit=10)) == 1
+    assert entries(database, AuditFilter(actor="openid:"), limit=10) == []
+
+
+def test_a_person_has_one_key_however_long_the_subject_is() -> None:
+    people = [
+        Person("https://id.example", subject, "x", ()) for subject in ("a" * 255, "a" * 254 + "b", "a (b)", "é/#")
+    ]
+    assert len({person.key for person in people}) == len(people)
+    assert all(len(person.key) <= 200 and " " not in person.key for person in people)
+    assert people[2].key == "https://id.example#a%20%28b%29"
 
 
 def test_the_claim_decides_what_a_person_may_do(provider: OpenIdProvider, browse: Opened) -> None:
@@ -282,9 +314,9 @@ def test_values_of_the_claim_give_scopes() -> None:
     ):  # fmt: skip
         values = granted(settings, {"roles": value})
         assert scopes(settings, values) == (scope or set()), value
-        person = identity(settings, Person("https://id.example", "alice", values))
+        person = identity(settings, Person("https://id.example", "1", "alice", values))
         assert (person is None) == (scope is None)
-    assert identity(settings, Person("https://other.example", "alice", ("a",))) is None
+    assert identity(settings, Person("https://other.example", "1", "alice", ("a",))) is None
 
 
 def test_an_address_that_nobody_has_verified_gives_nothing() -> None:
