@@ -54,7 +54,9 @@ class ConnectionString(FieldType[str]):
             raise BadValue(
                 "is not a PostgreSQL URL", "write postgresql://user:password@host:port/database, without spaces"
             )
-        parameters(text)
+        for port in filter(None, parameters(text).get("port", "").split(",")):
+            if not re.fullmatch("[0-9]{1,5}", port) or not 1 <= int(port) <= 65535:
+                raise BadValue("has no valid port", "a port is a number from 1 to 65535")
         return text
 
 

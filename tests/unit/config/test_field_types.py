@@ -119,6 +119,7 @@ NO_VALUES: list[tuple[FieldType[Any], str, str]] = [
         (STRING, text, "not a connection string")
         for text in ("localhost", "host='h", "host=a b", "h=é\udcff", "postgresql://me:pw%zz@db/e")
     ),
+    *((STRING, text, "no valid port") for text in ("host=h port=x", "postgresql://h:1,i:70000/d", "host=h port=0")),
     *((STRING, f"host=h{blank}sslkey=/k", "space that is not ASCII") for blank in "\u00a0\u2003\u3000\x85"),
     *((STRING, text, "PostgreSQL URL") for text in ("mysql://h/db", "postgresql://h/db x", "http://h")),
     *((TABLE, text, "not a table name") for text in ("schema.t", "a-b", "1a", "", '"', '""', '"a"b"', "$a")),
