@@ -5,10 +5,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from app.events.model import Event
+from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
 from app.outbox.log import records
 from app.outbox.log.append import Log
+from app.outbox.log.log_reader import LogReader
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
 from workers.delivery.outcomes import DELIVERED, Failed, Outcome
@@ -97,3 +99,32 @@ def test_retries_are_bounded_in_bytes(database: Database) -> None:
     assert_in_order(recorded, target.got)
     assert len(target.got) == len(recorded)
     assert_counters_balance(database)
+
+
+def test_a_history_has_pages_of_bytes(database: Database) -> None:
+    recorded = [long_event("k") for _ in range(5)] + [long_event("k", 3 * _BUDGET)] + [event("k") for _ in range(5)]
+    Log(database).append([[*recorded, event("other")]])
+    pages, after = [], 0
+    while True:
+        page = object_history(database, "images", "k", after=after)
+        pages.append([one.record for one in page.events])
+        assert len(page.events) == 1 or sum(map(len, pages[-1])) <= _BUDGET
+        if page.next is None:
+            break
+        after = page.next
+    assert [len(page) for page in pages] == [5, 1, 2, 2, 1]
+    assert [record for page in reversed(pages) for record in page] == [one.record for one in recorded]
+    brief = object_history(database, "images", "k", records=False)
+    assert ([one.event_id for one in brief.events], brief.next) == ([one.id for one in recorded], None)
+    assert {one.record for one in brief.events} == {""}
+    assert len(object_history(database, "images", "k", limit=3).events) == 3
+
+
+def test_the_log_is_read_for_streams_in_rounds_of_bytes(database: Database) -> None:
+    reader = LogReader(database)
+    recorded = _mixed()
+    Log(database).append([recorded])
+    rounds = list(iter(reader.read, ()))
+    assert len(rounds) > 10
+    assert all(len(some) == 1 or sum(len(one.record) for one in some) <= _BUDGET for some in rounds)
+    assert [(one.id, one.record) for some in rounds for one in some] == [(one.id, one.record) for one in recorded]
