@@ -21,6 +21,7 @@ from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
+from app.private_folder import create_files_for_this_user_only
 from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
 from app.wakeups import SERVICE_QUEUE
@@ -181,6 +182,7 @@ def exec_process(argv: Sequence[str], environment: Mapping[str, str] | None = No
 
     `bucketwire.start` gives the module our packages; without `-P` the working directory could replace the libraries.
     """
+    create_files_for_this_user_only()
     sys.stdout.flush()
     if fork_server.forked:
         os.environ.update(environment or {})

@@ -51,6 +51,10 @@ SCHEDULED = {
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
     """A service without Java."""
     folder = tmp_path_factory.mktemp("up") / "var"
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "bucketwire.db").touch()
+    (folder / "bucketwire.db").chmod(0o644)
     with up(folder, services.free_port(), JAVA_HOME="/nowhere") as whole:
         yield whole.start()
 
@@ -116,6 +120,14 @@ def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role)
     until(lambda: _delivered(running.settings) == 1, 60, what="the delivery over a broker that lost everything")
     attempts = 'bucketwire_worker_attempts_total{name="sample",outcome="delivered",type="redis"} 1.0'
     assert attempts in httpx.get(f"http://{running.settings['BUCKETWIRE_LISTEN']}/metrics").text
+
+
+def test_a_folder_from_before_and_the_files_in_it_are_taken_from_other_users(running: Role) -> None:
+    folder = Path(running.settings["BUCKETWIRE_DATA_DIR"])
+    modes = {path: path.lstat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+    assert (modes[folder], modes[folder / "bucketwire.db"]) == (0o700, 0o600)
+    # Redis gives its socket all permissions that its umask leaves.
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077 and not path.is_symlink()} == {}
 
 
 def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
