@@ -35,6 +35,7 @@ PRELOADED = (
     "app.console", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
+LOCAL_FLOWER = "workers.local_flower"  # likewise
 SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them
 
 
@@ -121,7 +122,8 @@ def beat(log_level: str) -> None:
 def flower(listen: str) -> None:
     """Run Flower, which shows workers and tasks.
 
-    It is read-only unless FLOWER_READ_ONLY=false. On a loopback address its API needs no password; on any other address
+    It is read-only unless FLOWER_READ_ONLY=false. On a loopback address its API needs no password, and it answers only
+    requests for this machine's names or for the host of BUCKETWIRE_FLOWER_URL; on any other address
     FLOWER_BASIC_AUTH=user:password is required.
     """
     _load_settings()
@@ -129,6 +131,9 @@ def flower(listen: str) -> None:
     if not host or not port.isdecimal():
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     environment = {"FLOWER_READ_ONLY": os.environ.get("FLOWER_READ_ONLY") or "true"}
+    program, *arguments = CELERY
+    if is_loopback(host) and not os.environ.get("FLOWER_BASIC_AUTH"):
+        program = LOCAL_FLOWER
     if is_loopback(host):
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     elif not os.environ.get("FLOWER_BASIC_AUTH"):
@@ -136,7 +141,7 @@ def flower(listen: str) -> None:
             f"Flower on {listen} would be open to the network: set FLOWER_BASIC_AUTH=user:password, "
             "or listen on 127.0.0.1"
         )
-    exec_process([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+    exec_process([program, *arguments, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
 
 
 def arns_line(context: CommandContext) -> str:

@@ -138,6 +138,20 @@ def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
     assert (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]).stat().st_mode & 0o777) == 0o700
 
 
+def test_flower_answers_only_for_names_of_this_machine(in_json: Role) -> None:
+    port = int((Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "flower.port").read_text())
+    until(lambda: _answers(f"http://{services.LOOPBACK}:{port}/"), 60, what="Flower")
+
+    def status(host: str, path: str) -> int:
+        return httpx.get(f"http://{services.LOOPBACK}:{port}{path}", headers={"Host": host}).status_code
+
+    for path in ("/", "/workers", "/api/workers", "/api/queues/length", "/metrics", "/static/css/flower.css", "/none"):
+        assert status(f"attacker.example:{port}", path) == 421, path
+        assert status("127.0.0.1.attacker.example", path) == 421, path
+    assert status(f"localhost:{port}", "/api/workers") == 200
+    assert status(f"{services.LOOPBACK}:{port}", "/healthcheck") == 200
+
+
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:
     redis = next(one for one in in_json.children() if "redis-server" in one.name())
     redis.kill()
