@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from app.events.model import Event
+from app.outbox.delivery.dead_letters import DeadLetters, Filter
 from app.outbox.delivery.object_history import object_history
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database
@@ -13,7 +14,7 @@ from app.outbox.log.append import Log
 from app.outbox.log.log_reader import LogReader
 from tests.support.builders import add_target, event
 from tests.support.scripted_target import Courier, ScriptedTarget, assert_counters_balance, assert_in_order
-from workers.delivery.outcomes import DELIVERED, Failed, Outcome
+from workers.delivery.outcomes import DELIVERED, Failed, Outcome, Rejected
 from workers.targets.base import NO_LEASE, LeaseCheck
 
 _BUDGET = 200_000
@@ -128,3 +129,19 @@ def test_the_log_is_read_for_streams_in_rounds_of_bytes(database: Database) -> N
     assert len(rounds) > 10
     assert all(len(some) == 1 or sum(len(one.record) for one in some) <= _BUDGET for some in rounds)
     assert [(one.id, one.record) for some in rounds for one in some] == [(one.id, one.record) for one in recorded]
+
+
+def test_dead_letters_have_pages_of_bytes(database: Database) -> None:
+    courier = Courier(database, add_target(database), ScriptedTarget(lambda one: Rejected("no")), batch=100)
+    recorded = _mixed()
+    Log(database).append([recorded])
+    courier.run()
+    letters, after, pages = [], 0, []
+    while after is not None:
+        page = DeadLetters(database).page(Filter(), after=after)
+        letters, after = [*letters, *page.letters], page.next
+        pages.append([len(letter.record) for letter in page.letters])
+    assert len(pages) > 10
+    assert [sizes for sizes in pages if sum(sizes) > _BUDGET and len(sizes) > 1] == []
+    assert {one.event_id: one.record for one in letters} == {one.id: one.record for one in recorded}
+    assert DeadLetters(database).list(Filter()) == letters
