@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 import sqlalchemy as sa
 from flask import Flask, Response
+from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import HTTPException, MethodNotAllowed, NotFound
 
 from app.config.errors import BadValue
@@ -179,6 +180,11 @@ def _(_error: NotFound) -> ApiProblem:
 def _(error: MethodNotAllowed) -> ApiProblem:
     allowed = ", ".join(sorted(error.valid_methods or ()))
     return ApiProblem("wrong-method", f"the methods here are {allowed}", headers={"Allow": allowed})
+
+
+@to_problem.register
+def _(_error: ParseException) -> ApiProblem:  # of a chunk; a malformed head gets no further than the server
+    return ApiProblem("bad-request", "the body is not valid chunked encoding (RFC 9112, section 7.1)")
 
 
 @to_problem.register

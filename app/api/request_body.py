@@ -1,10 +1,12 @@
 """Read and decompress a request's body as a stream, within its limits: memory use never exceeds the limit."""
 
+import contextlib
 import zlib
 from typing import IO, Any
 
 import orjson
 from flask import Request
+from gunicorn.http.errors import ParseException
 
 from app.api.errors import ApiProblem
 from app.events.parsing import HEADERS
@@ -23,7 +25,8 @@ def read_body(request: Request, limit: int) -> bytes:
     try:
         return _read(request, limit)
     except ApiProblem:
-        _drain(request.stream)
+        with contextlib.suppress(ParseException):
+            _drain(request.stream)
         raise
 
 

@@ -156,7 +156,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         events=_list("Event"),
         next={
             "type": ["integer", "null"],
-            "description": "of a search: the `after` of the next page; null: the log was searched to its end",
+            "description": "the `after` of the next page; null: there are no older events",
         },
         searched_to={**_TIME, "description": "of a search: when the oldest event was recorded that was looked at"},
     ),

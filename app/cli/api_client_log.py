@@ -13,6 +13,7 @@ from app.outbox.audit import Actor, AuditFilter, Entry
 from app.outbox.delivery.attempts import Attempt
 from app.outbox.delivery.dead_letters import DeadLetter, Filter
 from app.outbox.delivery.event_states import DeliveryState, RecordedEvent
+from app.outbox.delivery.object_history import ObjectHistory
 from app.outbox.delivery.replays import Replay, Selection
 from app.outbox.delivery.retries import Retry, RetryFilter, RetryPage, RetryPlace
 from app.outbox.markers import NEVER
@@ -20,10 +21,11 @@ from app.outbox.markers import NEVER
 _PAGE = 1000  # the API's largest page
 
 
-def object_history(remote: ApiClient, bucket: str, key: str, *, limit: int) -> list[RecordedEvent]:
-    """Return the object's last `limit` events, oldest first."""
-    body = remote.request("GET", "/v1/events", params={"bucket": bucket, "key": key, "limit": limit})
-    return [_recorded(event) for event in body["events"]]
+def object_history(remote: ApiClient, bucket: str, key: str, *, limit: int, after: int) -> ObjectHistory:
+    """Return a page of the object's last `limit` events, oldest first, before the event of the seq `after`."""
+    params = {"bucket": bucket, "key": key, "limit": limit, "after": after}
+    body = remote.request("GET", "/v1/events", params=params)
+    return ObjectHistory([_recorded(event) for event in body["events"]], body["next"])
 
 
 def find_event(remote: ApiClient, event_id: str) -> RecordedEvent:

@@ -14,7 +14,7 @@ from app.outbox import audit
 from app.outbox.audit import AuditFilter, Entry
 from app.outbox.delivery.dead_letters import DeadLetters
 from app.outbox.delivery.event_states import RecordedEvent
-from app.outbox.delivery.object_history import find_event, object_history
+from app.outbox.delivery.object_history import ObjectHistory, find_event, object_history
 from app.outbox.delivery.replays import Replays
 from app.outbox.delivery.retries import Retries
 from app.outbox.reconcile.requests import RunRequests
@@ -86,12 +86,20 @@ class CommandContext(ServiceContext):
         return RemoteReconciliations(self.remote)
 
     def history(self, bucket: str, key: str, limit: int) -> list[RecordedEvent]:
-        """Return an object's last events, oldest first, at `--url` or in the outbox."""
+        """Return an object's last events, oldest first, at `--url` or in the outbox; reads page by page."""
+        events: list[RecordedEvent] = []
+        after: int | None = 0
+        while after is not None and len(events) < limit:
+            page = self._history(bucket, key, limit - len(events), after)
+            events, after = [*page.events, *events], page.next
+        return events
+
+    def _history(self, bucket: str, key: str, limit: int, after: int) -> ObjectHistory:
         if self.remote is None:
-            return object_history(self.database, bucket, key, limit=limit)
+            return object_history(self.database, bucket, key, limit=limit, after=after)
         from app.cli import api_client_log  # noqa: PLC0415 - as `remote`
 
-        return api_client_log.object_history(self.remote, bucket, key, limit=limit)
+        return api_client_log.object_history(self.remote, bucket, key, limit=limit, after=after)
 
     def event(self, event_id: str) -> RecordedEvent | None:
         """Return an event with the attempts at it, at `--url` or in the outbox; None if the log does not have it."""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 REDACTED = "*redacted*"
+MOST_SUGGESTED = 10  # unknown names of one request for which a known one is searched
 _SHOWN = 80
 
 
@@ -52,6 +53,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     folded = {candidate.casefold(): candidate for candidate in known}
     matches = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.6)
     return folded[matches[0]] if matches else ""
+
+
+def suggestion(word: str, known: Sequence[str], problems: Sequence[Problem]) -> str:
+    """Return `did_you_mean`, or nothing after many problems: thousands of unknown words would take seconds."""
+    return did_you_mean(word, known) if len(problems) < MOST_SUGGESTED else ""
 
 
 def did_you_mean(word: str, known: Sequence[str]) -> str:

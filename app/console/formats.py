@@ -4,12 +4,16 @@ import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from typing import Any
 
 import orjson
 from markupsafe import Markup, escape
 
 _UNITS = ((86400, "d"), (3600, "h"), (60, "min"))
+_LONGEST_TEXT = 1_000  # characters of a value in a record
+_MOST_SHOWN = 100_000  # characters of a record
+_MARKUP = 50  # characters around a value
 _ODD = "\\u{:04x}"
 
 # Each state has a word and a sign, so that no state is shown by its colour alone.
@@ -167,6 +171,33 @@ def sparkline(values: Sequence[float], label: str) -> Markup:
     ).format(label, points, points)
 
 
+def shortened(value: Any) -> Any:
+    """Return JSON with long texts shortened, and without what is too much for a page; it says how much that is."""
+    room = _MOST_SHOWN
+
+    def short(some: Any) -> Any:
+        nonlocal room
+        room -= _MARKUP
+        if isinstance(some, str):
+            room -= min(len(some), _LONGEST_TEXT)
+            rest = len(some) - _LONGEST_TEXT
+            return some if rest <= 0 else f"{some[:_LONGEST_TEXT]}… ({number(rest)} more characters)"
+        if isinstance(some, dict):
+            members = {short(key): short(member) for key, member in takewhile(has_room, some.items())}
+            rest = len(some) - len(members)
+            return members | ({"…": f"{number(rest)} more members"} if rest else {})
+        if isinstance(some, list):
+            items = [short(item) for item in takewhile(has_room, some)]
+            rest = len(some) - len(items)
+            return items + ([f"… {number(rest)} more items"] if rest else [])
+        return some
+
+    def has_room(_: Any) -> bool:
+        return room > 0
+
+    return short(value)
+
+
 def pretty_json(value: Any) -> str:
     """Write JSON for people, in the order in which it was sent, with unprintable characters as JSON escapes them."""
     text = orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
@@ -184,4 +215,5 @@ TEMPLATE_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "target_path": target_path,
     "sparkline": sparkline,
     "pretty_json": pretty_json,
+    "shortened": shortened,
 }

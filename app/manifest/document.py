@@ -8,7 +8,7 @@ import yaml
 
 from app.config.api_settings import ApiSettings, api_texts
 from app.config.arn import TargetId, parse_target
-from app.config.errors import BadSettings, BadValue, Problem, did_you_mean
+from app.config.errors import BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType
 from app.config.fields.fields import fields_of
 from app.config.targets.registry import TYPES, settings_type
@@ -252,6 +252,9 @@ def _non_text_members(path: str, members: Mapping[str, Any]) -> Iterator[Problem
 
 
 def _unknown_members(prefix: str, members: Mapping[Any, Any], known: Iterable[str]) -> Iterator[Problem]:
+    problems: list[Problem] = []
     for name in members:
         if name not in known:
-            yield Problem(f"{prefix}{name}", "", "is not a known key", did_you_mean(str(name), list(known)))
+            hint = suggestion(str(name), list(known), problems)
+            problems.append(Problem(f"{prefix}{name}", "", "is not a known key", hint))
+    yield from problems

@@ -108,6 +108,17 @@ def test_what_cannot_be_seen_is_written_out() -> None:
     assert "\u202e" not in formats.pretty_json({"k": "a\u202e\n"})
 
 
+def test_what_is_too_long_for_a_page_is_shortened() -> None:
+    usual = {"a": ["x" * 1000, 1, None, {"b": True}], "c": 1.5}
+    assert formats.shortened(usual) == usual
+    assert formats.shortened({"k": "x" * 2_000_000}) == {"k": "x" * 1000 + "… (1,999,000 more characters)"}
+    many = formats.shortened(["x"] * 500_000)
+    assert many[-1] == f"… {500_000 - len(many) + 1:,} more items"
+    assert len(formats.pretty_json(formats.shortened({f"k{n}" * 300: ["y" * 5000] * 9 for n in range(999)}))) < 200_000
+    deep = formats.shortened({"first": {"a": "x" * 999} | {str(n): "y" * 999 for n in range(999)}, "last": 1})
+    assert deep["…"] == "1 more members"
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [

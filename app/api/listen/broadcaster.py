@@ -145,9 +145,8 @@ class Broadcaster:
         busy = self._serve_lagging([stream for stream in streams if not stream.live], head)
         if self._position < head.last_seq:
             last = min(self._position + _SHARED_READ, head.last_seq)
-            self._broadcast(streams, matcher, head.partitions, self._position, last)
-            self._position = last
-            busy = busy or last < head.last_seq
+            self._position = self._broadcast(streams, matcher, head.partitions, self._position, last)
+            busy = busy or self._position < head.last_seq
         return busy
 
     def _end_forbidden(self, streams: Sequence[Stream]) -> None:
@@ -166,9 +165,10 @@ class Broadcaster:
 
     def _broadcast(
         self, streams: Sequence[Stream], matcher: Matcher[Stream], partitions: int, after: int, last: int
-    ) -> None:
+    ) -> int:
+        """Send the events of a part of the log to all streams; return the seq up to which it was read."""
         lines: dict[Stream, list[Line]] = {}
-        rows = events_between(self._database, partitions, after, last)
+        rows, last = events_between(self._database, partitions, after, last)
         for row in rows:
             receivers = [
                 stream
@@ -190,6 +190,7 @@ class Broadcaster:
                     stream.passed(rows[-1].id)
 
         self._run_in_loop(send)  # this thread waits, so `live` and `position` are still its own
+        return last
 
     def _serve_lagging(self, lagging: Sequence[Stream], head: LogHead) -> bool:
         busy, served = False, 0
@@ -210,7 +211,7 @@ class Broadcaster:
             self._run_in_loop(partial(stream.send_gap_marker, missed))
             return
         last = min(stream.position + _CATCH_UP_READ, self._position)
-        rows = events_between(self._database, head.partitions, stream.position, last)
+        rows, last = events_between(self._database, head.partitions, stream.position, last)
         lines = [
             event_line(row.seq, row.id, row.key, row.record)
             for row in rows

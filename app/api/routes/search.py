@@ -11,6 +11,7 @@ from app.api.serialization import (
     bad_value,
     format_time,
     json_response,
+    parsed_flag,
     parsed_number,
     parsed_target,
     parsed_text,
@@ -27,7 +28,7 @@ from app.outbox.markers import NEVER
 from app.outbox.search import EventFilter, search
 
 routes = Blueprint("search", __name__)
-_HISTORY = ("bucket", "key", "limit")
+_HISTORY = ("bucket", "key", "limit", "after", "brief")
 _SEARCH = ("since", "before", "bucket", "prefix", "events", "target", "state", "limit", "after")
 
 
@@ -39,10 +40,11 @@ def events() -> Response:
     get:
       summary: Return an object's last events, oldest first, or search the log, newest first
       description: >
-        With `key`, the history of the object: only `bucket` and `limit` go with it. Otherwise a search, whose filters
-        are combined with AND. A search reads a bounded part of the log: a page may have few events, or none, and still
-        have a `next`. Continue with `after` set to it until it is null. Without any parameter, the answer is 200 and
-        needs no token, as senders that probe the address expect.
+        With `key`, the history of the object: only `bucket`, `limit`, `after` and `brief` go with it. A page of it has
+        at most 32 MiB of records, or one event; continue with `after` set to its `next` for the events before it.
+        Otherwise a search, whose filters are combined with AND. A search reads a bounded part of the log: a page may
+        have few events, or none, and still have a `next`. Continue with `after` set to it until it is null. Without
+        any parameter, the answer is 200 and needs no token, as senders that probe the address expect.
       security: [{token: [read]}, {}]
       parameters:
         - {name: bucket, in: query, schema: Text, description: the object's bucket}
@@ -59,6 +61,8 @@ def events() -> Response:
         - {name: limit, in: query, schema: {type: integer, minimum: 1, maximum: 10000},
            description: "the most events to return; 1,000 of a history unless given, 100 of a search (at most 1,000)"}
         - {name: after, in: query, schema: {type: integer, default: 0}, description: the `next` of the previous page}
+        - {name: brief, in: query, schema: {type: boolean, default: false},
+           description: "leave the records of a history out"}
       responses:
         200: {description: the events, content: {application/json: {schema: Events}}}
         default: Problem
@@ -102,9 +106,11 @@ def _history() -> Response:
         if not value:
             raise bad_value(name, "is missing", "give the bucket and the key of an object")
     limit = parsed_number("limit", request.args.get("limit"), 1000, least=1, most=10_000)
-    found = object_history(services().database, bucket, key, limit=limit)
-    listed = [{**_event_json(event), "record": orjson.Fragment(event.record)} for event in found]
-    return json_response({"bucket": bucket, "key": key, "events": listed})
+    after = parsed_number("after", request.args.get("after"), 0, least=0, most=NEVER)
+    brief = parsed_flag("brief", request.args.get("brief"))
+    page = object_history(services().database, bucket, key, limit=limit, after=after, records=not brief)
+    listed = [_event_json(event) | _record(event) for event in page.events]
+    return json_response({"bucket": bucket, "key": key, "events": listed, "next": page.next})
 
 
 def _search() -> Response:
@@ -134,6 +140,10 @@ def _search() -> Response:
             "searched_to": format_time(page.searched_to),
         }
     )
+
+
+def _record(event: RecordedEvent) -> dict[str, Any]:
+    return {"record": orjson.Fragment(event.record)} if event.record else {}
 
 
 def _event_json(event: RecordedEvent) -> dict[str, Any]:

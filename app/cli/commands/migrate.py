@@ -4,6 +4,7 @@ import click
 
 from app.cli.context import CommandContext, with_context
 from app.outbox.engine import migration, schema_version
+from app.private_folder import make_private
 
 
 @click.command()
@@ -11,7 +12,8 @@ from app.outbox.engine import migration, schema_version
 @with_context
 def migrate(context: CommandContext, down: str | None) -> None:
     """Create or upgrade the tables of the outbox. Safe to run again and on several machines at once."""
-    context.settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if warning := make_private(context.settings.folder):
+        click.echo(warning, err=True)
     if down:
         migration.downgrade(context.bare_database, down)
     else:

@@ -21,6 +21,7 @@ from app.cli_common.param_types import parse_served_targets
 from app.config.networks import is_loopback
 from app.config.settings import Settings
 from app.outbox.engine.database import DatabaseUnavailable
+from app.private_folder import create_files_for_this_user_only
 from app.supervisor import fork_server
 from app.supervisor.start import sync_environment
 from app.wakeups import SERVICE_QUEUE
@@ -34,6 +35,7 @@ PRELOADED = (
     "app.console", "flower.app",
 )  # fmt: skip
 TARGET_TEST = ("workers.target_test",)  # likewise only a name here
+LOCAL_FLOWER = "workers.local_flower"  # likewise
 SPARK_QUEUE = "spark"  # as in workers.celery; a test compares them
 
 
@@ -120,7 +122,8 @@ def beat(log_level: str) -> None:
 def flower(listen: str) -> None:
     """Run Flower, which shows workers and tasks.
 
-    It is read-only unless FLOWER_READ_ONLY=false. On a loopback address its API needs no password; on any other address
+    It is read-only unless FLOWER_READ_ONLY=false. On a loopback address its API needs no password, and it answers only
+    requests for this machine's names or for the host of BUCKETWIRE_FLOWER_URL; on any other address
     FLOWER_BASIC_AUTH=user:password is required.
     """
     _load_settings()
@@ -128,6 +131,9 @@ def flower(listen: str) -> None:
     if not host or not port.isdecimal():
         raise click.BadParameter(f"{listen!r} is not HOST:PORT", param_hint="--listen")
     environment = {"FLOWER_READ_ONLY": os.environ.get("FLOWER_READ_ONLY") or "true"}
+    program, *arguments = CELERY
+    if is_loopback(host) and not os.environ.get("FLOWER_BASIC_AUTH"):
+        program = LOCAL_FLOWER
     if is_loopback(host):
         environment["FLOWER_UNAUTHENTICATED_API"] = "true"
     elif not os.environ.get("FLOWER_BASIC_AUTH"):
@@ -135,7 +141,7 @@ def flower(listen: str) -> None:
             f"Flower on {listen} would be open to the network: set FLOWER_BASIC_AUTH=user:password, "
             "or listen on 127.0.0.1"
         )
-    exec_process([*CELERY, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
+    exec_process([program, *arguments, "flower", f"--address={host.strip('[]')}", f"--port={port}"], environment)
 
 
 def arns_line(context: CommandContext) -> str:
@@ -181,6 +187,7 @@ def exec_process(argv: Sequence[str], environment: Mapping[str, str] | None = No
 
     `bucketwire.start` gives the module our packages; without `-P` the working directory could replace the libraries.
     """
+    create_files_for_this_user_only()
     sys.stdout.flush()
     if fork_server.forked:
         os.environ.update(environment or {})

@@ -22,6 +22,7 @@ from app.outbox.engine.database import DatabaseUnavailable
 from app.outbox.engine.migration import migrate
 from app.outbox.reconcile.schedule import Schedule
 from app.outbox.tokens import check_listen
+from app.private_folder import make_private
 from app.supervisor import embedded_redis, start
 from app.supervisor.children import broker, reconciler, service
 from app.supervisor.embedded_broker import SAMPLE
@@ -47,7 +48,8 @@ def up(concurrency: int) -> None:
     that dies is restarted. Ctrl-C stops everything. Log files are in the data folder's log/.
     """
     settings = CommandContext().settings
-    settings.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if warning := make_private(settings.folder):
+        say(settings.log_format, warning, "WARNING")
     (settings.folder / "log").mkdir(exist_ok=True)
     lock = start.lock_folder(settings.folder)
     if not settings.listen.port:

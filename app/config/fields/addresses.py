@@ -12,9 +12,8 @@ from app.config.fields.field_types import FieldType
 _LABEL = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _PLAIN = re.compile(r"(?:v[0-9]{1,2}|[a-z]{1,16}(?:[-_][a-z]{1,16}){0,3}|)")  # a segment of a path that is no secret
 _ZONE = re.compile(r"[A-Za-z0-9_.-]{1,15}")  # an interface's name or number
-_SECRET_PARAMETER = re.compile(
-    r"(^|&)([^=&]*(?:pass|pwd|token|secret|key|sig|auth|cred|code)[^=&]*)=[^&]*", re.IGNORECASE
-)
+_SECRET_NAME = re.compile("pass|pwd|token|secret|key|sig|auth|cred|code", re.IGNORECASE)  # part of a parameter's name
+_LONGEST_URL = 8192  # characters, as any other value
 
 
 class HostPort(NamedTuple):
@@ -184,7 +183,9 @@ class PageUrl(HttpUrl):
 
 
 def split_url(text: str, *, needs_host: bool = True) -> SplitResult:
-    """Split a URL and check its port, and its host unless `needs_host` is false. Raises `BadValue`."""
+    """Split a URL and check its length and port, and its host unless `needs_host` is false. Raises `BadValue`."""
+    if len(text) > _LONGEST_URL:
+        raise BadValue(f"is longer than {_LONGEST_URL} characters", "shorten it")
     if re.search(r"[\s\x00-\x1f\x7f]", text):
         raise BadValue("contains a space or control character", "write it as %20 or the like")
     try:
@@ -211,7 +212,7 @@ def redacted_url(text: str) -> str:
         return REDACTED
     user, colon, _ = credentials.partition(":")
     netloc = f"{user}{colon and ':' + REDACTED}{at}{address}"
-    query = _SECRET_PARAMETER.sub(rf"\1\2={REDACTED}", parts.query)
+    query = "&".join(map(_redacted_parameter, parts.query.split("&")))
     unchanged = (netloc, query) == (parts.netloc, parts.query)
     return text if unchanged else urlunsplit(parts._replace(netloc=netloc, query=query))
 
@@ -227,6 +228,11 @@ def _split_webhook(text: str) -> tuple[SplitResult | None, list[str], list[str]]
     segments = parts.path.split("/")
     shown = list(takewhile(_PLAIN.fullmatch, segments))
     return parts, shown, [each for each in segments[len(shown) :] if not _PLAIN.fullmatch(each)]
+
+
+def _redacted_parameter(text: str) -> str:
+    name, equals, _ = text.partition("=")
+    return f"{name}={REDACTED}" if equals and _SECRET_NAME.search(name) else text
 
 
 def check_host(host: str) -> None:

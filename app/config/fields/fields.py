@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, TypeVar, cast, dataclass_transform
 
-from app.config.errors import REDACTED, BadSettings, BadValue, Problem, did_you_mean
+from app.config.errors import REDACTED, BadSettings, BadValue, Problem, suggestion
 from app.config.fields.field_types import FieldType, Switch, Toggle
 from app.config.fields.secret_refs import is_secret_ref, resolve_secret
 
@@ -193,11 +193,11 @@ def texts_of(cls: type[Declared], values: Mapping[str, object]) -> tuple[dict[st
     Null means no value. An unknown key, or a value that cannot be a text, is a problem and not among the texts.
     """
     texts: dict[str, str] = {}
-    problems = []
+    problems: list[Problem] = []
     for key, value in values.items():
         name = names_of(cls).get(key)
         if name is None:
-            problems.append(Problem(key, "", "is not a known setting", did_you_mean(key, list(fields_of(cls)))))
+            problems.append(Problem(key, "", "is not a known setting", suggestion(key, [*fields_of(cls)], problems)))
         elif name in texts:
             problems.append(Problem(key, "", f"is given twice, also as {name}", f"keep {name}"))
         elif value is not None:

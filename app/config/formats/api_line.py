@@ -17,7 +17,8 @@ def is_api_line(text: str) -> bool:
 def parse_api_line(text: str, *, backup: bool = False) -> dict[str, str]:
     """Parse one line into texts as `api_texts` returns them. Raises `BadSettings`."""
     line = re.sub(r"\\\r?\n", " ", text).strip()
-    return api_texts(parse_pairs(_HEAD.sub("", line, count=1).strip()), backup=backup)
+    head = _HEAD.match(line)
+    return api_texts(parse_pairs(line[head.end() if head else 0 :].strip()), backup=backup)
 
 
 def take_api_lines(text: str, *, backup: bool = False) -> tuple[dict[str, str], str]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from app.config.arn import TargetId
-from app.config.errors import BadValue, Problem, did_you_mean
+from app.config.errors import BadValue, Problem, suggestion
 from app.config.fields.fields import names_of
 from app.config.formats.environment import ParsedTargets
 from app.config.targets.base import TargetSettings
@@ -28,12 +28,14 @@ def from_config_json(document: object) -> ParsedTargets:
     if not isinstance(types, Mapping):
         return ParsedTargets({}, [Problem("notify", "", "is missing", 'write {"notify": {"<type>": {"<name>": {…}}}}')])
     targets: dict[TargetId, Mapping[str, str]] = {}
-    problems = []
+    problems: list[Problem] = []
     notes = list(_region_note(document))
     for type_name, named in types.items():
         path = f"notify.{type_name}"
         if type_name not in TYPES:
-            problems.append(Problem(path, "", "is not a known target type", did_you_mean(str(type_name), list(TYPES))))
+            problems.append(
+                Problem(path, "", "is not a known target type", suggestion(str(type_name), [*TYPES], problems))
+            )
         elif not isinstance(named, Mapping):
             problems.append(Problem(path, "", "is not a JSON object", 'write {"<name>": {"enable": true, …}}'))
         else:

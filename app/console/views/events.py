@@ -37,7 +37,9 @@ def events() -> Response:
         if following:
             newest = _newest()  # before the search, so that no event is in neither of the two
         if given["key"]:
-            history = calls.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000)["events"]
+            history = calls.get("/v1/events", bucket=given["bucket"], key=given["key"], limit=1000, brief="true")[
+                "events"
+            ]
             found = {"events": history[::-1], "next": None, "searched_to": None}
         else:
             query = {name: text for name, text in given.items() if name != "key"}
@@ -89,7 +91,7 @@ def event(event_id: str) -> Response:
     if not EVENT_ID.fullmatch(event_id):
         raise Refused(404, {"detail": "no event has such an id; an id has 32 hexadecimal digits"})
     shown = calls.get(f"/v1/events/{event_id}")
-    history = calls.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY)["events"]
+    history = calls.get("/v1/events", bucket=shown["bucket"], key=shown["key"], limit=_HISTORY, brief="true")["events"]
     targets = {target["arn"]: target for target in calls.targets()}
     newer = [each for each in history if each["seq"] > shown["seq"]]
     return show(

@@ -15,6 +15,7 @@ from app.outbox.delivery.parked import restore_heads
 from app.outbox.engine.database import Database
 from app.outbox.engine.locks import lock_cursors
 from app.outbox.log.append import chunks
+from app.outbox.log.records import small_record, within_budget
 from app.outbox.markers import NEVER
 
 _WINDOW = 5_000  # dead letters that one query of a page reads at most
@@ -84,28 +85,36 @@ class DeadLetters:
     def list(self, which: Filter, *, limit: int = 100, after: int = 0) -> list[DeadLetter]:
         """Return the first `limit` dead letters with a number above `after`, sorted by number."""
         query = _joined(which).where(tables.dead_letters.c.id > after).order_by(tables.dead_letters.c.id).limit(limit)
+        letters: list[DeadLetter] = []
         with self._database.reading() as connection:
-            return [_letter(row) for row in connection.execute(query)]
+            rows = connection.execute(query).all()
+            while rows:
+                some, count = _letters(connection, rows)
+                letters, rows = letters + some, rows[count:]
+        return letters
 
     def page(self, which: Filter, *, limit: int = 100, after: int = 0) -> DeadLetterPage:
-        """Return dead letters as `list` does, but of a bounded part of them, and where to continue."""
+        """Return dead letters as `list` does, but of a bounded part of them, and where to continue.
+
+        There are fewer if their records exceed the budget of bytes, which has one dead letter at least.
+        """
         d = tables.dead_letters.c
-        read, found, window, until = 0, list[DeadLetter](), limit, time.monotonic() + _LONGEST
+        read, found, window, until = 0, list[Any](), limit, time.monotonic() + _LONGEST
         with self._database.reading() as connection:
             while True:
                 some = sa.select(d.id).where(d.id > after).order_by(d.id).limit(window).subquery()
                 last, count = connection.execute(sa.select(sa.func.max(some.c.id), sa.func.count())).one()
                 if not count:
-                    return DeadLetterPage(found, None)
+                    return _page(connection, found, None)
                 here = _joined(which).where(d.id > after, d.id <= last).order_by(d.id).limit(limit - len(found))
-                found += [_letter(row) for row in connection.execute(here)]
+                found += connection.execute(here)
                 if len(found) == limit:
-                    return DeadLetterPage(found, found[-1].letter_id)
+                    return _page(connection, found, found[-1].id)
                 if count < window:
-                    return DeadLetterPage(found, None)
+                    return _page(connection, found, None)
                 read, after, window = read + count, last, min(_WINDOW, 4 * window)
                 if read >= _MOST_READ or (read >= _ALWAYS_READ and time.monotonic() > until):
-                    return DeadLetterPage(found, after)
+                    return _page(connection, found, after)
 
     def reasons(self, target: TargetId | None, *, newest: int, limit: int) -> tuple[Sequence[ReasonCount], int]:
         """Count the `newest` dead letters, of one target or of all, by target and reason, the most frequent first.
@@ -215,7 +224,15 @@ def _is_event() -> sa.ColumnElement[bool]:
 
 def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
     d, e, t = tables.dead_letters.c, tables.events.c, tables.targets.c
-    selected = columns or (tables.dead_letters, e.name, e.bucket, e.key, e.record, t.type, t.name.label("target_name"))
+    selected = columns or (
+        tables.dead_letters,
+        e.name,
+        e.bucket,
+        e.key,
+        small_record,
+        t.type,
+        t.name.label("target_name"),
+    )
     query = (
         sa.select(*selected)
         .join_from(tables.dead_letters, tables.targets, d.target_id == t.id)
@@ -235,7 +252,19 @@ def _joined(which: Filter, *columns: Any) -> sa.Select[Any]:
     return query
 
 
-def _letter(row: Any) -> DeadLetter:
+def _page(connection: sa.Connection, rows: Sequence[Any], following: int | None) -> DeadLetterPage:
+    letters, count = _letters(connection, rows)
+    return DeadLetterPage(letters, rows[count - 1].id if count < len(rows) else following)
+
+
+def _letters(connection: sa.Connection, rows: Sequence[Any]) -> tuple[list[DeadLetter], int]:
+    """Return the dead letters of the first rows, within the budget of bytes, and the number of these rows."""
+    records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows))
+    paired = zip(rows, records, strict=False)
+    return [_letter(row, record) for row, record in paired if record is not None], len(records)
+
+
+def _letter(row: Any, record: str) -> DeadLetter:
     return DeadLetter(
         letter_id=row.id,
         target=TargetId(row.type, row.target_name),
@@ -248,7 +277,7 @@ def _letter(row: Any) -> DeadLetter:
         first_tried=row.first_tried,
         last_tried=row.last_tried,
         history=[(at, reason) for at, reason in orjson.loads(row.history)],
-        record=row.record,
+        record=record,
     )
 
 

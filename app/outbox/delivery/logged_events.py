@@ -14,6 +14,7 @@ from app.outbox import tables
 from app.outbox.delivery.leases import ReplayPartition
 from app.outbox.delivery.log_ahead import chunked, goes_to
 from app.outbox.delivery.parked import ObjectHash
+from app.outbox.log.records import small_record, within_budget
 from app.outbox.versions.rows import ObjectKey
 
 LogPosition = tuple[int, int]  # partition and seq of an event in the log
@@ -26,7 +27,7 @@ _COLUMNS = (
     tables.events.c.version,
     tables.events.c.sequencer,
     tables.events.c.time,
-    tables.events.c.record,
+    small_record,
     tables.events.c.partition,
     tables.events.c.seq,
     tables.events.c.key_hash,
@@ -76,7 +77,7 @@ def selected(replay: ReplayPartition) -> list[sa.ColumnElement[bool]]:
 
 
 def select_logged(target_id: int, *, newest: bool) -> sa.Select[Any]:
-    """Build the query for events of the log with the columns that `logged_event` reads."""
+    """Build the query for events of the log with the columns that `logged_event` reads; it leaves out long records."""
     if not newest:
         return sa.select(*_COLUMNS)
     e, other = tables.events.c, tables.events.alias()
@@ -189,6 +190,20 @@ def logged_event(row: Any, *, newest: bool) -> LoggedEvent:
     if row[12]:  # rare, so other events should not pay for it
         event = event._replace(trace=row[12])
     return LoggedEvent(event, row[8], row[9], row[10], row[11], row[13] if newest else "")
+
+
+def with_records(connection: sa.Connection, events: Sequence[LoggedEvent]) -> tuple[list[LoggedEvent], int | None]:
+    """Return the first of these events with their records, and the seq of the first one beyond the budget of bytes.
+
+    The events are in the order of seq. At least one is within the budget. An event that has left the log is left out.
+    """
+    records = within_budget(connection, ((each.partition, each.seq, each.event.record) for each in events))
+    beyond = events[len(records)].seq if len(records) < len(events) else None
+    return [
+        logged if logged.event.record else logged._replace(event=logged.event._replace(record=record))
+        for logged, record in zip(events, records, strict=False)
+        if record is not None
+    ], beyond
 
 
 def object_key(logged: LoggedEvent) -> ObjectKey:

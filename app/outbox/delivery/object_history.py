@@ -1,6 +1,8 @@
 """Read an object's history: its events in the log, and each event's delivery state at each of its targets."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import sqlalchemy as sa
 
@@ -9,19 +11,42 @@ from app.outbox.delivery.attempts import timelines
 from app.outbox.delivery.event_states import RecordedEvent, recorded_events
 from app.outbox.engine.database import Database
 from app.outbox.log.batch import key_hash
+from app.outbox.log.records import small_record, within_budget
+from app.outbox.markers import NEVER
+
+_COLUMNS = [column for column in tables.events.c if column.name != "record"]
 
 
-def object_history(database: Database, bucket: str, key: str, *, limit: int = 1000) -> list[RecordedEvent]:
-    """Return the object's last `limit` events, oldest first; empty if the log has none (any more)."""
+class ObjectHistory(NamedTuple):
+    """A page of an object's events, oldest first; `next` is the seq before which the previous ones are, or None."""
+
+    events: Sequence[RecordedEvent]
+    next: int | None
+
+
+def object_history(
+    database: Database, bucket: str, key: str, *, limit: int = 1000, after: int = 0, records: bool = True
+) -> ObjectHistory:
+    """Return the object's last `limit` events, none if the log has none (any more); with `after`, those before it.
+
+    `after` is the `next` of the previous page. There are fewer if their records exceed the budget of bytes, which has
+    one event at least. Without `records` they have none.
+    """
     e = tables.events.c
     query = (
-        sa.select(tables.events)
-        .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key)
+        sa.select(*_COLUMNS, *([small_record] if records else []))
+        .where(e.key_hash == key_hash(bucket, key), e.bucket == bucket, e.key == key, e.seq < (after or NEVER))
         .order_by(e.seq.desc())
-        .limit(limit)
+        .limit(limit + 1)
     )
     with database.snapshot() as connection:
-        return recorded_events(connection, list(reversed(connection.execute(query).all())))
+        rows = connection.execute(query).all()
+        kept = rows[:limit]
+        events = recorded_events(connection, kept)
+        if records:
+            read = within_budget(connection, ((row.partition, row.seq, row.record) for row in kept))
+            events = [replace(event, record=record or "") for event, record in zip(events, read, strict=False)]
+    return ObjectHistory(events[::-1], events[-1].seq if len(events) < len(rows) else None)
 
 
 def find_event(database: Database, event_id: str) -> RecordedEvent | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -21,6 +22,7 @@ from app.outbox.delivery.logged_events import (
     select_ahead,
     select_logged,
     selected,
+    with_records,
 )
 from app.outbox.delivery.newest_sequencers import fill_in_newest
 from app.outbox.delivery.parked import ObjectHash, first_due, oldest_parked
@@ -104,7 +106,8 @@ class PartitionReader:
     def load(self, limit: int) -> Batch:
         """Return about `limit` next events after the lease's cursors, per partition oldest first.
 
-        Partitions with an unfinished replay are left out.
+        There are fewer if their records are long: those of a batch have a budget of bytes, but it has one event at
+        least. Partitions with an unfinished replay are left out.
         """
         replaying = {replay.partition for replay in self._lease.replays}
         positions = {
@@ -124,7 +127,7 @@ class PartitionReader:
             at_end &= _near(positions, head)  # the others have no events, but a search ends after a window
             positions = {partition: positions[partition] for partition in positions if partition in found}
             share = max(1, limit // len(positions))
-        events, scanned = self._load(positions, share, head)
+        events, scanned = self._within_budget(*self._load(positions, share, head))
         ended = {partition for partition, some in events.items() if len(some) < share and scanned[partition] >= head}
         at_end &= len(ended) == len(positions)
         self._searched = self._searched[0], self._searched[1] - ended
@@ -192,6 +195,22 @@ class PartitionReader:
                 break
         return events, scanned
 
+    def _within_budget(
+        self, events: dict[int, list[LoggedEvent]], scanned: dict[int, int]
+    ) -> tuple[dict[int, list[LoggedEvent]], dict[int, int]]:
+        """Return what `_load` read without the newest events, of all partitions, that exceed the budget of bytes."""
+        loaded = sorted((logged for some in events.values() for logged in some), key=attrgetter("seq"))
+        kept, beyond = with_records(self._connection, loaded)
+        by_partition: dict[int, list[LoggedEvent]] = {partition: [] for partition in events}
+        for logged in kept:
+            by_partition[logged.partition].append(logged)
+        if beyond is not None:
+            for partition, some in events.items():
+                first = next((logged.seq for logged in some if logged.seq >= beyond), None)
+                if first is not None:
+                    scanned[partition] = first - 1
+        return by_partition, scanned
+
     def load_replay(self, replay: ReplayPartition, limit: int) -> Batch:
         """Return the next events of a replay, which ends at `replay.until`.
 
@@ -202,10 +221,10 @@ class PartitionReader:
             replay.window = self._window(replay)
         query = select_ahead(self._lease.target_id, newest=self._newest).where(*selected(replay))
         window = {"partition": replay.partition, "position": replay.position, "until": replay.window, "share": limit}
-        events = self._resolved(
-            [logged_event(row, newest=self._newest) for row in self._connection.execute(query, window)]
-        )
-        return Batch(events, {replay.partition: events[-1].seq if len(events) == limit else replay.window})
+        loaded = [logged_event(row, newest=self._newest) for row in self._connection.execute(query, window)]
+        scanned = loaded[-1].seq if len(loaded) == limit else replay.window
+        kept, beyond = with_records(self._connection, loaded)
+        return Batch(self._resolved(kept), {replay.partition: scanned if beyond is None else beyond - 1})
 
     def _window(self, replay: ReplayPartition) -> int:
         """Return the seq of the `_REPLAY_WINDOW`th event, of any target, after the replay's position."""
@@ -269,6 +288,7 @@ class PartitionReader:
     def load_parked(self, objects: Sequence[ObjectHash], limit: int) -> list[ParkedEvent]:
         """Return up to `limit` parked events of some objects, of each the oldest ones in order; of many only the heads.
 
+        There are fewer, the oldest, if their records exceed the budget of bytes; one at least.
         The cost does not grow with the events that wait behind them.
         """
         p, e = tables.parked.c, tables.events.c
@@ -288,12 +308,14 @@ class PartitionReader:
             for seqs in chunks(sorted(seq for _, seq in places))
             for row in self._connection.execute(query.where(p.seq.in_(seqs)).order_by(p.seq))
         ]
-        events = self._resolved([logged_event(row, newest=self._newest) for row in rows])
+        by_seq = {row.seq: row for row in rows}
+        kept, _ = with_records(self._connection, [logged_event(row, newest=self._newest) for row in rows])
         return [
             ParkedEvent(
                 logged, row.attempts, row.first_tried, row.history, row.last_tried, row.refused_at or 0, row.replayed
             )
-            for logged, row in zip(events, rows, strict=True)
+            for logged in self._resolved(kept)
+            for row in (by_seq[logged.seq],)
         ]
 
     def refusals(self, known: Set[LogPosition] = frozenset()) -> Refusals:
@@ -337,7 +359,7 @@ class PartitionReader:
     def settled(self, requested: Redelivery, before: int, limit: int) -> list[LoggedEvent]:
         """Return an object's last `limit` settled events after `requested.since` and below seq `before`, in order.
 
-        Events that are parked or dead letters are left out.
+        Events that are parked or dead letters are left out, and so are long records: only the events' order matters.
         """
         e = tables.events.c
         query = (

@@ -4,19 +4,20 @@ Reading takes no lock and skips no event, because commits happen in the order of
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
+from app.outbox.log.records import small_record, within_budget
 from app.outbox.log_head import LogHead
 
 _e = tables.events.c
 _PLACE = sa.select(_e.seq, _e.bucket).where(_e.id == sa.bindparam("event_id"))
 _SINCE = sa.select(sa.func.min(_e.seq)).where(_e.received_at >= sa.bindparam("since"))
 _BETWEEN = (
-    sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.targets, _e.record)
+    sa.select(_e.seq, _e.id, _e.received_at, _e.name, _e.bucket, _e.key, _e.targets, small_record, _e.partition)
     .where(
         _e.partition.in_(sa.bindparam("partitions", expanding=True)),  # because the primary key begins with it
         _e.seq > sa.bindparam("after"),
@@ -39,15 +40,33 @@ def position_of(database: Database, event_id: str, bucket: str = "") -> int | No
     return None if row is None or (bucket and row.bucket != bucket) else row.seq
 
 
-def events_between(database: Database, partitions: int, after: int, last: int) -> Sequence[Any]:
-    """Return the events after `after` up to `last`: seq, id, received_at, name, bucket, key, targets, record.
+class LogEvent(NamedTuple):
+    """An event of the log, as streams read it; `targets` are the numbers of its targets, between commas."""
 
-    There may be fewer events than seqs, because not every seq has an event.
+    seq: int
+    id: str
+    received_at: int
+    name: str
+    bucket: str
+    key: str
+    targets: str
+    record: str
+
+
+def events_between(database: Database, partitions: int, after: int, last: int) -> tuple[list[LogEvent], int]:
+    """Return the events after `after` up to `last`, and the seq up to which they were read.
+
+    That is before `last` if the records exceed the budget of bytes, which has one event at least. There may be fewer
+    events than seqs, because not every seq has an event.
     """
+    window = {"partitions": list(range(partitions)), "after": after, "last": last}
     with database.reading() as connection:
-        window = {"partitions": list(range(partitions)), "after": after, "last": last}
-        rows: Sequence[Any] = connection.execute(_BETWEEN, window).all()
-    return rows
+        rows = connection.execute(_BETWEEN, window).all()
+        records = within_budget(connection, ((row.partition, row.seq, row.record) for row in rows))
+    if len(records) < len(rows):
+        last = rows[len(records)].seq - 1
+    events = [LogEvent(*row[:7], record) for row, record in zip(rows, records, strict=False) if record is not None]
+    return events, last
 
 
 def first_seq(database: Database, partitions: int) -> int:
@@ -82,13 +101,12 @@ class LogReader:
                 first = connection.execute(_SINCE, {"since": since}).scalar_one()
             self.after = self.after if first is None else first - 1
 
-    def read(self, limit: int = 1000) -> Sequence[Any]:
+    def read(self, limit: int = 1000) -> Sequence[LogEvent]:
         """Return up to `limit` of the next events, as `events_between` does; none at the log's end."""
         end = log_end(self._database)
         while self.after < end.last_seq:
             last = min(self.after + limit, end.last_seq)
-            events = events_between(self._database, end.partitions, self.after, last)
-            self.after = last
+            events, self.after = events_between(self._database, end.partitions, self.after, last)
             if events:
                 return events
         return ()

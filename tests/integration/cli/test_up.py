@@ -51,6 +51,10 @@ SCHEDULED = {
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Role]:
     """A service without Java."""
     folder = tmp_path_factory.mktemp("up") / "var"
+    folder.mkdir()
+    folder.chmod(0o755)
+    (folder / "bucketwire.db").touch()
+    (folder / "bucketwire.db").chmod(0o644)
     with up(folder, services.free_port(), JAVA_HOME="/nowhere") as whole:
         yield whole.start()
 
@@ -118,12 +122,34 @@ def test_one_folder_is_one_service_and_what_dies_is_started_again(running: Role)
     assert attempts in httpx.get(f"http://{running.settings['BUCKETWIRE_LISTEN']}/metrics").text
 
 
+def test_a_folder_from_before_and_the_files_in_it_are_taken_from_other_users(running: Role) -> None:
+    folder = Path(running.settings["BUCKETWIRE_DATA_DIR"])
+    modes = {path: path.lstat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
+    assert (modes[folder], modes[folder / "bucketwire.db"]) == (0o700, 0o600)
+    # Redis gives its socket all permissions that its umask leaves.
+    assert {str(path): oct(mode) for path, mode in modes.items() if mode & 0o077 and not path.is_symlink()} == {}
+
+
 def test_everything_listens_on_this_machine_only(in_json: Role) -> None:
     until(lambda: len(in_json.listeners()) > 1, 20, what="API and Flower")
     found = in_json.listeners()
     assert {address for address, _ in found} == {services.LOOPBACK}
     assert len(found) == 2, f"API and Flower, no more: {found}"
     assert (Path(in_json.settings["BUCKETWIRE_DATA_DIR"]).stat().st_mode & 0o777) == 0o700
+
+
+def test_flower_answers_only_for_names_of_this_machine(in_json: Role) -> None:
+    port = int((Path(in_json.settings["BUCKETWIRE_DATA_DIR"]) / "flower.port").read_text())
+    until(lambda: _answers(f"http://{services.LOOPBACK}:{port}/"), 60, what="Flower")
+
+    def status(host: str, path: str) -> int:
+        return httpx.get(f"http://{services.LOOPBACK}:{port}{path}", headers={"Host": host}).status_code
+
+    for path in ("/", "/workers", "/api/workers", "/api/queues/length", "/metrics", "/static/css/flower.css", "/none"):
+        assert status(f"attacker.example:{port}", path) == 421, path
+        assert status("127.0.0.1.attacker.example", path) == 421, path
+    assert status(f"localhost:{port}", "/api/workers") == 200
+    assert status(f"{services.LOOPBACK}:{port}", "/healthcheck") == 200
 
 
 def test_in_json_every_line_is_an_object_also_those_of_the_parts(in_json: Role) -> None:

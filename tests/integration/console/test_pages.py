@@ -434,6 +434,17 @@ def test_an_events_page_explains_each_state(busy: Browser, database: Database) -
     assert "this one is the newest" in newest.text
 
 
+def test_an_events_page_shortens_a_long_record(busy: Browser, database: Database) -> None:
+    long = event("long")
+    long = long._replace(record=f'{long.record[:-1]},"note":"{"x" * 2_000_000}"}}')
+    Log(database).append([[long, event("long")]])
+    page = busy.get(f"events/{long.id}")
+    assert "1,999,000 more characters" in page.text
+    assert "Long values are shortened" in page.text
+    assert len(page.text) < 50_000
+    assert "Long values are shortened" not in busy.get(f"events/{_event_id(database, 'good')}").text
+
+
 def test_an_event_is_sent_again_in_the_way_that_its_state_needs(busy: Browser, database: Database) -> None:
     for key, sentence in (
         ("late", "delivers it to webhook:audit again"),

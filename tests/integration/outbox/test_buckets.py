@@ -69,6 +69,6 @@ def test_the_log_is_read_between_two_places_in_its_order(database: Database) -> 
     assert head.last_seq == 30
     assert position_of(database, events[9].id) == 10
     assert position_of(database, "0" * 32) is None
-    found = events_between(database, head.partitions, 10, 20)
+    found, _ = events_between(database, head.partitions, 10, 20)
     assert [row.id for row in found] == [one.id for one in events[10:20]]
-    assert events_between(database, head.partitions, 30, 40) == []
+    assert events_between(database, head.partitions, 30, 40) == ([], 40)

@@ -92,11 +92,11 @@ def test_an_objects_history_says_where_each_event_stands(database: Database) -> 
     Log(database).append([[settled, poison, event("other")]])
     courier.run()
     Log(database).append([[waiting]])
-    history = object_history(database, "images", "k")
+    history = object_history(database, "images", "k").events
     assert [entry.event_id for entry in history] == [settled.id, poison.id, waiting.id]
     assert [entry.delivery_states[0].state for entry in history] == ["settled", "dead", "pending"]
     assert history[0].record == settled.record
-    assert object_history(database, "images", "K") == []
+    assert object_history(database, "images", "K").events == []
 
 
 def test_bad_settings_change_nothing(database: Database) -> None:

@@ -44,8 +44,8 @@ def test_a_trace_context_goes_with_its_event_through_retries_and_replays(databas
     Replays(database).begin(target, Selection())
     courier.run()
     assert _by_key(courier.scripted.got) == expected
-    assert [one.trace for one in object_history(database, "images", "traced")] == [TRACE]
-    assert [one.trace for one in object_history(database, "images", "plain-1")] == [""]
+    assert [one.trace for one in object_history(database, "images", "traced").events] == [TRACE]
+    assert [one.trace for one in object_history(database, "images", "plain-1").events] == [""]
 
 
 def test_a_staged_file_keeps_traces_where_a_version_that_knows_none_passes_over_them() -> None:

@@ -201,6 +201,15 @@ def test_a_long_text_takes_no_long_time() -> None:
     with pytest.raises(BadSettings, match=r"closed|key=value"):
         parse_line('notify_webhook:a endpoint="http://a/' + " " * 200_000 + "x")
     assert split_urls("http://a" + " " * 200_000 + ",http://b") == ["http://a", "http://b"]
+    query = "pass" * 50_000
+    assert redacted_url(f"http://a/?{query}") == f"http://a/?{query}"
+    assert redacted_url(f"http://a/?{query}=x&b=c") == f"http://a/?{query}={REDACTED}&b=c"
+
+
+def test_the_length_of_a_url_is_bounded() -> None:
+    assert URL.parse("http://a/" + "b" * 8183)
+    with pytest.raises(BadValue, match="is longer than 8192 characters"):
+        URL.parse("http://a/" + "b" * 8184)
     _, [problem] = texts_of(WebhookSettings, {"endpoint": "http://a/" + "a" * 100_000})
     assert (problem.key, "65,536" in problem.hint) == ("endpoint", True)
 

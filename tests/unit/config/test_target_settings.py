@@ -441,3 +441,11 @@ def test_the_reference_page_names_every_key_and_variable() -> None:
         "| `max_age` | `…_MAX_AGE[_<NAME>]` | duration | `72h` |",
     ):
         assert words in page
+
+
+def test_of_many_unknown_settings_the_first_get_a_suggestion() -> None:
+    with pytest.raises(BadSettings) as refused:
+        load(RedisSettings, REDIS | {f"adress{number}": "x" for number in range(5_000)})
+    hints = [problem.hint for problem in refused.value.problems if "known setting" in problem.problem]
+    assert len(hints) == 5_000
+    assert [hint for hint in hints if hint] == ["did you mean address?"] * 10

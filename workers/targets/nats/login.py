@@ -13,8 +13,7 @@ from workers.targets.base import TargetUnavailable
 
 Secret = Callable[[str], Callable[[], str]]  # returns a callback, which is called just before the secret is sent
 
-_DECORATED = re.compile(rb"-{3,}[^\n]*-{3,}\r?\n\s*(\S+)\s*\r?\n-{3,}[^\n]*-{3,}")
-_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
+_SEED = re.compile(rb"SU[A-Z2-7]+")
 
 
 def login_options(chosen: NatsSettings, secret: Secret) -> dict[str, Any]:
@@ -27,11 +26,11 @@ def login_options(chosen: NatsSettings, secret: Secret) -> dict[str, Any]:
     if chosen.username:
         return {"user": secret(chosen.username), "password": secret(chosen.password)}
     if chosen.nkey_seed:
-        match = _SEED.search(_read("nkey_seed", chosen.nkey_seed))
-        seed = _usable("nkey_seed", chosen.nkey_seed, match[1] if match else b"")
+        lines = _lines(_read("nkey_seed", chosen.nkey_seed))
+        seed = _usable("nkey_seed", chosen.nkey_seed, next(filter(_SEED.fullmatch, lines), b""))
         return {"nkeys_seed_str": seed.decode()}
     if chosen.user_credentials:
-        parts = _DECORATED.findall(_read("user_credentials", chosen.user_credentials))
+        parts = _decorated(_read("user_credentials", chosen.user_credentials))
         jwt, seed = parts if len(parts) == 2 else (b"", b"")
         _usable("user_credentials", chosen.user_credentials, seed)
         jwt_text = secret(jwt.decode())
@@ -44,6 +43,23 @@ def _read(key: str, file: str) -> bytes:
         return Path(file).read_bytes()
     except OSError as error:
         raise TargetUnavailable(f"{key}: {file} cannot be read: {error.strerror}") from error
+
+
+def _decorated(text: bytes) -> list[bytes]:
+    """Return each line of a credentials file that stands between two lines such as `-----BEGIN …-----`."""
+    lines = _lines(text)
+    marks = [line.startswith(b"---") and line.endswith(b"---") for line in lines]
+    parts, at = [], 0
+    while at + 2 < len(lines):
+        if marks[at] and not marks[at + 1] and marks[at + 2]:
+            parts.append(lines[at + 1])
+            at += 2
+        at += 1
+    return parts
+
+
+def _lines(text: bytes) -> list[bytes]:
+    return [stripped for line in text.splitlines() if (stripped := line.strip())]
 
 
 def _usable(key: str, file: str, seed: bytes) -> bytes:

@@ -1,0 +1,68 @@
+"""Read events' records within a budget of bytes: an event may be of 100 MB, and a query reads hundreds of events.
+
+A query selects `small_record` in place of the record, which leaves a long record out. `within_budget` then reads the
+long ones of as many events as the budget allows.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+
+from app.outbox import tables
+
+BUDGET = 32 * 2**20  # bytes of the records in one batch, page or round
+_SMALL = 8 * 2**10  # bytes; the most common records have 1 to 2 KB
+_AT_ONCE = 500
+_e = tables.events.c
+
+
+class _Size(sa.sql.functions.GenericFunction[int]):
+    """A text's length in bytes; in SQLite, which has no such function before 3.43, in characters."""
+
+    type = sa.Integer()
+    name = "record_size"
+    inherit_cache = True
+
+
+@compiles(_Size)
+def _octet_length(element: _Size, compiler: SQLCompiler, **options: Any) -> str:
+    # PostgreSQL knows it without reading the text; MySQL counts `length` in bytes, too.
+    function = "length" if compiler.dialect.name == "sqlite" else "octet_length"
+    return f"{function}({compiler.process(element.clauses, **options)})"
+
+
+small_record = sa.case((_Size(_e.record) <= _SMALL, _e.record), else_="").label("record")
+
+
+def within_budget(connection: sa.Connection, events: Iterable[tuple[int, int, str]]) -> list[str | None]:
+    """Return the records of the first of these events, as many as have `BUDGET` bytes together, but at least one.
+
+    An event is its partition, its seq, and its `small_record`. None stands for an event that has left the log since.
+    """
+    read = list(events)
+    long = [(partition, seq) for partition, seq, record in read if not record]
+    sizes = dict(_of(connection, long, _Size(_e.record))) if long else {}
+    total, count = 0, 0
+    for _, seq, record in read:
+        total += len(record) or sizes.get(seq, 0)
+        if total > BUDGET and count:
+            break
+        count += 1
+    kept = read[:count]
+    long = [(partition, seq) for partition, seq, record in kept if not record]
+    records = dict(_of(connection, long, _e.record)) if long else {}
+    return [record or records.get(seq) for _, seq, record in kept]
+
+
+def _of(connection: sa.Connection, places: Sequence[tuple[int, int]], column: Any) -> Iterable[tuple[int, Any]]:
+    """Yield the seq and a column's value of each of these events that the log has."""
+    remaining = iter(places)
+    while some := list(islice(remaining, _AT_ONCE)):
+        partitions, seqs = sorted({partition for partition, _ in some}), [seq for _, seq in some]
+        query = sa.select(_e.seq, column).where(_e.partition.in_(partitions), _e.seq.in_(seqs))
+        for row in connection.execute(query):
+            yield row[0], row[1]
