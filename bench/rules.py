@@ -5,7 +5,8 @@
 The API runs as in `bench.ingest`: gunicorn with 2 processes of 32 threads over a PostgreSQL that waits for its disk.
 One rule sends every event to a target, so that both sides write the same rows. The other rules match the events' names,
 in their bucket, in every bucket and in other buckets, by prefix, suffix or both; one in twenty has a wildcard. With
-`--filtered`, one in twenty has a regular expression, and one in twenty a tag that no event has.
+`--filtered`, one in ten has a regular expression, which is 1,000 (half of them begin with `.*`, so that they are all
+tried), and one in twenty a tag that no event has.
 """
 
 import argparse
@@ -36,8 +37,9 @@ def rules(count: int, target: Any, *, filtered: bool = False) -> dict[str, list[
         filters = NO_FILTERS
         if number % 20 == 0:
             prefix = f"dir/*{number:05}?"
-        elif filtered and number % 20 == 1:
-            prefix, suffix, filters = "", "", Filters(regex=f"dir/{number:05}.*[.]bin")
+        elif filtered and number % 10 == 1:
+            beginning = ".*" if number % 20 == 1 else "dir"
+            prefix, suffix, filters = "", "", Filters(regex=f"{beginning}/{number:05}.*[.]bin")
         elif filtered and number % 20 == 2:
             filters = Filters(tags=Pairs(tenant=str(number)))
         rule = Rule(

@@ -13,6 +13,7 @@ from app.outbox.delivery import heartbeats
 from app.outbox.delivery.counters import audit
 from app.outbox.engine.clock import database_now
 from app.outbox.engine.database import Database, now_ms
+from app.outbox.engine.encoding import encoding_problem
 from app.outbox.engine.schema_version import current, head, is_later
 from app.outbox.reconcile.runs import RUNNING, SCAN, Reconciliations
 from app.outbox.reconcile.schedule import Schedule, describe_unscheduled
@@ -61,6 +62,10 @@ def _check_database(service: Service) -> Iterator[Finding]:
         yield Finding("database", "problem", f"{state}, this version needs {head()}; run `bucketwire migrate`")
     else:
         yield Finding("database", "ok", f"{service.database.dialect}, at revision {revision}")
+    with service.database.reading() as connection:
+        problem = encoding_problem(connection)
+    if problem is not None:
+        yield Finding("database", "problem", str(problem))
 
 
 def _check_broker(service: Service) -> Iterator[Finding]:

@@ -27,7 +27,7 @@ from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import StoredRule, read_rules, rule_facts, rule_to_row
 from app.outbox.service_settings import read_api_settings, write_api_settings
 from app.outbox.targets import OPENING_DUE, StoredTarget, find_target, stored_target
-from app.rules.model import Rule, check
+from app.rules.model import Rule, check, check_expressions
 
 
 class TargetInUse(Exception):
@@ -255,9 +255,12 @@ class Registry:
         with self._database.writing() as connection:
             # If two processes add the same rule at once, the second one sees the first one's.
             log_head.change_routing(connection)
-            for stored in read_rules(connection, rule.bucket):
+            others = read_rules(connection, rule.bucket)
+            for stored in others:
                 if stored.rule == rule:
                     return stored.row_id
+            if rule.filters.regex:
+                check_expressions([rule, *(stored.rule for stored in others)])
             number = inserted_id(connection.execute(tables.rules.insert().values(**rule_to_row(connection, rule))))
             _record_rules(connection, "rule.add", [rule])
             return number
@@ -271,6 +274,8 @@ class Registry:
             if rows:
                 connection.execute(tables.rules.insert(), rows)
                 _record_rules(connection, "rule.add", rules)
+            for bucket in {rule.bucket for rule in rules if rule.filters.regex}:
+                check_expressions(stored.rule for stored in read_rules(connection, bucket))
 
     def remove_rules(self, row_ids: Sequence[int]) -> int:
         """Remove rules by number, and return how many existed."""
@@ -284,6 +289,7 @@ class Registry:
     def replace_rules(self, bucket: str, rules: Sequence[Rule]) -> None:
         """Replace a bucket's rules in one transaction. Raises `BadRules`, `UnknownTarget`; then nothing has changed."""
         check(rules)
+        check_expressions(rules)
         with self._database.writing() as connection:
             log_head.change_routing(connection)
             rows = [rule_to_row(connection, rule) for rule in rules]

@@ -1,15 +1,12 @@
 """Match events with the filters of rules: what a record carries, and compiled filters."""
 
-import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import orjson
 
-from app.config.errors import BadValue
-from app.rules.filters import Filters, compile_regex
-
-log = logging.getLogger("bucketwire.rules")
+from app.rules.expressions import Expressions
+from app.rules.filters import Filters
 
 Pair = tuple[str, str, str]  # metadata or tags, the name, the value
 _METADATA, _TAGS = "metadata", "tags"
@@ -64,23 +61,19 @@ class EventFacts:
 
 
 class Condition:
-    """The filters of one rule. Its regular expression is compiled once, for the first key that is compared with it."""
+    """The filters of one rule; `regex` is for others to match."""
 
-    __slots__ = ("_compiled", "_max_size", "_min_size", "_regex", "pairs")
+    __slots__ = ("_max_size", "_min_size", "pairs", "regex")
 
     def __init__(self, filters: Filters) -> None:
-        self._regex = filters.regex
-        # Not now: rules are read while all appends wait, and most of many expressions are never needed.
-        self._compiled: Any = None
+        self.regex = filters.regex
         self._min_size = filters.min_size
         self._max_size = filters.max_size
         metadata = {(_METADATA, name.lower(), value) for name, value in filters.metadata.items()}
         self.pairs: frozenset[Pair] = frozenset(metadata | {(_TAGS, *pair) for pair in filters.tags.items()})
 
-    def is_met(self, key: bytes, facts: EventFacts) -> bool:
-        """Return whether an event passes all of the filters; `key` is the decoded key."""
-        if self._regex and (self._compiled or self._compile()).fullmatch(key) is None:
-            return False
+    def is_met(self, facts: EventFacts) -> bool:
+        """Return whether an event passes all of the filters except the regular expression."""
         if self.pairs and not self.pairs <= facts.pairs:
             return False
         if self._min_size is None and self._max_size is None:
@@ -90,24 +83,6 @@ class Condition:
             return False
         return (self._min_size or 0) <= size and (self._max_size is None or size <= self._max_size)
 
-    def _compile(self) -> Any:
-        # Threads that run this at the same time compile equal expressions, and any of them may be kept.
-        try:
-            self._compiled = compile_regex(self._regex)
-        except BadValue as error:
-            # It was valid when it was stored. One rule must not keep every event from being recorded.
-            log.error("a rule matches nothing: its regex %r %s", self._regex[:80], error.problem)  # noqa: TRY400
-            self._compiled = _Nothing()
-        return self._compiled
-
-
-class _Nothing:
-    """An expression that matches nothing."""
-
-    @staticmethod
-    def fullmatch(_key: bytes) -> None:
-        """Match nothing."""
-
 
 class Candidates:
     """Filtered rules that have everything else in common, with the ranks of their values.
@@ -116,14 +91,17 @@ class Candidates:
     each with a tag of its own, cost about as much as ten.
     """
 
-    __slots__ = ("_by_pair", "_others")
+    __slots__ = ("_by_pair", "_expressions", "_others")
 
     def __init__(self) -> None:
+        self._expressions = Expressions()
         self._by_pair: dict[Pair, list[tuple[Condition, int]]] = {}
         self._others: list[tuple[Condition, int]] = []
 
     def add(self, condition: Condition, rank: int) -> None:
         """Add a rule."""
+        if condition.regex:
+            self._expressions.add(condition.regex)
         if condition.pairs:
             rarest = min(sorted(condition.pairs), key=lambda pair: len(self._by_pair.get(pair, ())))
             self._by_pair.setdefault(rarest, []).append((condition, rank))
@@ -131,9 +109,17 @@ class Candidates:
             self._others.append((condition, rank))
 
     def find(self, key: bytes, facts: EventFacts, matched: set[int]) -> None:
-        """Add the ranks of the rules whose filters the event passes."""
+        """Add the ranks of the rules whose filters the event passes; `key` is its decoded key."""
+        regexes: Collection[str] | None = None
         for condition, rank in self._tried(facts):
-            if rank not in matched and condition.is_met(key, facts):
+            if rank in matched:
+                continue
+            if condition.regex:
+                if regexes is None:
+                    regexes = self._expressions.matches(key)
+                if condition.regex not in regexes:
+                    continue
+            if condition.is_met(facts):
                 matched.add(rank)
 
     def _tried(self, facts: EventFacts) -> Iterator[tuple[Condition, int]]:

@@ -7,6 +7,7 @@ match.
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -16,11 +17,12 @@ from app.config.errors import BadSettings, BadValue, Problem
 from app.config.fields.field_types import Size, written_size
 
 MAX_REGEX_BYTES = 1024
+MAX_PROGRAMS = 400_000  # instructions of all expressions of a bucket's rules
 MAX_PAIRS = 50
 MAX_NAME = 256  # characters of the name of a tag, or of a metadata entry
 MAX_VALUE = 2048  # characters
 MAX_SIZE = 2**53  # bytes; JSON has no greater whole number that every program reads exactly
-_MAX_PROGRAM = 4000  # instructions; bounds the time that a key takes
+_MAX_PROGRAM = 4000  # instructions of one expression; bounds the time that a key takes
 _TOO_LARGE = "pattern too large"  # RE2's words for a program that `_MAX_MEMORY` has no room for
 _MAX_MEMORY = 1 << 20  # bytes that the automata of one expression may use
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -139,12 +141,8 @@ def compile_regex(text: str) -> Any:
         raise BadValue("is too long", f"use at most {MAX_REGEX_BYTES} bytes")
     if "\x00" in text:
         raise BadValue("contains a NUL", "no key can match it; leave it out")
-    options = re2.Options()
-    options.log_errors = False
-    options.never_capture = True
-    options.max_mem = _MAX_MEMORY
     try:
-        compiled = re2.compile(text, options)
+        compiled = re2.compile(text, regex_options(_MAX_MEMORY))
     except re2.error as error:
         reason = _reason(error)
         if not reason.startswith(_TOO_LARGE):
@@ -154,6 +152,24 @@ def compile_regex(text: str) -> Any:
         if compiled.programsize <= _MAX_PROGRAM:
             return compiled
     raise BadValue("is too complex", "use fewer or smaller repetitions and character classes")
+
+
+def regex_options(memory: int) -> Any:
+    """Return RE2's options for expressions that may use so many bytes."""
+    options = re2.Options()
+    options.log_errors = False
+    options.never_capture = True
+    options.max_mem = memory
+    return options
+
+
+@lru_cache(maxsize=10_000)
+def regex_size(text: str) -> int:
+    """Return the instructions of a regular expression, in proportion to which a key takes time; 0 if it is invalid."""
+    try:
+        return int(compile_regex(text).programsize)
+    except BadValue:
+        return 0
 
 
 def literal_beginning(regex: str) -> str:

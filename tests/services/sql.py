@@ -95,10 +95,11 @@ class Postgres(Server):
         """The libpq connection string of a database, without TLS parameters."""
         return f"host={LOOPBACK} port={self.port} user={USER} password={PASSWORD} dbname={dbname}"
 
-    def create_database(self, name: str) -> str:
+    def create_database(self, name: str, *, encoding: str = "UTF8") -> str:
         """Create an empty database and return its SQLAlchemy URL."""
+        locale = "" if encoding == "UTF8" else f" TEMPLATE template0 LOCALE 'C' ENCODING '{encoding}'"
         with self.connection() as connection, connection.cursor() as cursor:
-            cursor.execute(f'CREATE DATABASE "{name}"')
+            cursor.execute(f'CREATE DATABASE "{name}"{locale}')
         return self.url(name)
 
     def drop_database(self, name: str) -> None:

@@ -1,13 +1,26 @@
-"""Gunicorn's threaded worker, extended: a request can hand its connection over, and an orphan frees the address."""
+"""Gunicorn's threaded worker, extended: a request can hand its connection over, and no client makes others wait."""
 
+import errno
 import select
+import selectors
 import socket
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
-from gunicorn.workers.gthread import ThreadWorker
+from gunicorn import http
+from gunicorn.workers.gthread import TConn, ThreadWorker
+
+from app.api.server.client_socket import ClientSocket, Slots
 
 _NEXT_REQUEST = 1  # milliseconds
+_MOST_WAITING = 500  # threads that may wait for their clients, beside those that work
+_LINGER = 2.0  # seconds that a client has to close its side of a connection
+_MOST_DRAINED = 1 << 16  # bytes that a client may send meanwhile
+_NO_CONNECTION = (errno.EAGAIN, errno.ECONNABORTED)
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE)
 
 
 class SocketHandedOver(Exception):
@@ -18,29 +31,164 @@ class SocketHandedOver(Exception):
         self.take = take
 
 
+class _Connection(TConn):  # type: ignore[misc]  # gunicorn ships no types
+    """A connection, of HTTP/1, whose socket waits for its client without a slot."""
+
+    initialized: bool
+    data_ready: bool
+
+    def __init__(self, cfg: Any, sock: socket.socket, client: Any, server: Any, slots: Slots) -> None:
+        super().__init__(cfg, ClientSocket(sock, slots), client, server)
+        self.drained = 0
+
+    def wait_for_data(self, timeout: float) -> bool:  # noqa: ARG002 - gunicorn's, which waits for longer
+        """Return whether something has come, or comes within a millisecond; if not, the main thread waits for it."""
+        self.data_ready = self.data_ready or _comes_soon(self.sock)
+        return bool(self.data_ready)
+
+    def init(self) -> None:
+        """Make the TLS handshake, if there is one, before the first request."""
+        if not self.initialized:
+            self.initialized = True
+            if self.cfg.is_ssl:
+                self.sock.encrypt(self.cfg)
+            self.parser = http.get_parser(self.cfg, self.sock, self.client)
+
+
+def _comes_soon(sock: ClientSocket) -> bool:
+    poll = select.poll()
+    poll.register(sock.fileno(), select.POLLIN)
+    return bool(poll.poll(_NEXT_REQUEST))
+
+
 class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
-    """Gunicorn's `gthread`, with three differences.
+    """Gunicorn's `gthread`, with these differences.
 
     A connection that was handed over is neither closed nor counted any more. A worker whose parent was killed stops
     listening at once, and then answers what it has begun. And a thread that has answered waits for a millisecond for
     the next request of the same connection, unless other requests wait for a thread: a sender of one event at a time,
     such as MinIO, gets its answers sooner by a tenth than by way of the main thread.
+
+    No client makes others wait: a connection that sends nothing has no thread, a thread that waits for its client does
+    not count as one of the `threads`, and the main thread does not wait until a client has closed its side
+    of a connection. If there are too many connections, one that is idle is closed for each new one.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._slots = Slots(self.cfg.threads, _MOST_WAITING, self._add_threads)
+        self._lingering: dict[_Connection, None] = {}  # the oldest first
+        self._lacks_descriptors = False
+
+    def _add_threads(self, number: int) -> None:
+        """Let the pool have so many threads more, or fewer: those that wait for their clients come on top."""
+        pool = self.tpool
+        with pool._shutdown_lock:
+            pool._max_workers += number
+            if number > 0 and pool._work_queue.qsize() and not pool._shutdown:
+                pool._adjust_thread_count()
+
+    def accept(self, listener: Any) -> None:
+        """Accept a connection, and hand it to a thread."""
+        try:
+            client, address = listener.accept()
+        except OSError as error:
+            self._lacks_descriptors = error.errno in _NO_DESCRIPTOR
+            if error.errno not in (*_NO_CONNECTION, *_NO_DESCRIPTOR):
+                raise
+            return
+        self.nr_conns += 1
+        self.enqueue_req(_Connection(self.cfg, client, address, listener.getsockname(), self._slots))
 
     def handle(self, conn: Any) -> Any:
         """Handle a request, and those of the same connection that follow at once."""
-        result = super().handle(conn)
-        while result is True and self._comes_next(conn):
+        with self._slots:
+            conn.sock.begin()
             result = super().handle(conn)
+            while result is True and self._comes_next(conn):
+                conn.sock.begin()
+                result = super().handle(conn)
         return result
 
     def _comes_next(self, conn: Any) -> bool:
         """Return whether the connection has its next request within a millisecond, and no other waits meanwhile."""
-        if conn.is_http2 or conn.parser.unreader.buf.getvalue() or self.tpool._work_queue.qsize():
+        if conn.parser.unreader.buf.getvalue() or self._slots.are_wanted or self.tpool._work_queue.qsize():
             return False
-        poll = select.poll()
-        poll.register(conn.sock, select.POLLIN)
-        return bool(poll.poll(_NEXT_REQUEST))
+        return _comes_soon(conn.sock)
+
+    def finish_request(self, conn: Any, fs: "Future[Any]") -> None:
+        """Wait for the next request of a connection, or close it."""
+        if fs.cancelled() or fs.exception() or fs.result():
+            super().finish_request(conn, fs)
+            return
+        try:
+            conn.sock.shutdown(socket.SHUT_WR)
+        except OSError:  # it is closed, lost, or handed over
+            self._close(conn)
+            return
+        # Closed now, with something unread, it would be reset, and the client might not get the whole answer.
+        conn.timeout = time.monotonic() + _LINGER
+        self._lingering[conn] = None
+        self._poll(conn, self._on_lingering_readable)
+
+    def _on_lingering_readable(self, conn: Any, _client: Any) -> None:
+        """Close a connection that the client has closed, too, or on which it sends more and more."""
+        try:
+            received = len(conn.sock.raw.recv(_MOST_DRAINED))
+        except BlockingIOError:
+            return
+        except OSError:
+            received = 0
+        conn.drained += received
+        if not received or conn.drained >= _MOST_DRAINED:
+            del self._lingering[conn]
+            self._stop_polling(conn)
+
+    def murder_pending(self) -> None:
+        """Close the connections whose time is over; and an idle one if there are too many.
+
+        The main thread calls it when it has nothing else in hand.
+        """
+        super().murder_pending()
+        now = time.monotonic()
+        for conn in list(self._lingering):
+            if conn.timeout > now:
+                break
+            del self._lingering[conn]
+            self._stop_polling(conn)
+        while self._lacks_descriptors or self.nr_conns >= self.worker_connections:
+            self._lacks_descriptors = False
+            if not self._close_idle():
+                break
+
+    def _close_idle(self) -> bool:
+        """Close the connection whose client has most likely the least use for it; return whether there is one."""
+        if self._lingering:
+            conn = next(iter(self._lingering))
+            del self._lingering[conn]
+        elif self.pending_conns or self.keepalived_conns:
+            conn = (self.pending_conns or self.keepalived_conns).popleft()
+        else:
+            return False
+        self._stop_polling(conn)
+        return True
+
+    def _cap_keepalive(self, deadline: float) -> None:
+        """Close all idle connections by `deadline`, also those that have sent nothing yet."""
+        super()._cap_keepalive(deadline)
+        for conn in (*self.pending_conns, *self._lingering):
+            conn.timeout = min(conn.timeout, deadline)
+
+    def _poll(self, conn: Any, readable: Callable[[Any, Any], None]) -> None:
+        self.poller.register(conn.sock, selectors.EVENT_READ, partial(readable, conn))
+
+    def _stop_polling(self, conn: Any) -> None:
+        self.poller.unregister(conn.sock)
+        self._close(conn)
+
+    def _close(self, conn: Any) -> None:
+        self.nr_conns -= 1
+        conn.close()
 
     def is_parent_alive(self) -> bool:
         """Return whether the parent runs; if not, close the listening sockets, so that its successor can bind.
@@ -61,6 +209,6 @@ class Worker(ThreadWorker):  # type: ignore[misc]  # gunicorn ships no types
             return super().handle_request(req, conn)
         except SocketHandedOver as handed:
             # Gunicorn shuts down and closes the socket in `conn`, and a shutdown would also affect a copy of it.
-            taken, conn.sock = conn.sock, socket.socket()
+            taken, conn.sock = conn.sock.raw, ClientSocket(socket.socket(), self._slots)
             handed.take(taken)
             return False

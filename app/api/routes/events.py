@@ -23,6 +23,7 @@ from app.events.parsing import Parsed, SnsConfirmation, parse
 from app.events.stored_size import is_larger
 from app.outbox.engine.database import VALUE_ERRORS, describe_error, now_ms
 from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.routing import MatchingTooSlow
 from app.outbox.log.spool import Spool
 
 log = logging.getLogger("bucketwire.api")
@@ -108,6 +109,12 @@ def _append(events: Sequence[Event], patience: float) -> Receipt | QueueFull:
     try:
         with appending("append", events) as traced:
             return services().commits.append(traced, patience)
+    except MatchingTooSlow as error:
+        detail = (
+            f"comparing the events with the regular expressions of the rules takes too long ({error}); nothing was "
+            "recorded. Send fewer events in a request, or use simpler expressions"
+        )
+        raise ApiProblem("too-large", detail) from None
     except VALUE_ERRORS as error:
         log.warning("the database refuses an event: %s", describe_error(error))
         detail = (

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from gunicorn.config import KNOWN_SETTINGS
 from gunicorn.glogging import Logger
 
 from app import logs
@@ -45,6 +44,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         "limit_request_line": 8190,  # a key of 1,024 bytes may take three times that in a query
         "accesslog": None,
         "forwarded_allow_ips": "127.0.0.1,::1",
+        "sendfile": False,  # it would not wait for a slow reader
         "forwarder_headers": "",  # a client's SCRIPT_NAME would change which route a path means
         "control_socket_disable": True,
     }
@@ -54,8 +54,7 @@ def options(settings: Settings, *, workers: int = WORKERS, threads: int = THREAD
         values["ssl_context"] = lambda _conf, _default: certificate.context()
     if settings.log_format == "json":
         values["logger_class"] = JsonLogger
-    known = {setting.name for setting in KNOWN_SETTINGS}  # older releases lack the last one and do not need it
-    return {name: value for name, value in values.items() if name in known}
+    return values
 
 
 def command() -> list[str]:

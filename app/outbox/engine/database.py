@@ -206,6 +206,7 @@ def _open_postgresql(url: sa.URL, pool_size: int, patience: float | None, isolat
         isolation_level=isolation,
         connect_args={
             "options": options,
+            "client_encoding": "utf8",  # a role or database may have another default
             "connect_timeout": 5,
             "application_name": "bucketwire",
             "connection_factory": pg_timeouts.Connection,

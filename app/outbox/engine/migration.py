@@ -11,14 +11,17 @@ import sqlalchemy as sa
 import migrations
 from app.outbox import log_head, tables
 from app.outbox.engine.database import Database
+from app.outbox.engine.encoding import check_encoding
 
 
 def migrate(database: Database, revision: str = "head", *, partitions: int = 16) -> None:
     """Upgrade to `revision`. A new log gets `partitions` partitions, and this number never changes afterwards.
 
-    On PostgreSQL and MySQL it is safe to call from several machines at once: one migrates, the others wait.
+    Raises `BadSettings` if the database's encoding is not UTF-8. On PostgreSQL and MySQL it is safe to call from
+    several machines at once: one migrates, the others wait.
     """
     with database.engine.connect() as connection, _locked(connection):
+        check_encoding(connection)
         alembic.command.upgrade(_config(connection), revision)
         connection.commit()
         if sa.inspect(connection).has_table(tables.log_head.name):

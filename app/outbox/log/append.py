@@ -24,6 +24,7 @@ from app.outbox.log.pg_append import MOST_VALUES, append_at_once
 from app.outbox.log.routing import Routing, load_routing
 
 _Value = TypeVar("_Value")
+_MATCHED_AGAIN = 3  # times without the lock
 _CHUNK = 1000  # values of one IN (…): far below every database's limit
 
 # Built once: building a statement takes about as long as running it in the database.
@@ -36,10 +37,19 @@ _SELECT_KNOWN = sa.select(tables.events.c.id).where(tables.events.c.id.in_(sa.bi
 Guard = Callable[[sa.Connection, Sequence[Event]], Collection[str]]
 
 
-class Log:
-    """Append to the log. Create one object for each process, and use it from one thread at a time."""
+class RoutingChanged(Exception):
+    """Nothing was recorded: the rules or targets have changed since `Log.routing` was read."""
 
-    def __init__(self, database: Database) -> None:
+
+class Log:
+    """Append to the log. Create one object for each process, and use it from one thread at a time.
+
+    With `matched_before`, the callers match events themselves (`Routing.matching` of `routing`, which any thread may
+    read); if the rules or targets have changed meanwhile, `append` raises `RoutingChanged` and has the new ones.
+    """
+
+    def __init__(self, database: Database, *, matched_before: bool = False) -> None:
+        self._matched_before = matched_before
         self._database = database
         # The database's clock, so that events age alike whichever host recorded them, and however its clock is set.
         self._clock = DatabaseClock(database)
@@ -49,6 +59,11 @@ class Log:
         self._partitions = 0
         # Whether the last append recorded every event for every target: then the next one will most likely, too.
         self._usual = False
+
+    @property
+    def routing(self) -> Routing:
+        """The rules and targets as they were read last."""
+        return self._routing
 
     def append(
         self,
@@ -80,7 +95,14 @@ class Log:
             answers = [batch.add(events) for events in requests]
             if self._append_at_once(batch, promised):
                 return answers
-        return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action)
+        for _ in range(_MATCHED_AGAIN):
+            try:
+                return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action)
+            except RoutingChanged:
+                if self._matched_before:
+                    raise
+                routing = self._routing_for(routed, only_target)
+        return self._append_under_lock(requests, routing, promised, routed, only_target, guard, action, insists=True)
 
     def append_within(self, events: Sequence[Event], seconds: float) -> Receipt | QueueFull | None:
         """Record one request's events if one round trip is enough; it takes that many seconds, and one more, at most.
@@ -127,13 +149,18 @@ class Log:
         only_target: TargetId | None,
         guard: Guard | None,
         action: str,
+        *,
+        insists: bool = False,
     ) -> list[Receipt | QueueFull]:
         wanted = sum(map(len, requests))
-        # Match before locking the head, because the lock blocks all other appends; redone if the rules have changed.
+        # Match before locking the head, because the lock blocks all other appends, and again if the rules have changed:
+        # before the lock, unless they change all the time.
         matched = {event.id: routing.targets(event) for events in requests for event in events}
         now = self._clock()
         with self._database.writing() as connection:
             first, changed = self._reserve(connection, wanted)
+            if changed and not insists:
+                raise RoutingChanged
             if changed:
                 routing, matched = self._routing_for(routed, only_target), {}
             by_id = {event.id: event for events in requests for event in events}

@@ -8,8 +8,10 @@ from queue import Empty, SimpleQueue
 
 from app.events.model import Event
 from app.outbox.engine.database import Database
+from app.outbox.log.append import RoutingChanged
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.recorder import Answer, Recorder
+from app.outbox.log.routing import Routing
 
 _GROUP_BYTES = 1 << 24  # of the records in one transaction
 _SPARE = 1.2  # seconds; a statement that takes too long is ended up to so much later
@@ -18,8 +20,9 @@ _SPARE = 1.2  # seconds; a statement that takes too long is ended up to so much 
 class _Waiting:
     """A request that waits for its answer. (With a `Future`, handing it over takes twice as long.)"""
 
-    def __init__(self, events: Sequence[Event]) -> None:
+    def __init__(self, events: Sequence[Event], routing: Routing) -> None:
         self.events = events
+        self.routing = routing  # with which the events were matched
         self.size = sum([len(event.record) for event in events])
         self._taken, self._unanswered = threading.Lock(), threading.Lock()
         self._unanswered.acquire()
@@ -49,7 +52,7 @@ class _Committing:
         self.pid = os.getpid()
         self.queue: SimpleQueue[_Waiting] = SimpleQueue()
         self.lock = threading.Lock()  # held by the thread that uses the recorder
-        self.recorder = Recorder(database)
+        self.recorder = Recorder(database, matched_before=True)
         self.thread_waits = False  # for the lock
 
 
@@ -59,6 +62,9 @@ class GroupCommit:
     A request that comes while nothing is committed commits itself, if it can in one round trip: no other thread has to
     wake up for it. Those that come meanwhile wait for a thread, which commits them together, and so does whatever takes
     more than one round trip: a request gets its answer in time even if the database hangs.
+
+    Each request's events are compared with the rules in its own thread, before they wait: no expression, and no number
+    of them, makes others wait. If the rules change meanwhile, they are compared again.
 
     A transaction takes requests until it has `most_events` events or 16 MiB of records; a request is never split. With
     `most_events=1`, every request has its own commit. A request that the database refuses fails alone.
@@ -75,19 +81,27 @@ class GroupCommit:
 
         Raises `DatabaseUnavailable` if the database is unavailable, and nothing was recorded as far as is known,
         `Unstorable` if it refuses these events but accepts others, and `TimeoutError` after `timeout` seconds, when it
-        is unknown whether the events were or will be recorded. Sending them again is safe in any case.
+        is unknown whether the events were or will be recorded. Sending them again is safe in any case. Raises
+        `MatchingTooSlow` if comparing several events with the rules takes half of `timeout`; nothing was recorded then.
         """
-        began = time.monotonic()
+        deadline = time.monotonic() + timeout
         committing = self._started()
-        answer = self._append_now(committing, events, timeout - _SPARE)
-        if answer is not None:
-            return answer
-        waiting = _Waiting(events)
-        committing.queue.put(waiting)
-        return waiting.result(max(0.0, timeout - (time.monotonic() - began)))
+        while True:
+            routing = committing.recorder.routing
+            with routing.matching(events, (deadline - time.monotonic()) / 2):
+                try:
+                    answer = self._append_now(committing, events, routing, deadline - time.monotonic() - _SPARE)
+                    if answer is not None:
+                        return answer
+                    waiting = _Waiting(events, routing)
+                    committing.queue.put(waiting)
+                    return waiting.result(max(0.0, deadline - time.monotonic()))
+                except RoutingChanged as error:
+                    if time.monotonic() > deadline:
+                        raise TimeoutError from error
 
     def _append_now(
-        self, committing: _Committing, events: Sequence[Event], seconds: float
+        self, committing: _Committing, events: Sequence[Event], routing: Routing, seconds: float
     ) -> Receipt | QueueFull | None:
         """Record the events in this thread, unless others commit or wait to, or it may take longer than that."""
         if seconds <= 0 or committing.thread_waits or not committing.queue.empty():
@@ -95,6 +109,8 @@ class GroupCommit:
         if not committing.lock.acquire(blocking=False):
             return None
         try:
+            if committing.recorder.routing is not routing:
+                raise RoutingChanged
             return committing.recorder.record_within(events, seconds)
         finally:
             committing.lock.release()
@@ -117,6 +133,10 @@ class GroupCommit:
             with committing.lock:
                 committing.thread_waits = False
                 group = self._group(first, committing.queue)
+                routing = committing.recorder.routing
+                for waiting in [waiting for waiting in group if waiting.routing is not routing]:
+                    group.remove(waiting)
+                    waiting.answer(RoutingChanged())
                 answers = committing.recorder.record([each.events for each in group])
                 for waiting, answer in zip(group, answers, strict=True):
                     waiting.answer(answer)

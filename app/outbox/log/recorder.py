@@ -14,6 +14,7 @@ from app.outbox.engine.db_errors import Unstorable, may_be_a_value
 from app.outbox.engine.pg_direct import ConnectionBusy
 from app.outbox.log.append import Guard, Log
 from app.outbox.log.batch import QueueFull, Receipt
+from app.outbox.log.routing import Routing
 
 Answer = Receipt | QueueFull | Exception
 _TRIES = 2  # of a single request, each followed by a write that must succeed, before the request counts as refused
@@ -29,12 +30,18 @@ class Recorder:
         only_target: TargetId | None = None,
         guard: Guard | None = None,
         action: str = "",
+        matched_before: bool = False,
     ) -> None:
-        """`only_target`, `guard` and `action` are those of `Log.append`, for every request."""
+        """`only_target`, `guard` and `action` are those of `Log.append`, for every request, the last is `Log`'s."""
         self._database = database
-        self._log = Log(database)
+        self._log = Log(database, matched_before=matched_before)
         self._follows_rules = only_target is None and guard is None and not action
         self._append = partial(self._log.append, only_target=only_target, guard=guard, action=action)
+
+    @property
+    def routing(self) -> Routing:
+        """The rules and targets as they were read last; any thread may read it."""
+        return self._log.routing
 
     def record(self, requests: Sequence[Sequence[Event]], *, promised: bool = False) -> Iterator[Answer]:
         """Record requests and yield an answer for each, in order; `promised` is that of `Log.append`.

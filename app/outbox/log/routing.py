@@ -1,7 +1,9 @@
 """Route events to targets by a compiled snapshot of the rules and targets."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 import sqlalchemy as sa
 
@@ -12,6 +14,10 @@ from app.outbox.markers import NO_LIMIT
 from app.outbox.rules import rule_from_row
 from app.rules.matching import Matcher, compile_rules
 from app.rules.model import Rule
+
+
+class MatchingTooSlow(Exception):
+    """To compare the events of one request with the rules takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,7 @@ class Routing:
     limits: Mapping[int, int]
     rejecting: frozenset[int]
     matcher: Matcher[int]
+    _matched: dict[str, tuple[int, ...]] = field(default_factory=dict, compare=False)  # by event id
 
     @classmethod
     def empty(cls) -> "Routing":
@@ -34,13 +41,38 @@ class Routing:
 
     def targets(self, event: Event) -> tuple[int, ...]:
         """Return the ids of the targets whose rules match this event, each once."""
+        matched = self._matched.get(event.id)
+        if matched is not None:
+            return matched
         return self.matcher.targets(event.bucket, event.name, event.key, event.record)
+
+    @contextmanager
+    def matching(self, events: Sequence[Event], seconds: float) -> Iterator[None]:
+        """Match the events now, in this thread, so that `targets` need not do it during the block.
+
+        Raises `MatchingTooSlow` if it takes that many seconds and there are more events.
+        """
+        deadline = time.monotonic() + seconds
+        matched: dict[str, tuple[int, ...]] = {}
+        for event in events:
+            if matched and time.monotonic() > deadline:
+                raise MatchingTooSlow(f"after {len(matched)} of {len(events)} events")
+            matched[event.id] = self.targets(event)
+        self._matched.update(matched)
+        try:
+            yield
+        finally:
+            for event_id, targets in matched.items():
+                if self._matched.get(event_id) is targets:
+                    self._matched.pop(event_id, None)
 
     def only(self, target: TargetId) -> "Routing":
         """Return a snapshot in which every event goes to this target, which rejects if its queue is full."""
         rule = Rule(bucket="*", events=("*",), target=target)
         rows = [row_id for row_id, known in self.ids.items() if known == target]
-        return replace(self, rejecting=frozenset(rows), matcher=compile_rules([(rule, row_id) for row_id in rows]))
+        return replace(
+            self, _matched={}, rejecting=frozenset(rows), matcher=compile_rules([(rule, row_id) for row_id in rows])
+        )
 
 
 def load_routing(connection: sa.Connection, version: int) -> Routing:

@@ -24,6 +24,7 @@ log = logging.getLogger("bucketwire.spool")
 FILE_BYTES = 1 << 24  # of records in one file, unless a single request has more
 _NAME = re.compile(r"\d{20}\.events")
 _LIMIT = "largest-event"
+_QUARANTINE = "quarantine"  # a folder of its own: each request looks through the other one
 
 
 class _Waiting(Future[None]):
@@ -43,10 +44,12 @@ class Spool:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self.quarantined = folder / _QUARANTINE
         self._turn, self._writing = threading.Condition(), False
         self._waiting: list[_Waiting] = []
         self._numbered = 0  # id of the process that has read the names in the folder
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.quarantined.mkdir(exist_ok=True, mode=0o700)
         with self._exclusive("number.lock"):
             pass
 
@@ -108,18 +111,20 @@ class Spool:
 
     def damaged(self) -> int:
         """Return the number of quarantined files, which could not be read or recorded."""
-        return sum(1 for _ in self.folder.glob("*.bad"))
+        with os.scandir(self.quarantined) as entries:
+            return sum(entry.name.endswith(".bad") for entry in entries)
 
     def quarantine_file(self, path: Path, reason: str) -> None:
         """Quarantine a file permanently; an operator has to inspect it.
 
         The reason is written to a file beside it, unless the disk is full: the later files must be fed anyway.
         """
+        bad = self.quarantined / path.with_suffix(".bad").name
         with suppress(OSError):
-            self._put(path.with_suffix(".reason"), f"{reason}\n".encode())
-        path.rename(path.with_suffix(".bad"))
-        _sync(self.folder)
-        log.error("%s is quarantined as .bad, its events are not recorded: %s", path, reason)
+            self._put(bad.with_suffix(".reason"), f"{reason}\n".encode())
+        path.rename(bad)
+        self._sync_both()
+        log.error("%s is quarantined as %s, its events are not recorded: %s", path, bad, reason)
 
     def quarantine(self, path: Path, refused: Sequence[tuple[Event, str]]) -> None:
         """Replace a file by a quarantined one with its refused events and their reasons; the others are recorded.
@@ -130,17 +135,26 @@ class Spool:
         if not refused:
             path.unlink()
             return
-        bad = path.with_suffix(".bad")
+        bad = self.quarantined / path.with_suffix(".bad").name
         try:
             self._put(bad, encoded([event for event, _ in refused]))
-            self._put(path.with_suffix(".reason"), "".join(f"{event.id} {why}\n" for event, why in refused).encode())
+            self._put(bad.with_suffix(".reason"), "".join(f"{event.id} {why}\n" for event, why in refused).encode())
+            _sync(self.quarantined)
             path.unlink()
         except OSError:
             path.replace(bad)
-        _sync(self.folder)
+        self._sync_both()
         log.error(
-            "%s is quarantined as .bad: the database refuses %d of its events: %s", path, len(refused), refused[0][1]
+            "%s is quarantined as %s: the database refuses %d of its events: %s",
+            path,
+            bad,
+            len(refused),
+            refused[0][1],
         )
+
+    def _sync_both(self) -> None:
+        _sync(self.quarantined)
+        _sync(self.folder)
 
     def _put(self, place: Path, content: bytes) -> None:
         """Write a file atomically. It replaces an existing one, which was written before a crash."""
@@ -184,7 +198,7 @@ class Spool:
             number = int(os.pread(descriptor, 20, 0) or b"0")
             if self._numbered != os.getpid():
                 # A power failure may have reset the number, but not the files that were named by it.
-                names = [path.name[:20] for path in self.folder.iterdir()]
+                names = [path.name[:20] for folder in (self.folder, self.quarantined) for path in folder.iterdir()]
                 number = max([number, *(int(name) for name in names if name.isdecimal())])
                 self._numbered = os.getpid()
             os.pwrite(descriptor, f"{number + 1:020d}".encode(), 0)

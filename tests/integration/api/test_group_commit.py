@@ -19,9 +19,12 @@ from app.outbox.engine.database import VALUE_ERRORS, Database, DatabaseUnavailab
 from app.outbox.log.append import Log
 from app.outbox.log.batch import QueueFull, Receipt
 from app.outbox.log.group_commit import GroupCommit
+from app.outbox.log.routing import MatchingTooSlow
+from app.rules.matching import Matcher
+from app.rules.model import Rule
 from tests import services
 from tests.integration.api.conftest import keys, records
-from tests.support.builders import event
+from tests.support.builders import add_target, event, registry
 
 
 @pytest.fixture(autouse=True)
@@ -252,3 +255,75 @@ def test_an_outbox_that_became_read_only_is_away_and_not_at_fault(log: Database)
     with pytest.raises(DatabaseUnavailable) as caught:
         commits.append([event()])
     assert isinstance(caught.value.orig, psycopg2.errors.ReadOnlySqlTransaction)
+
+
+def test_a_request_whose_events_take_long_to_compare_with_the_rules_makes_no_other_wait(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits, matching, go_on, threads = GroupCommit(log), threading.Event(), threading.Event(), set[str]()
+    targets = Matcher.targets
+
+    def slow_for_some(matcher: Any, bucket: str, name: str, key: str, record: str = "") -> Any:
+        threads.add(threading.current_thread().name)
+        if key == "slow":
+            matching.set()
+            assert go_on.wait(60)
+        return targets(matcher, bucket, name, key, record)
+
+    monkeypatch.setattr(Matcher, "targets", slow_for_some)
+    commits.append([event("first")])
+    with ThreadPoolExecutor(1) as other:
+        slow = other.submit(commits.append, [event("slow"), event("slow too")], 60)
+        try:
+            assert matching.wait(60)
+            assert commits.append([event("quick")], 20) == Receipt(recorded=1)
+            with ThreadPoolExecutor(8) as many:
+                answers = list(many.map(lambda number: commits.append([event(f"{number}")], 20), range(40)))
+            assert answers == [Receipt(recorded=1)] * 40
+        finally:
+            go_on.set()
+        assert slow.result(60) == Receipt(recorded=2)
+    assert "group-commit" not in threads
+
+
+def test_events_are_compared_with_the_rules_of_their_commit_and_never_by_the_thread_that_commits(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = add_target(log, bucket="another")
+    commits, threads = GroupCommit(log), set[str]()
+    targets = Matcher.targets
+
+    def noted(matcher: Any, *event: str) -> Any:
+        threads.add(threading.current_thread().name)
+        return targets(matcher, *event)
+
+    monkeypatch.setattr(Matcher, "targets", noted)
+    expected = 0
+    for number in range(10):
+        rule = Rule(bucket=event("k").bucket, events=("*",), target=target, prefix=f"{number}-")
+        registry(log).replace_rules(rule.bucket, [rule])
+        with ThreadPoolExecutor(8) as many:
+            for receipt in many.map(lambda key: commits.append([event(key)]), [f"{number}-{key}" for key in range(8)]):
+                assert isinstance(receipt, Receipt)
+                assert receipt.matched == {target: 1}
+                expected += 1
+    assert len(keys(log)) == expected
+    assert "group-commit" not in threads
+
+
+def test_many_events_that_take_too_long_to_compare_are_refused_and_one_is_recorded(
+    log: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = GroupCommit(log)
+    targets = Matcher.targets
+
+    def slow(matcher: Any, *event: str) -> Any:
+        time.sleep(0.2)
+        return targets(matcher, *event)
+
+    commits.append([event("before")])
+    monkeypatch.setattr(Matcher, "targets", slow)
+    with pytest.raises(MatchingTooSlow, match=r"after \d+ of 100 events"):
+        commits.append([event(f"{number}") for number in range(100)], 2)
+    assert commits.append([event("alone")], 10) == Receipt(recorded=1)
+    assert keys(log) == ["before", "alone"]

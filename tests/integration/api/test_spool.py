@@ -125,7 +125,7 @@ def test_a_damaged_file_is_set_aside_and_holds_nobody_up(postgres_database: str,
     SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
     assert spool.damaged() == 1
-    assert path.with_suffix(".bad").exists()
+    assert (spool.quarantined / f"{path.stem}.bad").exists()
     assert not spool.pending()
     database.close()
 
@@ -142,9 +142,27 @@ def test_what_cannot_be_read_is_set_aside_with_its_reason(postgres_database: str
     place.mkdir()  # as if somebody had unpacked something here
     SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in (*before, *after)]
-    assert place.with_suffix(".bad").is_dir()
-    assert "directory" in place.with_suffix(".reason").read_text()
+    assert (spool.quarantined / f"{place.stem}.bad").is_dir()
+    assert "directory" in (spool.quarantined / f"{place.stem}.reason").read_text()
     database.close()
+
+
+def test_quarantined_files_are_not_among_those_that_each_request_looks_through(folder: Path) -> None:
+    spool = Spool(folder)
+    for number in range(40):
+        spool.append([event(f"{number}")])
+        [path] = spool.files()
+        if number % 2:
+            spool.quarantine_file(path, "it is damaged")
+        else:
+            spool.quarantine(path, [(event(f"{number}"), "it is refused")])
+    assert spool.damaged() == 40
+    assert not spool.pending()
+    assert len(list(folder.iterdir())) < 5
+    (folder / "number.lock").write_bytes(b"")  # as a power failure may leave it
+    again = Spool(folder)
+    again.append([event("after")])
+    assert int(again.files()[0].stem) > max(int(path.stem) for path in spool.quarantined.glob("*.bad"))
 
 
 @pytest.mark.parametrize("changed", [{"key": None}, {"time": "now"}, {"record": {}}, {"trace": 7}])

@@ -12,6 +12,7 @@ from app.config.arn import TargetId
 from app.outbox import tables
 from app.outbox.delivery import heartbeats
 from app.outbox.delivery.replays import Replays
+from app.outbox.engine import migration
 from app.outbox.engine.database import Database, now_ms
 from app.outbox.log.append import Log
 from app.outbox.reconcile.runs import Reconciliations
@@ -255,3 +256,18 @@ def test_a_replay_can_be_waited_for(cli: Cli, database: Database, target: Target
         working.result(30)
     assert done["finished"]
     assert done["replayed"] == 30
+
+
+def test_a_database_in_another_encoding_is_refused_by_migrate_and_found_by_the_doctor(
+    bare: Cli, postgres_server: services.Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUCKETWIRE_DATABASE_URL", postgres_server.create_database("in_ascii", encoding="SQL_ASCII"))
+    refused = bare("migrate")
+    assert refused.code == 1
+    assert "“in_ascii” is a database in SQL_ASCII, which cannot hold every key; create one with" in refused.err
+    with monkeypatch.context() as before:
+        before.setattr(migration, "check_encoding", lambda _connection: None)
+        assert bare("migrate").code == 0
+    found = [one for one in bare("doctor", "--json").json["findings"] if one["subject"] == "database"]
+    assert [one["grade"] for one in found] == ["ok", "problem"]
+    assert "SQL_ASCII" in found[1]["text"]

@@ -97,7 +97,7 @@ def test_an_event_that_the_database_refuses_is_quarantined_and_the_rest_is_fed_i
     poison = event("poison")
     for number, events in enumerate(requests):
         spool.append([*events[:2], poison, *events[2:]] if number == 1 else events)
-    bad = spool.files()[1].with_suffix(".bad")
+    bad = spool.quarantined / f"{spool.files()[1].stem}.bad"
     feeder = SpoolFeeder(spool, database)
     feeder.feed()
     assert recorded(database) == [one.id for events in requests for one in events]
@@ -116,7 +116,7 @@ def test_events_that_the_database_refuses_are_quarantined_by_themselves_wherever
     spool = Spool(tmp_path / "spool")
     events = [event("poison" if number in (0, 1, 6, 10) else f"{number}") for number in range(11)]
     spool.append(events)
-    [bad] = [path.with_suffix(".bad") for path in spool.files()]
+    [bad] = [spool.quarantined / f"{path.stem}.bad" for path in spool.files()]
     SpoolFeeder(spool, database).feed()
     assert recorded(database) == [one.id for one in events if one.key != "poison"]
     assert list(decoded(bad.read_bytes())) == [one for one in events if one.key == "poison"]
@@ -142,9 +142,9 @@ def test_a_full_disk_under_the_spool_folder_does_not_keep_a_refused_event_in_the
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert recorded(database) == [before.id, beside.id, after.id]
     assert not spool.pending()
-    assert list(decoded(mixed.with_suffix(".bad").read_bytes())) == [poison, beside]
-    assert damaged.with_suffix(".bad").read_bytes() == b"damaged"
-    assert not list(spool.folder.glob("*.draft"))
+    assert list(decoded((spool.quarantined / f"{mixed.stem}.bad").read_bytes())) == [poison, beside]
+    assert (spool.quarantined / f"{damaged.stem}.bad").read_bytes() == b"damaged"
+    assert not list(spool.folder.rglob("*.draft"))
     database.close()
 
 
@@ -167,7 +167,7 @@ def test_a_file_that_is_refused_as_a_whole_and_taken_in_halves_leaves_nothing_be
     assert recorded(database) == [one.id for one in events]
     assert not spool.pending()
     assert not spool.damaged()
-    assert not list(spool.folder.glob("*.reason"))
+    assert not list(spool.folder.rglob("*.reason"))
 
 
 @pytest.mark.parametrize("outbox_url", ["postgresql"], indirect=True)

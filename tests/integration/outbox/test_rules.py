@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Barrier
 
 import orjson
@@ -18,7 +20,7 @@ from app.outbox.log.routing import load_routing
 from app.outbox.registry import Registry
 from app.outbox.rules import StoredRule
 from app.rules.filters import Filters, Pairs
-from app.rules.model import Rule
+from app.rules.model import BadRules, Rule
 from app.rules.notification_xml import configuration
 from tests.support.builders import add_target, event, registry
 
@@ -80,3 +82,27 @@ def test_an_event_is_recorded_for_the_targets_whose_filters_it_passes(database: 
     assert receipt.matched == {large: 1, all_of_them: 4}
     with database.reading() as connection:
         assert [len(load_routing(connection, 1).targets(one)) for one in events] == [2, 1, 1, 1]
+
+
+def test_expressions_that_are_too_much_together_are_refused_however_the_rules_come(database: Database) -> None:
+    target = add_target(database)
+    rules = [
+        Rule(bucket="costly", events=("*",), target=target, filters=Filters(regex=f"(.*a.{{{n}}}|.*b.{{{490 - n}}})"))
+        for n in range(100, 210)
+    ]
+    stored = registry(database)
+    for change in (stored.add_rules, partial(stored.replace_rules, "costly")):
+        with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
+            change(rules)
+        assert stored.rules("costly") == []
+    stored.replace_rules("costly", rules[:90])
+    with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
+        stored.add_rules(rules[90:])
+    with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
+        _add_one_by_one(stored, rules[90:])
+    assert len(stored.rules("costly")) > 90
+
+
+def _add_one_by_one(stored: Registry, rules: Sequence[Rule]) -> None:
+    for rule in rules:
+        stored.add_rule(rule)

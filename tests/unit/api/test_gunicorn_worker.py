@@ -13,12 +13,16 @@ from typing import Any
 import pytest
 
 from app.api.listen.gunicorn_worker import Worker
+from app.api.server import client_socket
+from app.api.server.client_socket import ClientSocket, Slots
+from tests.services import until
 
 
 @pytest.fixture
 def worker() -> Iterator[Worker]:
     """A worker of one thread, without anything else of gunicorn."""
     made = Worker.__new__(Worker)
+    made._slots = Slots(1, 1)
     with ThreadPoolExecutor(1) as made.tpool:
         yield made
 
@@ -31,9 +35,9 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield client, server
 
 
-def connection(sock: socket.socket, *, read_ahead: bytes = b"", is_http2: bool = False) -> Any:
+def connection(sock: socket.socket, *, read_ahead: bytes = b"") -> Any:
     unreader = SimpleNamespace(buf=io.BytesIO(read_ahead))
-    return SimpleNamespace(sock=sock, is_http2=is_http2, parser=SimpleNamespace(unreader=unreader))
+    return SimpleNamespace(sock=sock, parser=SimpleNamespace(unreader=unreader))
 
 
 def test_it_takes_a_request_that_has_come_and_waits_for_none_for_long(
@@ -61,10 +65,90 @@ def test_it_takes_none_while_another_request_waits_for_a_thread(
     assert worker._comes_next(connection(server))
 
 
-@pytest.mark.parametrize("state", [{"read_ahead": b"GET"}, {"is_http2": True}])
-def test_gunicorn_itself_goes_on_with_what_it_has_read_ahead_and_with_http2(
-    worker: Worker, ends: tuple[socket.socket, socket.socket], state: dict[str, Any]
+def test_it_takes_none_while_another_thread_waits_for_its_turn(
+    worker: Worker, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    client, server = ends
+    client.send(b"GET / HTTP/1.1\r\n")
+    slots = worker._slots
+
+    def take_a_turn() -> None:
+        with slots:
+            pass
+
+    with ThreadPoolExecutor(1) as other:
+        with slots:
+            turn = other.submit(take_a_turn)
+            until(lambda: slots.are_wanted, 10, what="another thread to wait")
+            assert not worker._comes_next(connection(server))
+        turn.result()
+    assert worker._comes_next(connection(server))
+
+
+def test_gunicorn_itself_goes_on_with_what_it_has_read_ahead(
+    worker: Worker, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     client, server = ends
     client.send(b" / HTTP/1.1\r\n")
-    assert not worker._comes_next(connection(server, **state))
+    assert not worker._comes_next(connection(server, read_ahead=b"GET"))
+
+
+def test_a_thread_gives_its_turn_to_another_while_its_client_sends_nothing(
+    ends: tuple[socket.socket, socket.socket],
+) -> None:
+    client, server = ends
+    slots = Slots(1, 1)
+    waiting = ClientSocket(server, slots)
+
+    def receive() -> bytes:
+        with slots:
+            return waiting.recv(10)
+
+    with ThreadPoolExecutor(1) as other:
+        received = other.submit(receive)
+        until(lambda: slots._waiting, 10, what="the thread to wait")
+        with slots:
+            client.send(b"late")
+            until(lambda: slots.are_wanted, 10, what="the thread to want its turn back")
+        assert received.result(10) == b"late"
+
+
+def test_a_client_that_sends_and_reads_nothing_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, ends: tuple[socket.socket, socket.socket]
+) -> None:
+    monkeypatch.setattr(client_socket, "_PATIENCE", 0.01)
+    slots = Slots(1, 1)
+    with slots:
+        server = ClientSocket(ends[1], slots)
+        with pytest.raises(ConnectionResetError, match="neither sent nor read anything"):
+            server.recv(1)
+        with pytest.raises(ConnectionResetError, match="neither sent nor read anything"):
+            server.sendall(b"x" * 10_000_000)
+        server.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            server.recv(1)
+
+
+def test_of_unfinished_requests_that_hold_too_much_memory_the_largest_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(client_socket, "_MOST_BYTES", 10)
+    slots = Slots(2, 9)
+    pairs = [socket.socketpair() for _ in range(2)]
+    servers = [ClientSocket(pair[1], slots) for pair in pairs]
+
+    def receive(server: ClientSocket) -> bytes:
+        with slots:
+            return server.recv(10) and server.recv(10)
+
+    with ThreadPoolExecutor(2) as threads:
+        received = [threads.submit(receive, server) for server in servers]
+        pairs[0][0].send(b"x" * 7)
+        until(lambda: servers[0] in slots._waiting and servers[0].received == 7, 10, what="it to wait again")
+        pairs[1][0].send(b"x" * 6)
+        assert received[0].result(10) == b""
+        pairs[1][0].send(b"more")
+        assert received[1].result(10) == b"more"
+    for pair in pairs:
+        for end in pair:
+            end.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 from app.events.parsing import parse
 from app.rules.conditions import EventFacts
+from app.rules.expressions import Expressions
 from app.rules.filters import Filters, Pairs, compile_regex
 from app.rules.matching import compile_rules, pattern
-from app.rules.model import Rule
+from app.rules.model import BadRules, Rule, check_expressions
 from tests.support.captured import LINES
 from tests.support.rule_matching import DELETE, PUT, TARGET, deep_match, fastest
 
@@ -235,3 +237,39 @@ def test_ten_thousand_filtered_rules_cost_about_what_ten_cost(spread: str) -> No
     assert fastest(many, [event(n * 999) for n in range(10)] * 50) < 5 * fastest(
         many[:10], [event(n) for n in range(10)] * 50
     )
+
+
+MANY = [f".*/team-{number}/.*[.](jpg|png)" for number in range(600)]
+
+
+@pytest.mark.parametrize("memory", [1 << 24, 1 << 18, 1 << 14])
+def test_many_expressions_match_what_each_matches_alone_with_or_without_room(
+    monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    monkeypatch.setattr("app.rules.expressions._MEMORY", memory)
+    texts = [*MANY, "(?i)A/TEAM-7/.*", "a|a/team-7/x.jpg", "(?=no)", "^a/.*$", "[ab]*"]
+    expressions = Expressions()
+    for text in texts:
+        expressions.add(text)
+    for key in ["a/team-7/x.jpg", "a/team-8/x.gif", "a", "ab", "", "b/team-599/team-0/\n.png", "a\ud800"]:
+        raw = key.encode("utf-8", "surrogatepass")
+        alone = {text for text in texts if text != "(?=no)" and compile_regex(text).fullmatch(raw)}
+        assert set(expressions.matches(raw)) == alone, key
+
+
+def test_a_thousand_expressions_cost_less_than_fifty_alone() -> None:
+    many = [(rule(Filters(regex=f"in/{number}/[a-z0-9]+/.*[.](jpg|png)"), prefix="in/"), 1) for number in range(1000)]
+    events = [("b", f"in/{number}/some/photo.jpg") for number in range(100)]
+    alone = [compile_regex(one.filters.regex) for one, _ in many[:50]]
+    start = time.thread_time()
+    for _, key in events:
+        for one in alone:
+            one.fullmatch(key.encode())
+    assert fastest(many, events) < time.thread_time() - start
+
+
+def test_the_expressions_of_a_bucket_are_bounded_together() -> None:
+    hostile = [rule(Filters(regex=f"(.*a.{{{100 + number}}}|.*b.{{{390 - number}}})")) for number in range(110)]
+    check_expressions(hostile[:90] + hostile[:90])
+    with pytest.raises(BadRules, match="of all regular expressions of the bucket's rules"):
+        check_expressions(hostile)
