@@ -174,6 +174,17 @@ def test_events_for_a_target_that_is_down_wake_the_drain_once_a_second_and_nobod
         assert waiting(connection.channel(), queue_name(TARGET)) == 0
 
 
+@pytest.mark.parametrize("broker_url", ["rabbitmq"], indirect=True)
+def test_a_target_without_a_queue_keeps_no_other_target_waiting(broker_url: str) -> None:
+    new, other = TargetId("webhook", "without-a-queue"), TargetId("webhook", "other")
+    ready = {new: Ready("the:arn", 400, [3]), other: Ready("another:arn", 400, [5])}
+    with waker(broker_url, ready) as made, connected(broker_url) as connection:
+        served = declared(connection, queue_name(other))
+        made.request_delivery({new: {3}, other: {5}})
+        until(lambda: served.get(no_ack=True), 30, what="the wake-up of the other target's worker")
+        until(lambda: count(broker_url), 30, what="a wake-up of the drain, which creates the queue")
+
+
 @pytest.mark.parametrize("broker_url", ["redis"], indirect=True)
 def test_nobody_is_woken_for_partitions_that_workers_have(broker_url: str) -> None:
     other = TargetId("webhook", "other")
