@@ -6,7 +6,7 @@ import pytest
 import sqlalchemy as sa
 
 from app.outbox import log_head, tables
-from app.outbox.delivery import due_work, idle_cursors
+from app.outbox.delivery import due_work, heartbeats, idle_cursors
 from app.outbox.delivery.leases import Leases
 from app.outbox.delivery.replays import Replays, Selection
 from app.outbox.engine.database import Database, now_ms
@@ -118,3 +118,23 @@ def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
         assert leases.next_at <= now + due_work._FAR_APART
         now = leases.next_at
     assert found == names
+
+
+def test_probes_of_many_queues_are_recorded_together(
+    database: Database, statements: Callable[[Callable[[], object]], int]
+) -> None:
+    add_idle_targets(database, IDLE)
+    now = now_ms()
+    for later, unanswered in ((0, False), (3_600_000, True), (3 * 3_600_000, True)):
+        probed: list[heartbeats.Queue] = []
+
+        def probe(at: int = now + later, probed: list[heartbeats.Queue] = probed) -> None:
+            probed.extend(heartbeats.queues_to_probe(database, at))
+
+        sent = statements(probe)
+        assert len(probed) == IDLE
+        assert sent < 20
+        assert all((queue.asked > queue.answered) is unanswered for queue in probed)
+    assert heartbeats.queues_to_probe(database, now + 3 * 3_600_000 + 1) == []
+    with database.reading() as connection:
+        assert {queue.unanswered for queue in heartbeats.queues(connection)} == {now}
