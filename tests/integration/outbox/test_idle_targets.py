@@ -120,21 +120,22 @@ def test_of_many_targets_that_are_far_behind_all_are_offered_in_the_end(
     assert found == names
 
 
-def test_probes_of_many_queues_are_recorded_together(
+def test_probes_of_many_queues_are_recorded_together_and_spread(
     database: Database, statements: Callable[[Callable[[], object]], int]
 ) -> None:
     add_idle_targets(database, IDLE)
-    now = now_ms()
+    now, most = now_ms(), heartbeats._MOST_AT_ONCE
     for later, unanswered in ((0, False), (3_600_000, True), (3 * 3_600_000, True)):
         probed: list[heartbeats.Queue] = []
 
         def probe(at: int = now + later, probed: list[heartbeats.Queue] = probed) -> None:
             probed.extend(heartbeats.queues_to_probe(database, at))
 
-        sent = statements(probe)
-        assert len(probed) == IDLE
-        assert sent < 20
+        for _ in range(IDLE // most):
+            assert statements(probe) < 20
+        assert len({queue.row_id for queue in probed}) == len(probed) == IDLE
         assert all((queue.asked > queue.answered) is unanswered for queue in probed)
-    assert heartbeats.queues_to_probe(database, now + 3 * 3_600_000 + 1) == []
+        probe()
+        assert len(probed) == IDLE, "each of them once"
     with database.reading() as connection:
         assert {queue.unanswered for queue in heartbeats.queues(connection)} == {now}
