@@ -34,6 +34,7 @@ from workers.targets.batch import Batch
 from workers.targets.http_connection import PrivateAddressError
 from workers.targets.http_errors import describe_http_error
 from workers.targets.http_pool import HttpPool, http_pool
+from workers.targets.socket_deadline import Deadline
 from workers.targets.webhook.answers import outcome_of_answer, outcome_of_error, read_answer
 from workers.targets.webhook.request import RequestFormat
 
@@ -170,13 +171,21 @@ class WebhookTarget:
     def _send(self, call: _Call, events: Sequence[Event]) -> Outcome:
         http = call.endpoint.http
         body, headers = call.endpoint.requests.build(events)
-        try:
-            response = http.send("POST", http.target, body, headers, self._timeout, read=False)
-        except HTTPError as error:
-            if isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError):
-                return Unavailable(f"{http.where}: no answer within {self._settings.read_timeout:g} s")
-            return outcome_of_error(http, error, self._settings.timeout)
-        return outcome_of_answer(http.where, response, read_answer(response, self._settings.timeout), self._secrets)
+        no_answer = Unavailable(f"{http.where}: no answer within {self._settings.read_timeout:g} s")
+        with Deadline(self._settings.timeout + self._settings.read_timeout) as limit:
+            try:
+                response = http.send("POST", http.target, body, headers, self._timeout, read=False)
+            except HTTPError as error:
+                if limit.expired or (
+                    isinstance(error, HTTPTimeoutError) and not isinstance(error, ConnectTimeoutError)
+                ):
+                    return no_answer
+                return outcome_of_error(http, error, self._settings.timeout)
+            if limit.expired:  # the end of the connection was taken for the end of the headers
+                response.close()
+                return no_answer
+            answer = read_answer(response, self._settings.timeout)
+        return outcome_of_answer(http.where, response, answer, self._secrets)
 
     def _files(self) -> object:
         chosen = self._settings
