@@ -12,7 +12,7 @@ from typing import Any
 
 from app.config.arn import TargetId
 from app.events.minio_json import encode_key, timestamp
-from app.events.sequencer import comparable
+from app.events.order import comparable
 
 RECONCILE_SOURCE, BACKFILL_SOURCE = "bucketwire:reconcile", "bucketwire:backfill"
 _SEQUENCER_DIGITS = 16  # of a sequencer as MinIO writes it: nanoseconds since 1970
